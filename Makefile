@@ -1,0 +1,64 @@
+# Every target sets up what it needs: `make run` and `make test` work on a fresh clone with Python >= 3.11 and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CONFIG ?= config.example.yaml
+
+.PHONY: run test lint fmt types check bench bench-peers soak lock clean help
+.DEFAULT_GOAL := help
+
+help:            ## what you can do here
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for another); answers at once, key or no key
+	@exec $(BIN)/gateway serve --config $(CONFIG)
+
+test: $(VENV)/.dev ## all tests
+	@$(BIN)/pytest
+
+lint: $(VENV)/.dev ## ruff (rules and format) and mypy strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+fmt: $(VENV)/.dev ## format the code, fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.bench ## measure against the floor and nginx, on one pinned core: table, JSON and plot in bench-results/
+	@$(BIN)/python -m tests.bench
+
+bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed in its own environment
+	@$(BIN)/python -m tests.bench --peers
+
+soak: $(VENV)/.dev ## long sweeps that `make test` leaves out
+	@$(BIN)/pytest -m soak --override-ini addopts="-q --strict-markers -p no:cacheprovider"
+
+lock:            ## renew the hashed locks from pyproject.toml (needs uv)
+	@for group in "" "--group dev" "--group dev --group bench"; do \
+	  uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade \
+	    --no-emit-index-url --no-annotate --no-header -q $$group \
+	    -o requirements$$(echo "$$group" | sed -E 's/.*--group /-/').lock; done
+
+clean:           ## remove the environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.x")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements.lock pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) …"
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "gateway-checkout.pth").write_text(str(pathlib.Path.cwd()) + "\n")'
+	@printf '#!%s\nimport sys\n\nfrom gateway.cli import main\n\nsys.exit(main())\n' "$(abspath $(BIN))/python" > $(BIN)/gateway && chmod +x $(BIN)/gateway
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.run
+	@echo "setting up the tools …"
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.bench: requirements-bench.lock $(VENV)/.dev
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-bench.lock
+	@touch $@

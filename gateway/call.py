@@ -1,0 +1,118 @@
+"""The nouns of a request's life: Call, Attempt, Usage, Reply, Settled.
+
+Plain slotted data. A `Call` belongs to one client request and is only ever touched by that request's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gateway.policy.snapshot import Key, Model, PolicySnapshot
+    from gateway.ports import RawHeaders
+
+Lane = Literal["interactive", "batch", "background"]
+
+PASSTHROUGH = "passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and what its answers look like."""
+
+    name: str
+    path: str
+    answer: Literal["json", "binary"] = "json"
+    request: Literal["json", "multipart", "any"] = "json"
+    sse: Literal["chat", "responses"] = "chat"
+    """How a stream ends and fails: `chat` with `[DONE]` and error chunks, `responses` with named events."""
+    usage_option: bool = False
+    """Streams carry usage only when `stream_options.include_usage` asks for it."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one call; `cached` is the part of `input` read from a cache, `estimated` when nobody told us."""
+
+    input: int
+    output: int
+    cached: int = 0
+    estimated: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of one call at one target. Times are monotonic seconds; `result` is a status or an error class."""
+
+    target: str
+    started_at: float
+    first_byte_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    error_class: str | None = None
+    upstream_request_id: str | None = None
+
+    def __str__(self) -> str:
+        result = self.status if self.status is not None else self.error_class
+        if self.error_class is None or self.ended_at is None:
+            return f"{self.target}:{result}"
+        return f"{self.target}:{result}({self.ended_at - self.started_at:.1f}s)"
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request, from its first byte to its last."""
+
+    id: str
+    endpoint: Endpoint
+    policy: PolicySnapshot
+    """Read once when the call came in: it lives and dies on it."""
+    key: Key
+    model: Model
+    model_name: str
+    """As the client asked for it; `model.name` may be a pattern."""
+    body: bytes
+    stream: bool
+    wants_usage: bool | None
+    """The caller's own `stream_options.include_usage`; None when it did not say."""
+    headers: RawHeaders
+    """The client's headers that may go upstream."""
+    credential: bytes | None
+    lane: Lane
+    received_at: float
+    deadline: float
+    deadline_is_callers: bool
+    method: str = "POST"
+    path: str = ""
+    """Below the base URL; the endpoint's own, but for pass-through."""
+    query: bytes = b""
+    echo_request_id: bool = False
+    """The client sent the id itself and expects it back."""
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the client gets: a whole `body`, or `chunks` to relay as they come; the edge closes `chunks` in any case."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+    chunks: AsyncGenerator[bytes, None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The account of one ended call. `outcome` is `ok`, `client_gone` or an error code or class; times are seconds."""
+
+    call: Call
+    status: int
+    outcome: str
+    usage: Usage | None
+    cost_usd: float | None
+    """None: not priced."""
+    duration_s: float
+    overhead_s: float
+    time_to_first_byte_s: float | None

@@ -1,0 +1,192 @@
+"""Every way a call can fail, in one tree.
+
+    GatewayError                    answered to the client in OpenAI's error shape
+    ├── CallerFault            4xx  the request itself is wrong
+    │   ├── InvalidRequest     400
+    │   ├── Unauthorised       401
+    │   ├── Forbidden          403
+    │   ├── NotFound           404
+    │   ├── MethodNotAllowed   405
+    │   ├── BodyTimeout        408
+    │   ├── BodyTooLarge       413
+    │   └── HeadersTooLarge    431
+    ├── NoTargetAvailable      502  every target of the plan failed
+    ├── TargetsTimedOut        504  the last target of the plan ran out of time
+    ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
+    ├── ShuttingDown           503  the process is draining
+    └── InternalError          500  a defect of ours: logged with its traceback, shown without
+    UpstreamFailed                  one attempt got no usable answer (phase and class); never shown to a client as it is
+    ConfigError                     the config cannot be used; happens while loading only, never on a request
+
+`ErrorClass` is the vocabulary of what went wrong at a provider, `Phase` how far the attempt had come.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorClass(StrEnum):
+    """What went wrong, whatever words the provider used for it."""
+
+    RATE_LIMIT_REQUESTS = "rate_limit_requests"
+    RATE_LIMIT_TOKENS = "rate_limit_tokens"
+    QUOTA_EXHAUSTED = "quota_exhausted"
+    OVERLOADED = "overloaded"
+    SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    BAD_REQUEST = "bad_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    CONTENT_POLICY = "content_policy"
+    AUTH = "auth"
+    PERMISSION = "permission"
+    NOT_FOUND = "not_found"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    CONFLICT = "conflict"
+    MALFORMED_RESPONSE = "malformed_response"
+    STREAM_INTERRUPTED = "stream_interrupted"
+    UNKNOWN = "unknown"
+
+
+class Phase(StrEnum):
+    """How far an attempt had come when it failed: it decides what may be tried again without paying twice."""
+
+    NOTHING_SENT = "nothing_sent"
+    SENT = "sent"
+    ANSWERED = "answered"
+    STREAMING = "streaming"
+
+
+class GatewayError(Exception):
+    """An error the client sees, in OpenAI's shape; `message` names the field and the remedy."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, should_retry: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+        self.should_retry = should_retry
+
+
+class CallerFault(GatewayError):
+    """The request cannot be served as it was sent; sending it again changes nothing."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequest(CallerFault):
+    """The body or a header is malformed."""
+
+
+class Unauthorised(CallerFault):
+    """No key, or one that the gateway does not know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(CallerFault):
+    """The key is good, but not for this."""
+
+    status = 403
+    code = "model_not_allowed"
+
+
+class NotFound(CallerFault):
+    """No such path or model."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(CallerFault):
+    """The path exists, but not with this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTimeout(CallerFault):
+    """The request body did not arrive in time."""
+
+    status = 408
+    code = "request_body_timeout"
+
+
+class BodyTooLarge(CallerFault):
+    """The request body is over the cap."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class HeadersTooLarge(CallerFault):
+    """The request line and headers are over the cap."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class NoTargetAvailable(GatewayError):
+    """Every target of the plan was tried and none answered."""
+
+    status = 502
+    code = "no_target_available"
+
+
+class TargetsTimedOut(NoTargetAvailable):
+    """As NoTargetAvailable, where the last target ran out of time."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+class DeadlineExceeded(GatewayError):
+    """The caller's own deadline passed before an answer began."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class ShuttingDown(GatewayError):
+    """The process takes no new calls."""
+
+    status = 503
+    code = "shutting_down"
+
+
+class InternalError(GatewayError):
+    """A defect of the gateway."""
+
+    code = "internal_error"
+
+
+class UpstreamFailed(Exception):
+    """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""
+
+    def __init__(self, error_class: ErrorClass, phase: Phase, detail: str) -> None:
+        super().__init__(f"{error_class} ({phase}): {detail}")
+        self.error_class = error_class
+        self.phase = phase
+        self.detail = detail
+
+
+class ConfigError(Exception):
+    """The config cannot be used; `problems` are all of them, one printable line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

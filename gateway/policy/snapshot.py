@@ -1,0 +1,162 @@
+"""The compiled policy: one immutable object that a call reads once and lives on until its end.
+
+`config/` compiles it, `app.py` swaps it in one assignment. Everything the hot path asks is a look-up here; nothing is
+parsed, merged or formatted while a call runs. Runtime state (connection pools and the like) lives elsewhere, keyed by
+the stable names of this page, so that a reload does not reset it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from re import Pattern
+from typing import Literal
+
+from gateway.call import Lane
+from gateway.ports import Clocks, Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where a provider is and how to speak to it. Two equal providers share one connection pool."""
+
+    name: str
+    dialect: Literal["openai", "azure"]
+    base_url: str
+    """Without a trailing slash; `emulator://NAME` is answered inside the process."""
+    api_key: str | None = field(default=None, repr=False)
+    """None: the caller's own credential is passed through."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Sent with every request."""
+    api_version: str | None = None
+    """Azure: set for the deployments URL, None for `/openai/v1`."""
+    transport: Literal["http1", "httpx"] = "http1"
+    http2: bool = False
+    proxy: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    max_connections: int = 1000
+    idle_expiry_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a target or a key may use; None: not limited."""
+
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    requests_per_day: float | None = None
+    max_concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """US dollars per token."""
+
+    input_usd: float
+    output_usd: float
+    cached_input_usd: float
+
+
+def no_rates(_model: str) -> Rates | None:
+    """Nothing is priced."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One place that can serve a model."""
+
+    name: str
+    """`provider/model`, stable over reloads; `provider/*` where the caller's own model name is used."""
+    provider: str
+    model: str | None
+    """What the provider calls it; None: the name the client asked for."""
+    upstream: Upstream = field(repr=False, compare=False)
+    clocks: Clocks
+    limits: Limits = Limits()
+    weight: float = 1.0
+    find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
+    """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One entry of `models:`: a name or an `fnmatch` pattern, and where its calls may go."""
+
+    name: str
+    targets: tuple[Target, ...]
+    plan: tuple[Target, ...]
+    """Its own targets, then those of its fallbacks, each once."""
+    fallbacks: tuple[str, ...] = ()
+    context_fallbacks: tuple[str, ...] = ()
+    include_usage: bool = True
+    """Ask providers for usage in streams even when the caller did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A caller. `digest` is the SHA-256 of its secret; the secret itself is not kept."""
+
+    name: str
+    tenant: str
+    digest: bytes = field(repr=False)
+    lane: Lane = "interactive"
+    models: tuple[str, ...] = ("*",)
+    allows: Pattern[str] | None = None
+    """Compiled from `models`; None: every model."""
+    limits: Limits = Limits()
+    budget_usd_per_day: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Facts of the edge that a reload may change; host and port are fixed at start."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = 20_000_000
+    body_timeout_s: float = 60.0
+    grace_s: float = 30.0
+    admin_listen: tuple[str, int] | None = None
+    admin_digest: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySnapshot:
+    """All of the config, compiled. `digest` names the content, `version` counts the swaps of this process."""
+
+    version: int
+    digest: str
+    loaded_at: float
+    """Wall clock, seconds."""
+    files: tuple[str, ...]
+    """What it was read from, for `/admin/config`."""
+    server: Server
+    providers: Mapping[str, Provider]
+    models: Mapping[str, Model]
+    """By exact name, patterns not among them."""
+    patterns: tuple[tuple[Pattern[str], Model], ...]
+    """Longest pattern first."""
+    keys: Mapping[bytes, Key]
+    """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
+    anonymous: Key
+    lane_deadline_s: Mapping[Lane, float]
+    passthrough: Target | None = None
+    """Where the other /v1 endpoints go."""
+    notices: tuple[str, ...] = ()
+    """Accepted, but worth a word at start."""
+
+    def find_key(self, secret: bytes) -> Key | None:
+        """The key with this secret, compared in constant time; None when there is none."""
+        digest = sha256(secret).digest()
+        key = self.keys.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+    def find_model(self, name: str) -> Model | None:
+        """The entry for this name: the exact one, else the longest matching pattern."""
+        model = self.models.get(name)
+        if model is not None:
+            return model
+        return next((model for pattern, model in self.patterns if pattern.match(name)), None)

@@ -1,0 +1,83 @@
+"""What the core asks of the outside: small protocols, implemented at the edges and wired together in `app.py`.
+
+Nothing here knows httpx, prometheus or a store; whoever implements a port translates its own errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.errors import UpstreamFailed
+
+if TYPE_CHECKING:
+    from gateway.call import Settled
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it."""
+
+    connect_s: float
+    write_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request for a target, before the target's own address, credential and dialect are put on it.
+
+    `path` is the OpenAI path below the base URL (`/chat/completions`), `query` what the client sent after `?`;
+    `credential` is the caller's own `Authorization` value, used only where the provider has none configured.
+    """
+
+    method: str
+    path: str
+    query: bytes
+    model: str
+    headers: RawHeaders
+    body: bytes
+    credential: bytes | None
+    clocks: Clocks
+
+
+class Answer(Protocol):
+    """A provider's answer: the head is here, the body is still to be read."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> RawHeaders:
+        """Names in lower case."""
+        ...
+
+    @property
+    def stream(self) -> AsyncIterable[bytes]: ...
+    async def aclose(self) -> None:
+        """Give the connection back, or close it when the body was not read to its end."""
+        ...
+
+
+class Upstream(Protocol):
+    """One target's wire. An answer's stream may raise any of `errors`; `failure` says what such a one means."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]: ...
+    async def send(self, outgoing: Outgoing) -> Answer:
+        """Raises UpstreamFailed when no response head arrives."""
+        ...
+
+    def failure(self, error: Exception) -> UpstreamFailed: ...
+
+
+class Meter(Protocol):
+    """Where numbers go. Every method is cheap, synchronous and never raises."""
+
+    def settled(self, record: Settled) -> None:
+        """One call has ended: counts, tokens, money, times and its log line."""
+        ...
