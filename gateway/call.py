@@ -5,7 +5,7 @@ Plain slotted data. A `Call` belongs to one client request and is only ever touc
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +30,8 @@ class Endpoint:
     """How a stream ends and fails: `chat` with `[DONE]` and error chunks, `responses` with named events."""
     usage_option: bool = False
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
+    tokens: Literal["none", "input", "both"] = "none"
+    """What is estimated when the provider reports no usage."""
 
 
 @dataclass(slots=True)
@@ -75,14 +77,18 @@ class Call:
     """As the client asked for it; `model.name` may be a pattern."""
     body: bytes
     stream: bool
-    wants_usage: bool | None
-    """The caller's own `stream_options.include_usage`; None when it did not say."""
+    stream_options: object
+    """As the caller sent them, parsed; None when absent."""
+    model_span: tuple[int, int] | None
+    """Where a multipart body names the model; None for JSON."""
     headers: RawHeaders
     """The client's headers that may go upstream."""
     credential: bytes | None
     lane: Lane
     received_at: float
+    """When its last byte was here: a slow upload is not our time."""
     deadline: float
+    """No attempt starts after it; where the caller set it (`deadline_is_callers`), an answer has to have begun by then."""
     deadline_is_callers: bool
     method: str = "POST"
     path: str = ""
@@ -91,16 +97,23 @@ class Call:
     echo_request_id: bool = False
     """The client sent the id itself and expects it back."""
     attempts: list[Attempt] = field(default_factory=list)
+    settled: bool = False
+    """Its account is closed; it is closed once."""
+
+
+async def _nothing_to_close() -> None:
+    return None
 
 
 @dataclass(slots=True)
 class Reply:
-    """What the client gets: a whole `body`, or `chunks` to relay as they come; the edge closes `chunks` in any case."""
+    """What the client gets: a whole `body`, or `chunks` to relay as they come; `close` is to be called in any case."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes = b""
     chunks: AsyncGenerator[bytes, None] | None = None
+    close: Callable[[], Awaitable[None]] = _nothing_to_close
 
 
 @dataclass(frozen=True, slots=True)

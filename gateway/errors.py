@@ -65,14 +65,15 @@ class GatewayError(Exception):
     type = "server_error"
     code: str | None = None
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, should_retry: bool | None = None
-    ) -> None:
+    should_retry: bool | None = None
+    """What SDKs are told in `x-should-retry`; None: they decide by the status."""
+    retry_after_s: float | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code or type(self).code
-        self.should_retry = should_retry
 
 
 class CallerFault(GatewayError):
@@ -80,6 +81,7 @@ class CallerFault(GatewayError):
 
     status = 400
     type = "invalid_request_error"
+    should_retry = False
 
 
 class InvalidRequest(CallerFault):
@@ -122,6 +124,7 @@ class BodyTimeout(CallerFault):
     """The request body did not arrive in time."""
 
     status = 408
+    should_retry = None
     code = "request_body_timeout"
 
 
@@ -158,19 +161,23 @@ class DeadlineExceeded(GatewayError):
 
     status = 504
     type = "timeout_error"
+    should_retry = False
     code = "deadline_exceeded"
 
 
 class ShuttingDown(GatewayError):
-    """The process takes no new calls."""
+    """The process takes no new calls; another replica, or this one after its restart, does."""
 
     status = 503
+    should_retry = True
+    retry_after_s = 1.0
     code = "shutting_down"
 
 
 class InternalError(GatewayError):
     """A defect of the gateway."""
 
+    should_retry = False
     code = "internal_error"
 
 

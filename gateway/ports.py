@@ -5,7 +5,7 @@ Nothing here knows httpx, prometheus or a store; whoever implements a port trans
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,8 @@ class Outgoing:
     body: bytes
     credential: bytes | None
     clocks: Clocks
+    first_byte_s: float
+    """The clock's, or less when the caller's deadline is nearer."""
 
 
 class Answer(Protocol):
@@ -57,14 +59,17 @@ class Answer(Protocol):
         ...
 
     @property
-    def stream(self) -> AsyncIterable[bytes]: ...
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, to be read once."""
+        ...
+
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
         ...
 
 
 class Upstream(Protocol):
-    """One target's wire. An answer's stream may raise any of `errors`; `failure` says what such a one means."""
+    """One target's wire. Reading an answer may raise any of `errors`; `failure` says what such a one means."""
 
     @property
     def errors(self) -> tuple[type[Exception], ...]: ...
@@ -78,6 +83,14 @@ class Upstream(Protocol):
 class Meter(Protocol):
     """Where numbers go. Every method is cheap, synchronous and never raises."""
 
+    def began(self) -> None:
+        """A call is in the gateway; `settled` follows in any case."""
+        ...
+
     def settled(self, record: Settled) -> None:
         """One call has ended: counts, tokens, money, times and its log line."""
+        ...
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        """A request was turned away before it became a call: no such path, no valid key, a malformed body."""
         ...

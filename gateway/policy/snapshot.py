@@ -139,7 +139,7 @@ class PolicySnapshot:
     """By exact name, patterns not among them."""
     patterns: tuple[tuple[Pattern[str], Model], ...]
     """Longest pattern first."""
-    keys: Mapping[bytes, Key]
+    keys: Mapping[bytes, Key] = field(repr=False)
     """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
     anonymous: Key
     lane_deadline_s: Mapping[Lane, float]
@@ -160,3 +160,12 @@ class PolicySnapshot:
         if model is not None:
             return model
         return next((model for pattern, model in self.patterns if pattern.match(name)), None)
+
+
+class Policies:
+    """Holds the snapshot in force; a swap is one assignment, and a call keeps the one it came in with."""
+
+    __slots__ = ("current",)
+
+    def __init__(self, first: PolicySnapshot) -> None:
+        self.current = first

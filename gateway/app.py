@@ -1,0 +1,256 @@
+"""The composition root: the only file that constructs concrete things, and the order in which they start and stop.
+
+Stop order: not ready -> no new calls -> running calls finish within the grace -> the rest ends with a clear error ->
+listeners, connections, emulators and the log close. A second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gateway import __version__
+from gateway.clock import SystemClock
+from gateway.config.describe import describe
+from gateway.config.load import load_snapshot
+from gateway.config.reload import Reloader, ReloadReport
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
+from gateway.flow.pipeline import Pipeline
+from gateway.ingress.edge import Edge
+from gateway.ingress.inflight import InFlight
+from gateway.ingress.operations import admin_routes, health_routes, metrics_route
+from gateway.ingress.routes import build_app, build_front
+from gateway.ingress.server import HttpServer, bind
+from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
+from gateway.settings import Settings
+from gateway.telemetry import CallLog, Telemetry
+from gateway.upstream.pools import Pools
+from gateway.upstream.wire import Wire
+
+TICK_S = 1.0
+log = logging.getLogger("gateway")
+
+
+class Emulators:
+    """The emulators that run inside this process, by name; each starts with its first use."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, EmulatorServer] = {}
+        self._starting = asyncio.Lock()
+
+    async def start(self, name: str) -> str:
+        """The base URL of the emulator of this name."""
+        async with self._starting:
+            server = self._servers.get(name)
+            if server is None:
+                server = EmulatorServer(EmulatorConfig.demo())
+                await server.start()
+                self._servers[name] = server
+        return server.base_url
+
+    async def stop(self) -> None:
+        """Stop them all."""
+        for server in self._servers.values():
+            await server.stop()
+
+
+class Gateway:
+    """One gateway in one event loop: `start` it, let it run, `stop` it."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        """Loads the config and binds the ports. Raises ConfigError or OSError; nothing runs yet."""
+        self._settings = settings
+        self._environ = environ
+        self._clock = SystemClock()
+        self._versions = 0
+        self._emulators = Emulators()
+        self._pools = Pools(self._emulators.start)
+        self._inflight = InFlight()
+        self._call_log = CallLog(sys.stdout, settings.log_format, self._clock.wall)
+        self._telemetry = Telemetry(self._call_log)
+        first = self._load()
+        self._versions = first.version
+        self._policies = Policies(first)
+        self._telemetry.config_version.set(first.version)
+        self._reloader = Reloader(
+            settings.config,
+            environ,
+            load=self._load,
+            install=self._install,
+            report=self._report,
+            current=first,
+            wall=self._clock.wall,
+        )
+        self._reloading: asyncio.Task[None] | None = None
+        self._reload_again = False
+        self._servers = self._build_servers(first)
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the data plane listens."""
+        return self._servers[0].url
+
+    @property
+    def policy(self) -> PolicySnapshot:
+        """What is in force."""
+        return self._policies.current
+
+    async def start(self) -> None:
+        """Take calls from now on."""
+        self._call_log.start()
+        for server in self._servers:
+            await server.start()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    def reload(self) -> None:
+        """Load the config again, changed or not (SIGHUP); asked for while one is running, once more behind it."""
+        self._reload_again = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._reload())
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Take no new calls and wait for the running ones, no longer than the grace or until `hurry` is set."""
+        self._inflight.draining = True
+        waiting = asyncio.create_task(hurry.wait())
+        ends_at = self._clock.monotonic() + self.policy.server.grace_s
+        while len(self._inflight) and not hurry.is_set() and self._clock.monotonic() < ends_at:
+            await asyncio.wait([waiting], timeout=0.05)
+        waiting.cancel()
+
+    async def stop(self) -> None:
+        """Stop everything; calls still running end with a clear error."""
+        self._inflight.draining = True
+        self._inflight.abort()
+        for task in (self._housekeeping, self._reloading):
+            if task is not None:
+                task.cancel()
+        for server in self._servers:
+            await server.stop()
+        await self._pools.aclose()
+        await self._emulators.stop()
+        self._call_log.stop()
+
+    def _build_servers(self, policy: PolicySnapshot) -> list[HttpServer]:
+        edge = Edge(
+            Pipeline(self._clock, self._telemetry), self._policies, self._telemetry, self._clock, self._inflight
+        )
+        health = health_routes(self._inflight)
+        operations = [
+            metrics_route(self._telemetry.registry),
+            *admin_routes(self._policies, {"config": self._show_config}),
+        ]
+        host = self._settings.host or policy.server.host
+        port = policy.server.port if self._settings.port is None else self._settings.port
+        admin = policy.server.admin_listen
+        if admin is None:
+            return [HttpServer(build_front(edge, self._policies, health + operations), _bind(host, port))]
+        return [
+            HttpServer(build_front(edge, self._policies, health), _bind(host, port)),
+            HttpServer(build_app(health + operations), _bind(*admin)),
+        ]
+
+    def _load(self) -> PolicySnapshot:
+        return load_snapshot(
+            self._settings.config,
+            self._environ,
+            connect=self._connect,
+            version=self._versions + 1,
+            now_wall=self._clock.wall(),
+        )
+
+    def _connect(self, provider: Provider, model: str | None) -> Wire:
+        return Wire(provider, model, self._pools.transport(provider))
+
+    def _install(self, snapshot: PolicySnapshot) -> None:
+        self._versions = snapshot.version
+        self._policies.current = snapshot
+        self._telemetry.config_version.set(snapshot.version)
+        self._pools.keep_only(set(snapshot.providers.values()), self._clock.monotonic())
+
+    def _report(self, report: ReloadReport) -> None:
+        if report.status == "failed":
+            self._telemetry.reload_errors.inc()
+            log.error("config not reloaded, version %d stays in force:\n%s", report.version, "\n".join(report.problems))
+        elif report.status == "loaded":
+            log.info("config version %d is in force", report.version)
+
+    def _show_config(self) -> dict[str, Any]:
+        last = self._reloader.last
+        return {"in_force": describe(self.policy), "last_reload": asdict(last) if last else None}
+
+    async def _keep_house(self) -> None:
+        """Everything that is due about once a second; a failure here is logged and does not end it."""
+        while True:
+            due = self._clock.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now = self._clock.monotonic()
+            self._telemetry.loop_lag.set(max(0.0, now - due))
+            try:
+                await self._tick(now)
+            except Exception:
+                log.exception("housekeeping failed")
+
+    async def _tick(self, now: float) -> None:
+        for server in self._servers:
+            server.tick()
+        self._inflight.sweep(now)
+        self._telemetry.set_connections(self._pools.stats())
+        await self._pools.close_retired(now)
+        if self._reloader.changed():
+            self.reload()
+
+    async def _reload(self) -> None:
+        """Compile in a thread, because calls must not wait for it; the swap itself is one assignment."""
+        while self._reload_again:
+            self._reload_again = False
+            await asyncio.to_thread(self._reloader.reload)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except OSError as exc:
+        raise OSError(exc.errno, f"cannot listen on {host}:{port}: {os.strerror(exc.errno or 0).lower()}") from exc
+
+
+async def serve(settings: Settings, environ: Mapping[str, str]) -> int:
+    """Run a gateway until SIGTERM or SIGINT; returns the exit code.
+
+    Raises ConfigError or OSError when it cannot start.
+    """
+    gateway = Gateway(settings, environ)
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload)
+    await gateway.start()
+    _greet(gateway)
+    await stopping.wait()
+    log.info("stopping: no new calls; running ones have %g s (signal again to exit now)", gateway.policy.server.grace_s)
+    with contextlib.suppress(asyncio.CancelledError):
+        await gateway.drain(hurry)
+    await gateway.stop()
+    return 1 if hurry.is_set() else 0
+
+
+def _greet(gateway: Gateway) -> None:
+    policy = gateway.policy
+    models = ", ".join([*policy.models, *(model.name for _, model in policy.patterns)])
+    log.info("gateway %s listens on %s, models: %s", __version__, gateway.url, models)
+    for notice in policy.notices:
+        log.warning("%s", notice)

@@ -1,0 +1,212 @@
+"""The command line: serve, check, explain, emulate, version.
+
+Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
+failure is a sentence on standard error, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from pydantic import ValidationError
+
+from gateway import __version__
+from gateway.app import serve
+from gateway.clock import SystemClock
+from gateway.config.describe import describe
+from gateway.config.load import load_snapshot
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
+from gateway.errors import ConfigError, GatewayError
+from gateway.ingress.explain import explain
+from gateway.policy.snapshot import PolicySnapshot, Provider
+from gateway.settings import Settings
+from gateway.upstream.pools import Pools
+from gateway.upstream.wire import Wire
+
+OK, FAILED, UNUSABLE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        command: Any = options.command
+        return int(command(options))
+    except ConfigError as error:
+        return _fail("\n".join(error.problems), UNUSABLE)
+    except ValidationError as error:
+        problems = (f"GATEWAY_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
+        return _fail("\n".join(problems), UNUSABLE)
+    except OSError as error:
+        return _fail(error.strerror or str(error), FAILED)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gateway",
+        description="An OpenAI-compatible LLM gateway that runs as a sidecar.",
+        epilog="First steps: gateway serve --config config.example.yaml, then point an OpenAI client's base_url at it.",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "serve", help="run the gateway", description="Run the gateway until SIGTERM or Ctrl-C."
+    )
+    _add_config(command)
+    command.add_argument("--host", help="listen here instead of server.host")
+    command.add_argument("--port", type=int, help="listen here instead of server.port; 0 takes a free one")
+    command.add_argument("--log-format", choices=("json", "text"), help="form of the call log (default: json)")
+    command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    command.set_defaults(command=_serve)
+
+    command = commands.add_parser("check", help="check a config: prints every problem at once")
+    _add_config(command)
+    command.add_argument("--show", action="store_true", help="print what the config compiles to, without its secrets")
+    command.set_defaults(command=_check)
+
+    command = commands.add_parser("explain", help="what would happen to a request", description=explain.__doc__)
+    _add_config(command)
+    command.add_argument("request", type=Path, help="a file with the JSON body; - reads standard input")
+    command.add_argument("--key", help="the name of the key that calls (default: the anonymous or the only key)")
+    command.add_argument("--path", default="/v1/chat/completions", help="default: %(default)s")
+    command.set_defaults(command=_explain)
+
+    command = commands.add_parser(
+        "emulate",
+        help="run the emulator: a provider with limits, latency and faults, no key needed",
+        description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
+    )
+    command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    command.add_argument("--port", type=int, default=9000, help="default: %(default)s; 0 takes a free one")
+    command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
+    for flag, text in _EMULATOR_FLAGS.items():
+        command.add_argument(flag, help=text)
+    command.add_argument("--fault", action="append", metavar="FAULT=PROBABILITY", help="e.g. e500=0.1; may be repeated")
+    command.add_argument("--no-limit-headers", dest="limit_headers", action="store_const", const="false")
+    command.set_defaults(command=_emulate)
+
+    command = commands.add_parser("version", help="print the version")
+    command.set_defaults(command=_version)
+    return parser
+
+
+_EMULATOR_FLAGS = {
+    "--ttft": "time to the first token, seconds",
+    "--tokens-per-second": "pace of the output",
+    "--jitter": "sigma of the lognormal factor on both",
+    "--output-tokens": "median length of an answer",
+    "--rpm": "requests per minute, per key and model",
+    "--tpm": "tokens per minute, per key and model",
+    "--max-concurrency": "calls in flight, per key and model",
+    "--dialect": "whose limits and errors: openai, azure, anthropic",
+    "--seed": "seed of everything random",
+    "--models": "comma-separated; others get 404 (default: any name)",
+    "--api-key": "the only key that is let in (default: any)",
+    "--context-window": "tokens; longer requests get context_length_exceeded",
+}
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-c", "--config", type=Path, help="the config file (default: $GATEWAY_CONFIG, else config.yaml in this folder)"
+    )
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    names = ("config", "host", "port", "log_format", "log_level")
+    return Settings(**{name: value for name in names if (value := getattr(options, name, None)) is not None})
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    logging.basicConfig(
+        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, os.environ))
+
+
+def _check(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    policy = _compile(settings)
+    if options.show:
+        print(json.dumps(describe(policy), indent=2))
+    for notice in policy.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    count = len(policy.models) + len(policy.patterns)
+    print(
+        f"{settings.config}: ok ({len(policy.providers)} providers, {count} models, {len(policy.keys)} keys)",
+        file=sys.stderr,
+    )
+    return OK
+
+
+def _explain(options: argparse.Namespace) -> int:
+    policy = _compile(_settings(options))
+    body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
+    try:
+        print(explain(policy, body, path=options.path, key_name=options.key))
+    except GatewayError as error:
+        return _fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
+    return OK
+
+
+def _emulate(options: argparse.Namespace) -> int:
+    names = [flag[2:].replace("-", "_") for flag in _EMULATOR_FLAGS] + ["fault", "limit_headers"]
+    base = EmulatorConfig.demo() if options.demo else EmulatorConfig()
+    try:
+        config = EmulatorConfig.from_mapping({name: getattr(options, name) for name in names}, base)
+    except ValueError as error:
+        return _fail(str(error), UNUSABLE)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run_emulator(config, options.host, options.port))
+
+
+async def _run_emulator(config: EmulatorConfig, host: str, port: int) -> int:
+    server = EmulatorServer(config, host=host, port=port)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await server.start()
+    print(f"emulator: base_url {server.base_url}, control {server.url}/__emulator/stats", file=sys.stderr, flush=True)
+    await stopping.wait()
+    await server.stop()
+    return OK
+
+
+def _version(_options: argparse.Namespace) -> int:
+    print(f"gateway {__version__}")
+    return OK
+
+
+def _compile(settings: Settings) -> PolicySnapshot:
+    """The policy of a config that nothing will be sent with."""
+
+    async def no_emulator(_name: str) -> str:
+        raise RuntimeError("nothing is sent while a config is only checked")
+
+    pools = Pools(no_emulator)
+
+    def connect(provider: Provider, model: str | None) -> Wire:
+        return Wire(provider, model, pools.transport(provider))
+
+    return load_snapshot(settings.config, os.environ, connect=connect, version=1, now_wall=SystemClock().wall())
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"gateway: {line}", file=sys.stderr)
+    return code

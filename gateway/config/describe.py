@@ -1,0 +1,115 @@
+"""A snapshot as plain data, for `/admin/config` and the command line.
+
+Invariant: no secret at any depth. Credentials are `set` or not, headers are names, URLs lose their user and password.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from gateway.policy.snapshot import Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
+
+
+def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
+    """Everything that is in force, ready for JSON."""
+    return {
+        "version": snapshot.version,
+        "digest": snapshot.digest,
+        "loaded_at": snapshot.loaded_at,
+        "files": list(snapshot.files),
+        "notices": list(snapshot.notices),
+        "server": _server(snapshot.server),
+        "lanes": {lane: {"deadline_s": deadline} for lane, deadline in snapshot.lane_deadline_s.items()},
+        "providers": {name: describe_provider(provider) for name, provider in snapshot.providers.items()},
+        "models": {
+            model.name: describe_model(model)
+            for model in (*snapshot.models.values(), *(model for _, model in snapshot.patterns))
+        },
+        "passthrough": snapshot.passthrough.provider if snapshot.passthrough else None,
+        "keys": [describe_key(key) for key in snapshot.keys.values()],
+    }
+
+
+def describe_provider(provider: Provider) -> dict[str, Any]:
+    """A provider without its credential."""
+    return {
+        "dialect": provider.dialect,
+        "base_url": _masked(provider.base_url),
+        "api_key": "set" if provider.api_key else "absent (caller's own)",
+        "headers": [name for name, _ in provider.headers],
+        "api_version": provider.api_version,
+        "transport": provider.transport,
+        "http2": provider.http2,
+        "proxy": _masked(provider.proxy) if provider.proxy else None,
+        "ca_file": provider.ca_file,
+        "max_connections": provider.max_connections,
+        "idle_expiry_s": provider.idle_expiry_s,
+    }
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """A model, its targets and the plan its calls follow."""
+    return {
+        "targets": [describe_target(target) for target in model.targets],
+        "fallbacks": list(model.fallbacks),
+        "context_fallbacks": list(model.context_fallbacks),
+        "plan": [target.name for target in model.plan],
+        "include_usage": model.include_usage,
+    }
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """A target with its limits, its clocks and, where its model is fixed, its price."""
+    return {
+        "name": target.name,
+        "provider": target.provider,
+        "model": target.model,
+        "weight": target.weight,
+        "limits": _limits(target.limits),
+        "clocks": asdict(target.clocks),
+        "usd_per_million": _price(target.find_rates(target.model)) if target.model else "by the asked model",
+    }
+
+
+def describe_key(key: Key) -> dict[str, Any]:
+    """A key by name: neither its secret nor the digest of it."""
+    return {
+        "name": key.name,
+        "tenant": key.tenant,
+        "lane": key.lane,
+        "models": list(key.models),
+        "limits": _limits(key.limits),
+        "budget_usd_per_day": key.budget_usd_per_day,
+    }
+
+
+def _server(server: Server) -> dict[str, Any]:
+    listen = server.admin_listen
+    return {
+        "host": server.host,
+        "port": server.port,
+        "max_body_bytes": server.max_body_bytes,
+        "body_timeout_s": server.body_timeout_s,
+        "grace_s": server.grace_s,
+        "admin_key": "set" if server.admin_digest else "absent",
+        "admin_listen": f"{listen[0]}:{listen[1]}" if listen else None,
+    }
+
+
+def _limits(limits: Limits) -> dict[str, float]:
+    return {name: value for name, value in asdict(limits).items() if value is not None}
+
+
+def _price(rates: Rates | None) -> dict[str, float] | None:
+    if rates is None:
+        return None
+    return {name.removesuffix("_usd"): round(usd * 1e6, 9) for name, usd in asdict(rates).items()}
+
+
+def _masked(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}"))

@@ -1,0 +1,72 @@
+"""What tokens cost, from the price list that comes with the genai-prices package: offline, never the network.
+
+Rates are plain numbers per token, resolved once per model name and remembered, because working one out takes up to a
+millisecond. Tiers above a prompt length are not followed: the base rate counts. Invariant: a hostile stream of model
+names cannot grow the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gateway.policy.snapshot import Provider, Rates
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from genai_prices.types import ModelPrice, TieredPrices
+    from genai_prices.types import Provider as Seller
+
+MAX_REMEMBERED = 4096
+MAX_NAME_CHARS = 200
+
+_PER_MILLION = 1e-6
+
+
+def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates | None]:
+    """Looks up a model's rates as the provider of this URL, else of this dialect, charges them at `now_wall`."""
+    # Imported here because it takes 100 ms and 12 MB, which a config whose targets all state their price need not pay.
+    from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
+
+    book = get_snapshot()
+    seller: Seller | None
+    try:
+        seller = book.find_provider(None, None, provider.base_url)
+    except LookupError:
+        seller = find_provider_by_id(book.providers, provider.dialect)
+    now = datetime.fromtimestamp(now_wall, UTC)
+
+    @lru_cache(maxsize=MAX_REMEMBERED)
+    def look_up(model: str) -> Rates | None:
+        # Not the package's own `find_provider_model`: that one remembers every name for ever.
+        found = seller.find_model(model, all_providers=book.providers) if seller else None
+        if found is None or not found.prices:
+            return None
+        return _rates(found.get_prices(now))
+
+    return lambda model: look_up(model) if len(model) <= MAX_NAME_CHARS else None
+
+
+def fixed_rates(input_usd: float, output_usd: float, cached_input_usd: float | None) -> Callable[[str], Rates | None]:
+    """The same rates for every model; arguments are per million tokens."""
+    cached = input_usd if cached_input_usd is None else cached_input_usd
+    rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION)
+    return lambda _model: rates
+
+
+def _rates(price: ModelPrice) -> Rates | None:
+    """None where the model is not sold by input tokens (by the image, the minute, the call)."""
+    if price.input_mtok is None:
+        return None
+    paid = _per_token(price.input_mtok)
+    cached = paid if price.cache_read_mtok is None else _per_token(price.cache_read_mtok)
+    return Rates(paid, _per_token(price.output_mtok), cached)
+
+
+def _per_token(price: Decimal | TieredPrices | None) -> float:
+    """Of tiered prices the base one."""
+    per_million: Any = getattr(price, "base", price)
+    return float(per_million) * _PER_MILLION if per_million is not None else 0.0

@@ -1,0 +1,118 @@
+"""What is wrong with the config, and where: a document with the line of everything in it, and how to say a problem.
+
+A problem is one printable line, `file:line: path: message`. Invariant: a value that came from the environment is never
+shown, only the expression that fetched it, because it may be a secret in the wrong place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+Path = tuple[str | int, ...]
+
+_BARE_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_SHOWN_CHARS = 60
+
+
+class Problem(NamedTuple):
+    """One problem; `line` is 0 when it concerns the file as a whole."""
+
+    file: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return printable(f"{where}: {self.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML file as plain data, with the place of every value and the list its problems go to."""
+
+    file: str
+    """As the user named it."""
+    data: Any = field(repr=False)
+    lines: Mapping[Path, int]
+    problems: list[Problem]
+    origins: Mapping[Path, str] = field(default_factory=dict)
+    """The expression of each value that came from the environment."""
+    broken: frozenset[Path] = frozenset()
+    """Values that could not be substituted: already a problem, so not worth a second one."""
+
+    def at(self, path: Path) -> Any:
+        """The value there; None when there is none."""
+        value = self.data
+        for step in path:
+            if isinstance(value, dict):
+                value = value.get(step)
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                value = value[step]
+            else:
+                return None
+        return value
+
+    def line_of(self, path: Path) -> int:
+        """The line of this path, else of the nearest thing around it."""
+        for end in range(len(path), -1, -1):
+            line = self.lines.get(path[:end])
+            if line is not None:
+                return line
+        return 0
+
+    def complain(self, path: Path, message: str) -> None:
+        """Note one problem, unless the value is one that is already known to be broken."""
+        if path not in self.broken:
+            text = f"{path_text(path)}: {message}" if path else message
+            self.problems.append(Problem(self.file, self.line_of(path), text))
+
+    def show(self, path: Path, value: object) -> str:
+        """The value as a problem may show it."""
+        origin = self.origins.get(path)
+        return f"the value of {origin}" if origin else quoted(value)
+
+
+def path_text(path: Path) -> str:
+    """`models."gpt-4.1".targets[0]`: names that are not plain words are quoted."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += ("." if text else "") + (step if _BARE_NAME.fullmatch(step) else quoted(step))
+    return text
+
+
+def quoted(value: object) -> str:
+    """A value in the words of YAML, cut where it gets long."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        text = json.dumps(value[:_SHOWN_CHARS] if isinstance(value, str) else value, ensure_ascii=False)
+        return text if not isinstance(value, str) or len(value) <= _SHOWN_CHARS else f'{text[:-1]}…"'
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for "expected ..., not ..."."""
+    if isinstance(value, bool):
+        return "true or false"
+    names = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "nothing")
+
+
+def printable(text: str) -> str:
+    """The text on one line: anything a terminal could act on is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """`; did you mean "openai"?`, else what there is, ready to be appended to a message."""
+    names = list(known)
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _SHOWN_CHARS else []
+    if close:
+        return f"; did you mean {quoted(close[0])}?"
+    return f"; there are: {', '.join(names[:20])}" if names else ""

@@ -1,0 +1,112 @@
+"""Loads the config again when its files change, and keeps the old one when the new one is bad.
+
+No thread and no task: the app asks `changed()` once a second and calls `reload()` then and on SIGHUP. Invariant: what
+is in force is replaced only by a snapshot that compiled whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Literal
+
+from gateway.config.load import locate_policies
+from gateway.config.policies import list_policy_files
+from gateway.errors import ConfigError
+from gateway.policy.snapshot import PolicySnapshot
+
+_Stamp = dict[str, tuple[int, int, int] | None]
+"""Modification time in nanoseconds, size and inode of every file; None: not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """How one reload went; `version` and `digest` are those in force after it (0 and empty: none yet)."""
+
+    status: Literal["loaded", "unchanged", "failed"]
+    version: int
+    digest: str
+    problems: tuple[str, ...]
+    at_wall: float
+
+
+class Reloader:
+    """Watches the files of one config.
+
+    `load` compiles, `install` puts a snapshot in force, `report` hears of every reload. `current` is what is in force
+    already, if anything.
+    """
+
+    def __init__(
+        self,
+        path: FilePath,
+        environ: Mapping[str, str],
+        *,
+        load: Callable[[], PolicySnapshot],
+        install: Callable[[PolicySnapshot], None],
+        report: Callable[[ReloadReport], None],
+        current: PolicySnapshot | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._environ = environ
+        self._load = load
+        self._install = install
+        self._report = report
+        self._wall = wall
+        self._version = current.version if current else 0
+        self._digest = current.digest if current else ""
+        self._policies = locate_policies(path, environ)
+        self._loaded = self._stamp()
+        self._seen_before: _Stamp | None = None
+        self.last: ReloadReport | None = None
+
+    def changed(self) -> bool:
+        """Whether the files differ from those last loaded, and have been at rest since the previous call.
+
+        A file that is still being written looks different from one call to the next, so it waits for its turn.
+        """
+        stamp = self._stamp()
+        at_rest = stamp == self._seen_before
+        self._seen_before = stamp
+        return stamp != self._loaded and at_rest
+
+    def reload(self) -> ReloadReport:
+        """Compile the files as they are and put the result in force, unless it is bad or the same as before."""
+        self._policies = locate_policies(self._path, self._environ) or self._policies
+        self._loaded = self._stamp()  # taken first: what changes while we read is noticed afterwards
+        try:
+            snapshot = self._load()
+        except ConfigError as error:
+            return self._tell("failed", tuple(error.problems))
+        if snapshot.digest == self._digest:
+            return self._tell("unchanged")
+        self._install(snapshot)
+        self._version, self._digest = snapshot.version, snapshot.digest
+        return self._tell("loaded")
+
+    def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
+        self.last = ReloadReport(status, self._version, self._digest, problems, self._wall())
+        self._report(self.last)
+        return self.last
+
+    def _stamp(self) -> _Stamp:
+        return {str(file): _stat(file) for file in (self._path, *self._policy_files())}
+
+    def _policy_files(self) -> list[FilePath]:
+        if self._policies is None:
+            return []
+        try:
+            return list_policy_files(self._policies)
+        except OSError:
+            return []
+
+
+def _stat(file: FilePath) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()  # follows links, so a swapped link shows as another inode
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

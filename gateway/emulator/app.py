@@ -1,0 +1,321 @@
+"""The emulator as one ASGI callable: finds the endpoint, admits the call, plays the answer.
+
+`Emulator.__call__` and `_generate` are the life of a call, top to bottom. It must not know sockets (`server.py`) or
+wire texts. Invariant: a call is counted on arrival and at its end, exactly once each, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from gateway.emulator import asks
+from gateway.emulator.asks import Ask
+from gateway.emulator.call import Call, PeerGoneError, Receive, Scope, Send, Sleep
+from gateway.emulator.chat import answer_chat, answer_completion
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.control import PREFIX, control
+from gateway.emulator.dialects import Account, Demand, open_account
+from gateway.emulator.faults import FaultPlan
+from gateway.emulator.media import answer_image, answer_speech, answer_transcription
+from gateway.emulator.perform import Pace, perform, refusal_of
+from gateway.emulator.problems import (
+    ProblemError,
+    context_length,
+    invalid_key,
+    model_not_found,
+    unknown_url,
+    wrong_method,
+)
+from gateway.emulator.reply import Headers, Reply, Stream, json_reply
+from gateway.emulator.responses import answer_response
+from gateway.emulator.stats import Recorded, Recorder, Stats
+from gateway.emulator.vectors import answer_embedding, answer_moderation
+from gateway.emulator.writer import Writer
+
+_LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
+_MAX_ACCOUNTS = 10_000
+_LIMIT_FIELDS = (
+    "rpm",
+    "tpm",
+    "output_tpm",
+    "max_concurrency",
+    "model_limits",
+    "dialect",
+    "limit_headers",
+    "charge",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to generate: `operation` is Azure's name for it, `model` the default where one may be left out."""
+
+    name: str
+    operation: str
+    read: Callable[[dict[str, Any]], Ask]
+    answer: Callable[[Ask, Writer], Reply | Stream]
+    is_form: bool = False
+    model: str | None = None
+
+
+_ENDPOINTS = (
+    Endpoint("chat/completions", "ChatCompletions_Create", asks.read_chat, answer_chat),
+    Endpoint("completions", "Completions_Create", asks.read_completion, answer_completion),
+    Endpoint("embeddings", "Embeddings_Create", asks.read_embedding, answer_embedding),
+    Endpoint("responses", "Responses_Create", asks.read_response, answer_response),
+    Endpoint(
+        "moderations", "Moderations_Create", asks.read_moderation, answer_moderation, model="omni-moderation-latest"
+    ),
+    Endpoint(
+        "images/generations", "ImageGenerations_Create", asks.read_prompt("prompt"), answer_image, model="gpt-image-1"
+    ),
+    Endpoint("audio/speech", "AudioSpeech_Create", asks.read_prompt("input"), answer_speech),
+    Endpoint("audio/transcriptions", "Transcriptions_Create", asks.read_anything, answer_transcription, is_form=True),
+)
+_BY_PATH: Mapping[str, Endpoint] = {f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS}
+
+
+class Emulator:
+    """A scripted provider; `now` and `sleep` are its clock in seconds, `wall` the time of day in epoch seconds."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = now
+        self._sleep = sleep
+        self._wall = wall
+        self.stats = Stats(wall)
+        self.config = config
+        self.reset()
+
+    def configure(self, config: EmulatorConfig) -> None:
+        """Puts `config` in force at once; buckets start full again only when a limit changed."""
+        if any(getattr(config, name) != getattr(self.config, name) for name in _LIMIT_FIELDS):
+            self._accounts.clear()
+        if (config.recorded_requests, config.recorded_bytes) != (
+            self.config.recorded_requests,
+            self.config.recorded_bytes,
+        ):
+            self.recorder = Recorder(config.recorded_requests, config.recorded_bytes)
+        self.config = config
+        self.faults.rules = config.faults
+        self._writer = Writer(config, self._rng, self._wall)
+
+    def reset(self) -> None:
+        """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
+        self._rng = random.Random(self.config.seed)  # noqa: S311 - draws of faults and ids, not secrets
+        self._accounts: dict[tuple[bytes, str], Account] = {}
+        self.faults = FaultPlan(self.config.faults, self._rng, self._now())
+        self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
+        self._writer = Writer(self.config, self._rng, self._wall)
+        self.stats.clear()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One call from its first byte to its last."""
+        if scope["type"] != "http":
+            await _lifespan(scope, receive, send)
+            return
+        call = Call(scope, receive, send, self.stats, self._now, self._sleep)
+        if call.path.startswith(PREFIX):
+            await self._control(call)
+            return
+        self.stats.enter()
+        try:
+            call.identify(self._identity())
+            await call.read_body()
+            self._record(call)
+            await self._serve(call)
+        except ProblemError as exc:
+            await call.reply(exc.problem.reply(self.config.dialect))
+        except PeerGoneError:
+            pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not call.is_peer_gone or task is None:
+                raise
+            task.uncancel()
+        finally:
+            call.end()
+            self.stats.leave(call.endpoint)
+
+    async def _serve(self, call: Call) -> None:
+        path, deployment = _canonical(call.path)
+        endpoint = _BY_PATH.get(path)
+        if endpoint is not None:
+            self._expect(call, "POST")
+            await self._generate(call, endpoint, deployment)
+        elif path == "/v1/files":
+            self._expect(call, "GET")
+            call.endpoint = "files"
+            await call.reply(json_reply({"object": "list", "data": [], "has_more": False}))
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            self._expect(call, "GET")
+            call.endpoint = "models"
+            await call.reply(self._models(path.removeprefix("/v1/models").strip("/")))
+        else:
+            raise ProblemError(unknown_url(call.method, call.path))
+
+    async def _generate(self, call: Call, endpoint: Endpoint, deployment: str | None) -> None:
+        config, now = self.config, self._now()
+        call.endpoint = endpoint.name
+        data = (
+            asks.read_multipart(call.body, deployment)
+            if endpoint.is_form
+            else asks.read_json(call.body, deployment, endpoint.model)
+        )
+        ask = self._check(endpoint.read(data))
+        call.model = ask.model
+        self.stats.asked(ask.model)
+
+        account = self._account(_key_of(call), ask.model)
+        refusal = account.admit(self._demand(call, endpoint, ask), now)
+        if refusal is not None:
+            await call.reply(refusal)
+            return
+        call.limit_headers = lambda: account.headers(self._now())
+        account.in_flight += 1
+        try:
+            fault = self.faults.pick(ask.model, now)
+            if fault is not None:
+                self.stats.faults[fault.kind] += 1
+                refusal = refusal_of(fault, account, config.dialect, now)
+                if refusal is not None:
+                    await call.reply(refusal)
+                    return
+            await perform(call, endpoint.answer(ask, self._writer), fault, self._pace(), account)
+        finally:
+            account.in_flight -= 1
+
+    def _expect(self, call: Call, method: str) -> None:
+        if call.method != method:
+            raise ProblemError(wrong_method(call.method, call.path, method))
+        wanted = self.config.api_key
+        if wanted is not None and (key := _key_of(call).decode("latin-1")) != wanted:
+            raise ProblemError(invalid_key(key))
+
+    def _check(self, ask: Ask) -> Ask:
+        config = self.config
+        if config.models and ask.model not in config.models:
+            raise ProblemError(model_not_found(ask.model))
+        if config.context_window is not None:
+            used = ask.prompt_tokens + (ask.max_tokens or 0)
+            if used > config.context_window:
+                raise ProblemError(context_length(config.dialect, config.context_window, used))
+        return ask
+
+    def _account(self, key: bytes, model: str) -> Account:
+        account = self._accounts.get((key, model))
+        if account is None:
+            if len(self._accounts) >= _MAX_ACCOUNTS:
+                del self._accounts[next(iter(self._accounts))]
+            account = open_account(self.config, model, self._now(), self._wall)
+            self._accounts[key, model] = account
+        return account
+
+    def _demand(self, call: Call, endpoint: Endpoint, ask: Ask) -> Demand:
+        max_tokens = (ask.max_tokens or 0) * ask.choices
+        if self.config.dialect != "azure":
+            return Demand(ask.prompt_tokens, max_tokens)
+        query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"))
+        return Demand(ask.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
+
+    def _pace(self) -> Pace:
+        config = self.config
+        per_token_s = 1.0 / config.tokens_per_second if config.tokens_per_second else 0.0
+        if not config.jitter or not (config.ttft_s or per_token_s):
+            return Pace(config.ttft_s, per_token_s)
+        draw = self._rng.lognormvariate
+        return Pace(config.ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
+
+    def _identity(self) -> Headers:
+        request_id = b"%032x" % self._rng.getrandbits(128)
+        headers = ((b"x-request-id", b"req_" + request_id), *_ORGANIZATION)
+        if self.config.dialect == "azure":
+            return (*headers, (b"apim-request-id", request_id), (b"x-ms-region", b"Emulated Central"))
+        if self.config.dialect == "anthropic":
+            return (*headers, (b"request-id", b"req_" + request_id))
+        return headers
+
+    def _models(self, name: str) -> Reply:
+        served = self.config.models or _LISTED_MODELS
+        if not name:
+            return json_reply({"object": "list", "data": [self._model(each) for each in served]})
+        if self.config.models and name not in self.config.models:
+            raise ProblemError(model_not_found(name))
+        return json_reply(self._model(name))
+
+    @staticmethod
+    def _model(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "emulator"}
+
+    def _record(self, call: Call) -> None:
+        config = self.config
+        if config.recorded_requests:
+            query = call.scope.get("query_string", b"")
+            kept = call.body[: config.recorded_bytes]
+            size, number = len(call.body), self.stats.total
+            self.recorder.add(
+                Recorded(number, self._wall(), call.arrived_at, call.method, call.path, query, call.headers, kept, size)
+            )
+
+    async def _control(self, call: Call) -> None:
+        try:
+            await call.read_body()
+            await call.reply(control(self, call))
+        except ProblemError as exc:
+            await call.reply(exc.problem.reply("openai"))
+        except PeerGoneError:
+            pass
+
+
+_ORGANIZATION: Headers = ((b"openai-organization", b"org-emulator"), (b"openai-version", b"2020-10-01"))
+
+
+def create_app(
+    config: EmulatorConfig,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+    wall: Callable[[], float] = time.time,
+) -> Emulator:
+    """The ASGI application of a scripted provider; see `Emulator` for the clocks."""
+    return Emulator(config, now=now, sleep=sleep, wall=wall)
+
+
+def _canonical(path: str) -> tuple[str, str | None]:
+    """The `/v1/...` form of a path, and the deployment that an Azure path names."""
+    if path.startswith("/v1/"):
+        return path, None
+    if path.startswith("/openai/deployments/"):
+        deployment, _, rest = path.removeprefix("/openai/deployments/").partition("/")
+        return f"/v1/{rest}", deployment
+    if path.startswith("/openai/"):
+        path = path.removeprefix("/openai")
+    return path if path.startswith("/v1/") else f"/v1{path}", None
+
+
+def _key_of(call: Call) -> bytes:
+    bearer = call.header(b"authorization")
+    if bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip()
+    return call.header(b"api-key") or call.header(b"x-api-key")
+
+
+async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "lifespan":
+        return
+    step: Callable[[], Awaitable[Any]] = receive
+    while (await step())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

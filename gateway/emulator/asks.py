@@ -1,0 +1,250 @@
+"""Reads a request: JSON to a checked `Ask`, or the 400 a provider would give.
+
+The only place that meets untrusted JSON. It must not know limits or answers. Invariant: an `Ask` that exists can be
+answered; everything wrong with the request has been told by a `ProblemError` that names the parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from gateway.emulator.problems import Problem, ProblemError
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a call wants: `prompt` is all its text, `echo` the part an answer quotes, `max_tokens` its output cap."""
+
+    model: str
+    data: Mapping[str, Any]
+    prompt: str = ""
+    echo: str = ""
+    max_tokens: int | None = None
+    choices: int = 1
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Four characters make a token."""
+        return (len(self.prompt) + 3) // 4
+
+    @property
+    def is_stream(self) -> bool:
+        return self.data.get("stream") is True
+
+
+# (lowest, highest, whole numbers only); None: open end. Source: OpenAI's API reference.
+_RANGES: Mapping[str, tuple[float | None, float | None, bool]] = MappingProxyType(
+    {
+        "temperature": (0, 2, False),
+        "top_p": (0, 1, False),
+        "presence_penalty": (-2, 2, False),
+        "frequency_penalty": (-2, 2, False),
+        "n": (1, 128, True),
+        "max_tokens": (1, None, True),
+        "max_completion_tokens": (1, None, True),
+        "max_output_tokens": (1, None, True),
+        "dimensions": (1, None, True),
+    }
+)
+_MULTIPART_MODEL = re.compile(rb'name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]+)')
+
+
+def read_json(body: bytes, deployment: str | None, default_model: str | None = None) -> dict[str, Any]:
+    """The body as an object with a `model`; a deployment in the path stands for it. Raises ProblemError."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        text = f"We could not parse the JSON body of your request: {exc}."
+        raise ProblemError(Problem(400, text)) from None
+    if not isinstance(data, dict):
+        raise ProblemError(Problem(400, f"Invalid body: expected a JSON object, but got {_an(data)} instead."))
+    if deployment:
+        data["model"] = deployment
+    model = data.setdefault("model", default_model)
+    if model is None or model == "":
+        raise ProblemError(Problem(400, "you must provide a model parameter"))
+    if not isinstance(model, str):
+        raise _wrong_type("model", "a string", model)
+    return data
+
+
+def read_multipart(body: bytes, deployment: str | None) -> dict[str, Any]:
+    """The `model` field of a form; the file itself is of no interest. Raises ProblemError."""
+    found = _MULTIPART_MODEL.search(body)
+    model = deployment or (found[1].decode("utf-8", "replace") if found else "")
+    if not model:
+        raise ProblemError(Problem(400, "you must provide a model parameter"))
+    return {"model": model}
+
+
+def read_chat(data: dict[str, Any]) -> Ask:
+    """A chat completion."""
+    messages = _array(data, "messages")
+    texts = [_text_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    _check_numbers(data)
+    _check_stream(data)
+    cap = data.get("max_completion_tokens") or data.get("max_tokens")
+    return Ask(data["model"], data, "\n".join(texts), texts[-1], cap, data.get("n") or 1)
+
+
+def read_completion(data: dict[str, Any]) -> Ask:
+    """A legacy text completion; a list of prompts is answered as one."""
+    prompt = data.get("prompt", "")
+    if isinstance(prompt, list):
+        prompt = "\n".join(str(part) for part in prompt)
+    if not isinstance(prompt, str):
+        raise _wrong_type("prompt", "a string", prompt)
+    _check_numbers(data)
+    _check_stream(data)
+    return Ask(data["model"], data, prompt, prompt, data.get("max_tokens") or 16, data.get("n") or 1)
+
+
+def read_response(data: dict[str, Any]) -> Ask:
+    """A Responses call; `input` is a string or a list of items."""
+    given = data.get("input")
+    if given is None:
+        raise _missing("input")
+    if isinstance(given, str):
+        texts = [given]
+    else:
+        texts = [_text_of(item, f"input[{index}]") for index, item in enumerate(_array(data, "input"))]
+    _check_numbers(data)
+    instructions = data.get("instructions")
+    prompt = "\n".join([instructions, *texts] if isinstance(instructions, str) else texts)
+    return Ask(data["model"], data, prompt, texts[-1], data.get("max_output_tokens"))
+
+
+def read_embedding(data: dict[str, Any]) -> Ask:
+    """An embeddings call: a text, a list of texts, a list of token numbers, or a list of such lists."""
+    inputs = _inputs(data)
+    _check_numbers(data)
+    if data.get("encoding_format", "float") not in ("float", "base64"):
+        text = "Invalid value for 'encoding_format': supported values are: 'float' and 'base64'."
+        raise ProblemError(Problem(400, text, param="encoding_format", code="invalid_value"))
+    return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
+
+
+def read_moderation(data: dict[str, Any]) -> Ask:
+    """A moderation call."""
+    inputs = _inputs(data)
+    return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
+
+
+def read_prompt(field: str) -> Callable[[dict[str, Any]], Ask]:
+    """A reader for calls with one text in `field` (images, speech)."""
+
+    def read(data: dict[str, Any]) -> Ask:
+        text = data.get(field)
+        if text is None:
+            raise _missing(field)
+        if not isinstance(text, str):
+            raise _wrong_type(field, "a string", text)
+        _check_numbers(data)
+        return Ask(data["model"], data, text, text, choices=data.get("n") or 1)
+
+    return read
+
+
+def read_anything(data: dict[str, Any]) -> Ask:
+    """A call without a prompt (a transcription)."""
+    return Ask(data["model"], data)
+
+
+def _inputs(data: Mapping[str, Any]) -> tuple[str, ...]:
+    given = data.get("input")
+    if given is None:
+        raise _missing("input")
+    if isinstance(given, str):
+        return (given,)
+    items = _array(data, "input")
+    if all(type(item) is int for item in items):
+        return (" ".join(map(str, items)),)
+    return tuple(_input_text(item, f"input[{index}]") for index, item in enumerate(items))
+
+
+def _input_text(item: Any, where: str) -> str:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list) and item and all(type(token) is int for token in item):
+        return " ".join(map(str, item))
+    if isinstance(item, dict):
+        return _text_of(item, where)
+    raise _wrong_type(where, "a string or an array of integers", item)
+
+
+def _text_of(message: Any, where: str) -> str:
+    """All text of a message or of an input item, its parts joined."""
+    if not isinstance(message, dict):
+        raise _wrong_type(where, "an object", message)
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return str(message.get("text") or message.get("output") or "")
+    if not isinstance(content, list):
+        raise _wrong_type(f"{where}.content", "a string or an array of parts", content)
+    return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+def _array(data: Mapping[str, Any], name: str) -> list[Any]:
+    given = data.get(name)
+    if given is None:
+        raise _missing(name)
+    if not isinstance(given, list):
+        raise _wrong_type(name, "an array", given)
+    if not given:
+        text = (
+            f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty array instead."
+        )
+        raise ProblemError(Problem(400, text, param=name, code="empty_array"))
+    return given
+
+
+def _check_numbers(data: Mapping[str, Any]) -> None:
+    for name, (low, high, is_whole) in _RANGES.items():
+        value = data.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+            raise _wrong_type(name, "an integer" if is_whole else "a decimal", value)
+        kind = "integer" if is_whole else "decimal"
+        if low is not None and value < low:
+            raise ProblemError(_outside(name, kind, "below minimum", f">= {low:g}", value))
+        if high is not None and value > high:
+            raise ProblemError(_outside(name, kind, "above maximum", f"<= {high:g}", value))
+
+
+def _check_stream(data: Mapping[str, Any]) -> None:
+    stream = data.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise _wrong_type("stream", "a boolean", stream)
+    if data.get("stream_options") is not None and not stream:
+        text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+        raise ProblemError(Problem(400, text, param="stream_options"))
+
+
+def _outside(name: str, kind: str, side: str, bound: str, value: float) -> Problem:
+    text = f"Invalid '{name}': {kind} {side} value. Expected a value {bound}, but got {value} instead."
+    return Problem(400, text, param=name, code=f"{kind}_{side.replace(' ', '_').replace('imum', '')}_value")
+
+
+def _missing(name: str) -> ProblemError:
+    text = f"Missing required parameter: '{name}'."
+    return ProblemError(Problem(400, text, param=name, code="missing_required_parameter"))
+
+
+def _wrong_type(name: str, expected: str, value: object) -> ProblemError:
+    text = f"Invalid type for '{name}': expected {expected}, but got {_an(value)} instead."
+    return ProblemError(Problem(400, text, param=name, code="invalid_type"))
+
+
+def _an(value: object) -> str:
+    names = {bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array"}
+    return names.get(type(value), "null" if value is None else "an object")

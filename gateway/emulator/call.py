@@ -1,0 +1,193 @@
+"""One call on the wire: its request, and every way to answer it or to fail to.
+
+Knows ASGI and, through `EmulatorServer`, the transport below it. It must not know what is being said. Invariant: a peer
+that leaves before the last byte is noticed at once, counted once, and ends whatever the call was waiting for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gateway.emulator.reply import Headers, Reply
+from gateway.emulator.stats import Stats
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Sleep = Callable[[float], Awaitable[None]]
+
+TRANSPORT = "emulator.transport"  # where EmulatorServer puts the asyncio transport into the scope
+CONNECTIONS = "emulator.connections"  # and the collection of its open connections
+_RST_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class PeerGoneError(Exception):
+    """The peer left before the request was complete."""
+
+
+class Call:
+    """One request and its answer; `identity` are the headers that every answer carries."""
+
+    __slots__ = (
+        "_identity",
+        "_receive",
+        "_send",
+        "_sleep",
+        "_stats",
+        "_task",
+        "_watcher",
+        "arrived_at",
+        "body",
+        "endpoint",
+        "headers",
+        "is_finished",
+        "is_peer_gone",
+        "limit_headers",
+        "method",
+        "model",
+        "now",
+        "path",
+        "scope",
+    )
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, stats: Stats, now: Callable[[], float], sleep: Sleep
+    ) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.body = b""
+        self.endpoint = "other"
+        self.model = ""
+        self.arrived_at = now()
+        self.is_finished = False
+        self.is_peer_gone = False
+        self.limit_headers: Callable[[], Headers] | None = None
+        self._identity: Headers = ()
+        self._receive = receive
+        self._send = send
+        self._stats = stats
+        self.now = now
+        self._sleep = sleep
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header (name in lower case), or nothing."""
+        return next((value for each, value in self.headers if each == name), b"")
+
+    def identify(self, identity: Headers) -> None:
+        """Sets the headers that every answer to this call carries."""
+        self._identity = identity
+
+    async def read_body(self) -> None:
+        """Reads the whole body; raises PeerGoneError when the peer leaves before its end."""
+        message = await self._receive()
+        chunks = [message.get("body", b"")]
+        while message["type"] == "http.request" and message.get("more_body"):
+            message = await self._receive()
+            chunks.append(message.get("body", b""))
+        if message["type"] != "http.request":
+            self._note_departure()
+            raise PeerGoneError
+        self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._stats.bytes_in += len(self.body)
+
+    async def reply(self, reply: Reply) -> None:
+        """Sends a whole reply."""
+        await self.start(reply, len(reply.body))
+        await self.finish(reply.body)
+
+    async def start(self, reply: Reply, length: int | None) -> None:
+        """Sends status and headers; a `length` of None means chunked."""
+        self._stats.statuses[reply.status] += 1
+        headers = [(b"content-type", reply.content_type), *reply.headers]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        if not reply.is_foreign:
+            headers += self._identity
+            headers.append((b"openai-processing-ms", b"%d" % ((self.now() - self.arrived_at) * 1000)))
+        if self.limit_headers is not None and not (reply.is_bare or reply.is_foreign):
+            headers += self.limit_headers()
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Sends a part of the body."""
+        self._stats.bytes_out += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Sends the last part of the body."""
+        self.is_finished = True
+        self._stats.bytes_out += len(data)
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits on the emulator's clock; ends early, with the call, when the peer leaves."""
+        self.watch()
+        await self._sleep(seconds)
+
+    async def hang(self) -> None:
+        """Waits until the peer leaves."""
+        self.watch()
+        await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        """Closes the connection in an orderly way, in the middle of whatever was being sent."""
+        self.is_finished = True
+        transport = self._transport()
+        if transport is not None:
+            transport.close()
+            await self._until_disconnect()
+
+    async def reset(self) -> None:
+        """Closes the connection with a TCP RST."""
+        self.is_finished = True
+        transport = self._transport()
+        if transport is not None:
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
+            transport.abort()
+            await self._until_disconnect()
+
+    def smuggle(self, data: bytes) -> None:
+        """Writes bytes past the end of the body onto the connection."""
+        transport = self._transport()
+        if transport is not None:
+            transport.write(data)
+
+    def watch(self) -> None:
+        """Watches for the peer's leaving from now on; when it leaves, the current task is cancelled."""
+        if self._watcher is None:
+            self._task = asyncio.current_task()
+            self._watcher = asyncio.create_task(self._watch())
+
+    def end(self) -> None:
+        """Stops watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        await self._until_disconnect()
+        if not self.is_finished:
+            self._note_departure()
+            if self._task is not None:
+                self._task.cancel()
+
+    def _note_departure(self) -> None:
+        self.is_peer_gone = True
+        self._stats.peer_left(self.path, self.model, self.now())
+
+    async def _until_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _transport(self) -> asyncio.Transport | None:
+        found = self.scope.get(TRANSPORT)
+        return found if found is not None else None

@@ -1,0 +1,1 @@
+"""Orchestration: async, thin, hot. `pipeline.py` is the file to read first."""

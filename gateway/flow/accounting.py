@@ -1,0 +1,73 @@
+"""The account of a call: settled exactly once, on every path, cancellation included.
+
+Money is tokens times the rates that were resolved when the policy was compiled; an unknown price is "not priced", never 0.
+"""
+
+from __future__ import annotations
+
+from gateway.call import Call, Settled, Usage
+from gateway.clock import Clock
+from gateway.policy.plan import upstream_model
+from gateway.policy.snapshot import Target
+from gateway.ports import Meter
+
+CLIENT_GONE = "client_gone"
+CLIENT_GONE_STATUS = 499
+
+
+class Accounts:
+    """Closes the accounts of calls and tells the meter."""
+
+    __slots__ = ("_clock", "_meter")
+
+    def __init__(self, clock: Clock, meter: Meter) -> None:
+        self._clock = clock
+        self._meter = meter
+
+    def opened(self) -> None:
+        """A call has come in."""
+        self._meter.began()
+
+    def settle(
+        self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
+    ) -> None:
+        """Close the call's account; a second time does nothing."""
+        if call.settled:
+            return
+        call.settled = True
+        now = self._clock.monotonic()
+        last = call.attempts[-1] if call.attempts else None
+        if last is not None and last.ended_at is None:
+            last.ended_at = now
+        first_byte_at = last.first_byte_at if last is not None else None
+        self._meter.settled(
+            Settled(
+                call=call,
+                status=status,
+                outcome=outcome,
+                usage=usage,
+                cost_usd=cost_usd(call, target, usage),
+                duration_s=now - call.received_at,
+                overhead_s=overhead_s(call, now),
+                time_to_first_byte_s=first_byte_at - last.started_at if last is not None and first_byte_at else None,
+            )
+        )
+
+
+def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
+    if target is None or usage is None:
+        return None
+    rates = target.find_rates(upstream_model(call, target))
+    if rates is None:
+        return None
+    fresh = usage.input - usage.cached
+    return fresh * rates.input_usd + usage.cached * rates.cached_input_usd + usage.output * rates.output_usd
+
+
+def overhead_s(call: Call, now: float) -> float:
+    """The part of the call's time so far that was ours: not a provider's, as seen between an attempt's start and answer."""
+    upstream_s = 0.0
+    for attempt in call.attempts:
+        upstream_s += (attempt.ended_at or now) - attempt.started_at
+    return max(0.0, now - call.received_at - upstream_s)

@@ -1,0 +1,164 @@
+"""One attempt: one try of one call at one target, up to the point where its answer can be given to the client.
+
+Until then nothing has reached the client, so a failure here may be repaired by another target. The client's status line is
+held back until the first real event of a stream, or until a JSON answer is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.call import Attempt, Call
+from gateway.clock import Clock
+from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.relay import RawRelay, SseRelay, read_whole
+from gateway.policy import body as body_edits
+from gateway.policy.classify import classify, classify_in_band
+from gateway.policy.plan import upstream_model
+from gateway.policy.snapshot import Target
+from gateway.ports import Answer, Outgoing, RawHeaders
+
+WHOLE_LIMIT = 16_000_000
+"""A JSON answer beyond this many bytes is relayed instead of being read whole."""
+ERROR_BODY_LIMIT = 1_000_000
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(slots=True)
+class Opened:
+    """An answer that can be given to the client: whole, or as a relay. `error_class` is None for a success."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    body: bytes = b""
+    relay: SseRelay | RawRelay | None = None
+    error_class: ErrorClass | None = None
+
+
+async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
+    """Send the call to the target and wait until there is something to give to the client.
+
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer.
+    """
+    started_at = clock.monotonic()
+    attempt = Attempt(target.name, started_at)
+    call.attempts.append(attempt)
+    try:
+        answer = await target.upstream.send(_outgoing(call, target, started_at))
+        attempt.status = answer.status
+        attempt.first_byte_at = clock.monotonic()
+        attempt.upstream_request_id = _request_id(answer.headers)
+        opened = await _read_opening(call, target, answer)
+    except UpstreamFailed as failure:
+        attempt.ended_at = clock.monotonic()
+        attempt.status = None
+        attempt.error_class = failure.error_class
+        raise
+    if opened.relay is None:
+        attempt.ended_at = clock.monotonic()
+        attempt.status = opened.status
+        attempt.error_class = opened.error_class
+    elif isinstance(opened.relay, SseRelay):
+        attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
+    return opened
+
+
+async def _read_opening(call: Call, target: Target, answer: Answer) -> Opened:
+    status, headers = answer.status, answer.headers
+    if status >= 400:
+        body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
+        await answer.aclose()
+        return Opened(target, status, headers, body, error_class=classify(status, body))
+    if status >= 300:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
+    content_type = _header(headers, b"content-type")
+    if call.endpoint.answer == "json":
+        if content_type.startswith(b"text/event-stream"):
+            return await _open_stream(call, target, answer)
+        return await _open_json(call, target, answer, content_type)
+    return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+
+
+async def _open_stream(call: Call, target: Target, answer: Answer) -> Opened:
+    relay = SseRelay(call.endpoint, target.upstream, answer, strip_usage=_adds_usage(call))
+    try:
+        error = await relay.open()
+    except BaseException:
+        await answer.aclose()
+        raise
+    if error is None:
+        return Opened(target, answer.status, answer.headers, relay=relay)
+    await answer.aclose()
+    status, error_class = classify_in_band(error)
+    headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
+    return Opened(target, status, [*headers, _JSON], orjson.dumps({"error": error}), error_class=error_class)
+
+
+async def _open_json(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    if not is_whole:
+        relay = RawRelay(target.upstream, answer, body, count_tokens=True)
+        return Opened(target, answer.status, answer.headers, relay=relay)
+    if not body.strip() and answer.status != 204:
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider's answer is empty")
+    if content_type.startswith(b"text/html"):
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with an HTML page")
+    return Opened(target, answer.status, answer.headers, body)
+
+
+def _outgoing(call: Call, target: Target, now: float) -> Outgoing:
+    clocks = target.clocks
+    first_byte_s = clocks.first_byte_s
+    if call.deadline_is_callers:
+        first_byte_s = min(first_byte_s, max(0.001, call.deadline - now))
+    model = upstream_model(call, target)
+    return Outgoing(
+        call.method,
+        call.path,
+        call.query,
+        model,
+        call.headers,
+        _body_for(call, model),
+        call.credential,
+        clocks,
+        first_byte_s,
+    )
+
+
+def _body_for(call: Call, model: str) -> bytes:
+    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
+    body = call.body
+    if model != call.model_name:
+        body = _with_model(body, model, call.model_span)
+    if _adds_usage(call):
+        body = body_edits.with_include_usage(body, call.stream_options)
+    return body
+
+
+def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
+    if span is None:
+        return body_edits.with_model(body, model)
+    return body[: span[0]] + model.encode() + body[span[1] :]
+
+
+def _adds_usage(call: Call) -> bool:
+    """Whether the gateway asks for usage on its own account, because the caller did not say."""
+    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
+        return False
+    options = call.stream_options
+    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
+
+
+def _header(headers: RawHeaders, name: bytes) -> bytes:
+    return next((value for key, value in headers if key == name), b"")
+
+
+def _request_id(headers: RawHeaders) -> str | None:
+    for name, value in headers:
+        if name in (b"x-request-id", b"request-id", b"apim-request-id"):
+            return value.decode("latin-1")
+    return None

@@ -1,0 +1,132 @@
+"""The life of a call, top to bottom. Read this first.
+
+    plan -> attempt, attempt, … -> answer or give up -> relay -> settle
+
+One explicit function instead of a stack of wrappers: everything shares one plan, one deadline and one attempt ledger, and
+with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs exactly once for every call that enters
+`handle`, whichever way it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.call import Call, Reply, Usage
+from gateway.clock import Clock
+from gateway.errors import (
+    DeadlineExceeded,
+    ErrorClass,
+    GatewayError,
+    InternalError,
+    NoTargetAvailable,
+    TargetsTimedOut,
+    UpstreamFailed,
+)
+from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
+from gateway.flow.attempt import Opened, open_answer
+from gateway.flow.relay import RawRelay, SseRelay
+from gateway.flow.trail import trail_headers
+from gateway.policy.classify import is_openai_shaped, moves_on
+from gateway.policy.headers import response_headers
+from gateway.policy.plan import plan_targets
+from gateway.policy.usage import estimate_tokens, estimate_usage, find_usage
+from gateway.ports import Meter
+
+
+class Pipeline:
+    """Serves calls. One per process; holds no state of any call."""
+
+    __slots__ = ("_accounts", "_clock", "_returned")
+
+    def __init__(self, clock: Clock, meter: Meter) -> None:
+        self._clock = clock
+        self._accounts = Accounts(clock, meter)
+        self._returned = response_headers()
+
+    async def handle(self, call: Call) -> Reply:
+        """Serve one call. Raises GatewayError for what the client gets instead of an answer; cancel it to give up.
+
+        When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
+        """
+        self._accounts.opened()
+        try:
+            opened = await self._first_answer(call)
+            if opened.relay is not None:
+                return self._stream_reply(call, opened, opened.relay)
+            return self._whole_reply(call, opened)
+        except GatewayError as error:
+            self._accounts.settle(call, error.status, error.code or error.type)
+            raise
+        except asyncio.CancelledError:
+            self._accounts.settle(call, CLIENT_GONE_STATUS, CLIENT_GONE)
+            raise
+        except Exception as defect:
+            self._accounts.settle(call, 500, "internal_error")
+            raise InternalError("The gateway failed on this request; its log has the details.") from defect
+
+    async def _first_answer(self, call: Call) -> Opened:
+        """The first target's answer that is final: a success, or an error that would be the same everywhere."""
+        last: Opened | UpstreamFailed | None = None
+        for target in plan_targets(call):
+            if self._clock.monotonic() >= call.deadline:
+                break
+            try:
+                opened = await open_answer(call, target, self._clock)
+            except UpstreamFailed as failure:
+                last = failure
+                continue
+            if opened.error_class is None or not moves_on(opened.error_class):
+                return opened
+            last = opened
+        return self._give_up(call, last)
+
+    def _give_up(self, call: Call, last: Opened | UpstreamFailed | None) -> Opened:
+        """Every target failed: the last provider's own error if clients can read it, else one of ours."""
+        if isinstance(last, Opened) and is_openai_shaped(last.body):
+            return last
+        if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
+            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call)}.")
+        error_class = last.error_class
+        detail = last.detail if isinstance(last, UpstreamFailed) else f"status {last.status}"
+        error = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
+        raise error(f"No target could serve this call; tried: {_tried(call)}. The last one: {error_class} ({detail}).")
+
+    def _whole_reply(self, call: Call, opened: Opened) -> Reply:
+        body = opened.body
+        if opened.error_class is None:
+            usage = self._usage(call, find_usage(body), estimate_tokens(body))
+            self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
+        else:
+            self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
+        return Reply(opened.status, self._headers(call, opened), body)
+
+    def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
+        def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
+            usage = self._usage(call, usage, output_tokens)
+            self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
+
+        chunks = relay.chunks(on_end, opened.target.clocks.total_s, self._clock.monotonic)
+
+        async def close() -> None:
+            await chunks.aclose()
+            await relay.aclose()
+            if not call.settled:  # closed before the first chunk was asked for: the generator never ran
+                on_end(CLIENT_GONE, None, 0)
+
+        headers = self._headers(call, opened)
+        if isinstance(relay, RawRelay):
+            headers += (header for header in opened.headers if header[0] == b"content-length")
+        return Reply(opened.status, headers, chunks=chunks, close=close)
+
+    def _headers(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
+        return self._returned.keep(opened.headers) + trail_headers(call, self._clock.monotonic())
+
+    def _usage(self, call: Call, usage: Usage | None, output_tokens: int) -> Usage | None:
+        """What the provider reported, else an estimate where the endpoint has tokens at all."""
+        if usage is not None or call.endpoint.tokens == "none":
+            return usage
+        return estimate_usage(call.body, output_tokens if call.endpoint.tokens == "both" else 0)
+
+
+def _tried(call: Call) -> str:
+    return ", ".join(map(str, call.attempts)) or "nothing"

@@ -1,0 +1,216 @@
+"""The edge of the data plane, one plain ASGI callable: body in under a cap, key checked, call served, answer out.
+
+No Request or Response objects, no middleware: a hot request is one dictionary look-up away from `_serve`. Everything that
+is not a hot endpoint goes to the starlette application that `routes.py` builds. No exception leaves this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gateway.call import Call, Endpoint, Reply
+from gateway.clock import Clock
+from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
+from gateway.flow.pipeline import Pipeline
+from gateway.flow.relay import StreamBroken
+from gateway.flow.trail import trail_headers
+from gateway.ingress import parse
+from gateway.ingress.inflight import InFlight, Serving
+from gateway.ingress.render import send_error, send_whole
+from gateway.policy import headers as allow_lists
+from gateway.policy.snapshot import Policies, Server
+from gateway.policy.sse import chat_error, response_error
+from gateway.ports import Meter
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger("gateway.edge")
+
+
+class ClientGone(Exception):
+    """The client left before its body was complete."""
+
+
+class Edge:
+    """Serves calls over ASGI."""
+
+    def __init__(self, pipeline: Pipeline, policies: Policies, meter: Meter, clock: Clock, inflight: InFlight) -> None:
+        self._pipeline = pipeline
+        self._policies = policies
+        self._meter = meter
+        self._clock = clock
+        self._inflight = inflight
+        self._forwarded = allow_lists.request_headers()
+        self._account = allow_lists.account_headers()
+
+    async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request to a data-plane endpoint, from its head to the last byte of its answer."""
+        serving = self._inflight.enter()
+        connection = scope["state"].get("connection") if "state" in scope else None
+        if connection is not None:
+            connection.on_gone = serving.client_gone
+        exchange = _Exchange(scope, send)
+        try:
+            await self._serve(endpoint, exchange, receive, serving)
+        except (ClientGone, StreamBroken):
+            exchange.abort(connection)
+        except GatewayError as error:
+            await self._refuse(exchange, error)
+        except asyncio.CancelledError:
+            if serving.stopped is None:
+                raise
+            await self._answer_stopped(exchange, serving)
+        except Exception:
+            log.exception("defect while serving %s", exchange.request_id)
+            await self._refuse(exchange, InternalError("The gateway failed on this request; its log has the details."))
+        finally:
+            if connection is not None:
+                connection.on_gone = None
+            self._inflight.leave(serving)
+
+    async def _serve(self, endpoint: Endpoint, exchange: _Exchange, receive: Receive, serving: Serving) -> None:
+        policy = self._policies.current
+        headers = exchange.scope["headers"]
+        index = parse.index_headers(headers)
+        exchange.identify(parse.request_id(index))
+        if self._inflight.draining:
+            raise ShuttingDown("The gateway is shutting down and takes no new calls.")
+        key, credential = parse.authenticate(policy, index)
+        body = await self._read_body(receive, index, policy.server, serving)
+        now = self._clock.monotonic()
+        if endpoint.request == "any":
+            peeked, model = parse.Peeked(""), parse.passthrough_model(policy, key)
+        else:
+            peeked = parse.peek(endpoint, body, index)
+            model = parse.find_model(policy, key, peeked.model)
+        lane = parse.choose_lane(key, index)
+        deadline, is_callers = parse.deadline(policy, lane, index, now)
+        forwarded = parse.forwarded_headers(headers, self._forwarded, endpoint, index)
+        if credential is not None:
+            forwarded += self._account.keep(headers)
+        exchange.call = Call(
+            id=exchange.request_id,
+            endpoint=endpoint,
+            policy=policy,
+            key=key,
+            model=model,
+            model_name=peeked.model,
+            body=body,
+            stream=peeked.stream,
+            stream_options=peeked.stream_options,
+            model_span=peeked.model_span,
+            headers=forwarded,
+            credential=credential,
+            lane=lane,
+            received_at=now,
+            deadline=deadline,
+            deadline_is_callers=is_callers,
+            method=exchange.scope["method"],
+            path=endpoint.path or parse.passthrough_path(exchange.scope),
+            query=exchange.scope["query_string"],
+            echo_request_id=exchange.is_echo,
+        )
+        await self._reply(exchange, await self._pipeline.handle(exchange.call))
+
+    async def _read_body(self, receive: Receive, index: dict[bytes, bytes], server: Server, serving: Serving) -> bytes:
+        """The whole body. Raises BodyTooLarge before more than the cap is held, ClientGone when it breaks off."""
+        limit = server.max_body_bytes
+        announced = index.get(b"content-length", b"0")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+            raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")
+        serving.reading_until = self._clock.monotonic() + server.body_timeout_s
+        parts: list[bytes] = []
+        length = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            length += len(part)
+            if length > limit:
+                raise BodyTooLarge(f"The request body is larger than the limit of {limit} bytes.")
+            parts.append(part)
+            if not message.get("more_body", False):
+                serving.reading_until = None
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _reply(self, exchange: _Exchange, reply: Reply) -> None:
+        if reply.chunks is None:
+            reply.headers.append((b"content-length", b"%d" % len(reply.body)))
+            exchange.started = True
+            await send_whole(exchange.send, reply.status, reply.headers, reply.body)
+            return
+        send = exchange.send
+        try:
+            exchange.started = True
+            await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+            async for chunk in reply.chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await reply.close()
+
+    async def _refuse(self, exchange: _Exchange, error: GatewayError) -> None:
+        """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""
+        if exchange.started:
+            exchange.abort(exchange.scope["state"].get("connection"))
+            return
+        call = exchange.call
+        if call is None:
+            path = exchange.scope["path"]
+            self._meter.refused(exchange.request_id, path, error.status, error.code)
+            trail = [(b"x-request-id", exchange.request_id.encode())]
+        else:
+            trail = trail_headers(call, self._clock.monotonic())
+        if isinstance(error, ShuttingDown):
+            trail.append((b"connection", b"close"))
+        await send_error(exchange.send, error, trail)
+
+    async def _answer_stopped(self, exchange: _Exchange, serving: Serving) -> None:
+        """The request was cancelled by `Serving.stop`: say why to a client that is still there."""
+        if serving.task is not None:
+            serving.task.uncancel()
+        if serving.stopped == "client_gone":
+            return
+        if serving.stopped == "body_timeout":
+            await self._refuse(
+                exchange, BodyTimeout("The request body did not arrive in time; send it faster or smaller.")
+            )
+        elif exchange.started and exchange.call is not None and exchange.call.stream:
+            event = response_error if exchange.call.endpoint.sse == "responses" else chat_error
+            broken = event("The gateway is shutting down and the stream could not be finished.", "shutting_down")
+            await exchange.send({"type": "http.response.body", "body": broken})
+        else:
+            await self._refuse(exchange, ShuttingDown("The gateway is shutting down; the call could not be finished."))
+
+
+class _Exchange:
+    """One request on its connection: what has been learnt of it, and whether its answer has begun."""
+
+    __slots__ = ("call", "is_echo", "request_id", "scope", "send", "started")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.scope = scope
+        self.send = send
+        self.request_id = ""
+        self.is_echo = False
+        self.call: Call | None = None
+        self.started = False
+        self.identify(None)
+
+    def identify(self, sent: str | None) -> None:
+        """Take the client's own request id, or make one."""
+        self.is_echo = sent is not None
+        self.request_id = sent or f"req_{secrets.token_hex(16)}"
+
+    def abort(self, connection: Any) -> None:
+        """Break the connection off, so that a body cut short cannot look complete."""
+        if connection is not None:
+            connection.transport.abort()

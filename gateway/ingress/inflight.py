@@ -1,0 +1,67 @@
+"""Who is being served right now, and how to stop them: the client left, its body is too slow, the process is going down.
+
+A request is stopped by cancelling its task with a reason; the edge turns the reason into an answer, or into silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+StopReason = Literal["client_gone", "body_timeout", "shutdown"]
+
+
+class Serving:
+    """One request being served."""
+
+    __slots__ = ("reading_until", "stopped", "task")
+
+    def __init__(self, task: asyncio.Task[None] | None) -> None:
+        self.task = task
+        self.stopped: StopReason | None = None
+        self.reading_until: float | None = None
+        """While its body is being read: when that has to be done."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Cancel the request; the first reason counts."""
+        if self.stopped is None and self.task is not None:
+            self.stopped = reason
+            self.task.cancel()
+
+    def client_gone(self) -> None:
+        """What the connection calls when it is lost."""
+        self.stop("client_gone")
+
+
+class InFlight:
+    """All requests being served."""
+
+    __slots__ = ("_all", "draining")
+
+    def __init__(self) -> None:
+        self._all: set[Serving] = set()
+        self.draining = False
+        """The process is on its way out: ready no more, no new calls."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self) -> Serving:
+        """Note the current task's request."""
+        serving = Serving(asyncio.current_task())
+        self._all.add(serving)
+        return serving
+
+    def leave(self, serving: Serving) -> None:
+        """It has been answered, or its client is gone."""
+        self._all.discard(serving)
+
+    def sweep(self, now: float) -> None:
+        """Stop requests whose body takes too long; called about once a second."""
+        for serving in [one for one in self._all if one.reading_until is not None and one.reading_until < now]:
+            serving.stop("body_timeout")
+
+    def abort(self) -> None:
+        """The grace is over: stop everybody; streams end with an error event."""
+        for serving in list(self._all):
+            serving.stop("shutdown")

@@ -1,0 +1,294 @@
+"""Bytes to Call: who calls, what they ask for, until when. The body is parsed once to peek and kept as it came.
+
+Only what the gateway itself needs is checked here; everything else in a body is the provider's to judge. Routing looks at
+the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and the like are inert at any depth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.call import PASSTHROUGH, Endpoint, Lane
+from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.policy.body import is_written_once
+from gateway.policy.headers import AllowList
+from gateway.policy.multipart import MultipartError, boundary_of, find_fields
+from gateway.policy.snapshot import Key, Model, PolicySnapshot
+from gateway.ports import RawHeaders
+
+MAX_MODEL_CHARS = 256
+MAX_DEPTH = 200
+MAX_DEADLINE_S = 7 * 24 * 3600.0
+LANES: tuple[Lane, ...] = ("interactive", "batch", "background")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028-\u202e\u2066-\u2069]")
+_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
+_JSON_TYPE = (b"content-type", b"application/json")
+_ONE_ONLY = frozenset(
+    b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
+    b"x-gateway-deadline-ms x-gateway-lane idempotency-key".split()
+)
+
+
+class UnsupportedEncoding(CallerFault):
+    """The body is compressed; bodies are taken as they are."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+@dataclass(slots=True)
+class Peeked:
+    """What the gateway read in a body."""
+
+    model: str
+    stream: bool = False
+    stream_options: object = None
+    model_span: tuple[int, int] | None = None
+
+
+def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
+    """The headers by name. Raises InvalidRequest when one that must be unique occurs twice."""
+    index = dict(headers)
+    if len(index) != len(headers):
+        names = [name for name, _ in headers if name in _ONE_ONLY]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")
+    return index
+
+
+def request_id(index: dict[bytes, bytes]) -> str | None:
+    """The client's own `x-request-id`, if it is fit to be repeated in headers and logs."""
+    sent = index.get(b"x-request-id")
+    return sent.decode() if sent is not None and _REQUEST_ID.fullmatch(sent) else None
+
+
+def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key, bytes | None]:
+    """The caller's key, and the credential that may be passed through to a provider which has none of its own.
+
+    A secret that opened the gateway never goes on to a provider. Raises Unauthorised.
+    """
+    authorization = index.get(b"authorization")
+    if not policy.keys:
+        return policy.anonymous, authorization or _as_bearer(index.get(b"x-api-key") or index.get(b"api-key"))
+    bearer = _bearer_token(authorization)
+    if bearer is not None:
+        key = policy.find_key(bearer)
+        if key is not None:
+            return key, None
+    for name in (b"x-api-key", b"api-key"):
+        secret = index.get(name)
+        if secret is not None:
+            key = policy.find_key(secret)
+            if key is not None:
+                return key, authorization
+    if authorization is None and b"x-api-key" not in index and b"api-key" not in index:
+        raise Unauthorised(
+            "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
+        )
+    raise Unauthorised("The API key is not one of this gateway's keys; check the key that the client sends.")
+
+
+def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
+    """The entry that serves this model name. Raises NotFound, or Forbidden when the key may not use it."""
+    if key.allows is not None and not key.allows.match(name):
+        raise Forbidden(f"The key '{key.name}' may not use the model '{name}'.", param="model")
+    model = policy.find_model(name)
+    if model is None:
+        raise NotFound(
+            f"The model '{name}' does not exist; GET /v1/models lists those that do.",
+            param="model",
+            code="model_not_found",
+        )
+    return model
+
+
+def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
+    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
+    target = policy.passthrough
+    if target is None:
+        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
+        )
+    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
+
+
+def passthrough_path(scope: Mapping[str, Any]) -> str:
+    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs."""
+    path: bytes = scope["raw_path"]
+    if _CLIMBS.search(path):
+        raise NotFound("Unknown path.")
+    return path.removeprefix(b"/v1").decode("ascii")
+
+
+def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
+    """What the body asks for. Raises InvalidRequest, naming the field and the remedy."""
+    encoding = index.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"identity", b""):
+        raise UnsupportedEncoding("The body is sent with a Content-Encoding; send it uncompressed.")
+    if endpoint.request == "multipart":
+        return _peek_multipart(body, index.get(b"content-type", b""))
+    return _peek_json(body)
+
+
+def forwarded_headers(
+    scope_headers: RawHeaders, allowed: AllowList, endpoint: Endpoint, index: dict[bytes, bytes]
+) -> list[tuple[bytes, bytes]]:
+    """The client's headers that go upstream; a JSON body is always called one."""
+    headers = allowed.keep(scope_headers)
+    if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
+        headers = [header for header in headers if header[0] != b"content-type"]
+        headers.append(_JSON_TYPE)
+    return headers
+
+
+def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now: float) -> tuple[float, bool]:
+    """Until when an answer has to begin (monotonic seconds), and whether the caller said so or the lane."""
+    own = index.get(b"x-gateway-deadline-ms")
+    if own is not None:
+        milliseconds = int(own) if own.isdigit() and len(own) < 12 else 0
+        if not 0 < milliseconds <= MAX_DEADLINE_S * 1000:
+            raise InvalidRequest(
+                "The header 'x-gateway-deadline-ms' must be a whole number of milliseconds, 1 or more."
+            )
+        return now + milliseconds / 1000, True
+    for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
+        seconds = _seconds(index.get(name))
+        if seconds is not None:
+            return now + seconds, True
+    return now + policy.lane_deadline_s[lane], False
+
+
+def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
+    """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
+    asked = index.get(b"x-gateway-lane")
+    if asked is None:
+        return key.lane
+    lane = next((lane for lane in LANES if lane.encode() == asked), None)
+    if lane is None:
+        raise InvalidRequest(f"The header 'x-gateway-lane' must be one of {', '.join(LANES)}.")
+    if LANES.index(lane) < LANES.index(key.lane):
+        raise Forbidden(f"The key '{key.name}' may not use the lane '{lane}'.", code="lane_not_allowed")
+    return lane
+
+
+def _peek_json(body: bytes) -> Peeked:
+    if not body.strip():
+        raise InvalidRequest("The request body is empty; send a JSON object.", code="empty_body")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidRequest(
+            f"The request body is not valid JSON: {_json_problem(body, exc)}.", code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest('The request body must be a JSON object, such as {"model": …}.', code="invalid_json")
+    _refuse_deep(body, value)
+    model = _model_name(value.get("model"), present="model" in value)
+    if not is_written_once(body, "model"):
+        raise InvalidRequest(
+            "The field 'model' occurs more than once; send it once.", param="model", code="duplicate_field"
+        )
+    stream = value.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
+    return Peeked(model, bool(stream), value.get("stream_options"))
+
+
+def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:
+    if not content_type.lower().startswith(b"multipart/form-data"):
+        raise InvalidRequest(
+            "This endpoint takes multipart/form-data; set the content type.", code="invalid_content_type"
+        )
+    try:
+        boundary = boundary_of(content_type)
+        spans = find_fields(body, boundary, "model")
+        streams = find_fields(body, boundary, "stream")
+    except MultipartError as exc:
+        raise InvalidRequest(f"The multipart body is malformed: {exc}.", code="invalid_multipart") from None
+    if len(spans) > 1:
+        raise InvalidRequest(
+            "The field 'model' occurs more than once; send it once.", param="model", code="duplicate_field"
+        )
+    raw = body[slice(*spans[0])] if spans else b""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The field 'model' is not valid UTF-8.", param="model", code="invalid_value") from None
+    model = _model_name(text, present=bool(spans))
+    stream = bool(streams) and body[slice(*streams[0])].lower() == b"true"
+    return Peeked(model, stream, model_span=spans[0])
+
+
+def _model_name(value: Any, *, present: bool) -> str:
+    if not present:
+        raise InvalidRequest(
+            "The field 'model' is missing; name the model to use.", param="model", code="missing_field"
+        )
+    if not isinstance(value, str):
+        raise InvalidRequest("The field 'model' must be a string.", param="model", code="invalid_type")
+    if not value or len(value) > MAX_MODEL_CHARS or _CONTROL.search(value):
+        raise InvalidRequest(
+            f"The field 'model' must have 1 to {MAX_MODEL_CHARS} characters and no control characters.",
+            param="model",
+            code="invalid_value",
+        )
+    return value
+
+
+def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
+    """The parser's words, made plain where they are not."""
+    if body[:3] == b"\xef\xbb\xbf" or body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "it starts with a byte order mark; send plain UTF-8"
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return f"it is not valid UTF-8 at byte {broken.start}"
+    if "ecursion" in exc.msg:
+        return f"it is nested deeper than {MAX_DEPTH} levels"
+    return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
+
+
+def _refuse_deep(body: bytes, value: Any) -> None:
+    """Providers refuse deep nesting in their own ways, some by crashing: stop it here. Cheap for ordinary bodies."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequest(f"The request body is nested deeper than {MAX_DEPTH} levels.", code="nesting_too_deep")
+
+
+def _bearer_token(authorization: bytes | None) -> bytes | None:
+    if authorization is None or authorization[:7].lower() != b"bearer ":
+        return None
+    return authorization[7:].strip()
+
+
+def _as_bearer(secret: bytes | None) -> bytes | None:
+    return b"Bearer " + secret if secret else None
+
+
+def _seconds(value: bytes | None) -> float | None:
+    """An SDK's timeout header; whatever is not a sane number (some send `NOT_GIVEN`) is as good as none."""
+    try:
+        seconds = float(value) if value is not None else 0.0
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= MAX_DEADLINE_S else None

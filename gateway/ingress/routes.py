@@ -1,0 +1,152 @@
+"""The route table: which paths exist, and who answers them.
+
+Hot endpoints are plain ASGI callables, found by one look-up before starlette's routing is asked; the table below is still
+the only list of them. Every path answers errors in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.call import PASSTHROUGH, Endpoint
+from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
+from gateway.ingress import parse
+from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
+from gateway.ingress.render import error_body, error_headers
+from gateway.policy.snapshot import Key, Model, Policies
+
+ENDPOINTS = (
+    Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
+    Endpoint("completions", "/completions", usage_option=True, tokens="both"),
+    Endpoint("embeddings", "/embeddings", tokens="input"),
+    Endpoint("responses", "/responses", sse="responses", tokens="both"),
+    Endpoint("moderations", "/moderations"),
+    Endpoint("images", "/images/generations"),
+    Endpoint("speech", "/audio/speech", answer="binary"),
+    Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart"),
+)
+OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
+ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
+
+
+class Served:
+    """An endpoint bound to the edge: a plain ASGI callable."""
+
+    __slots__ = ("_edge", "_endpoint")
+
+    def __init__(self, edge: Edge, endpoint: Endpoint) -> None:
+        self._edge = edge
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._edge.serve(self._endpoint, scope, receive, send)
+
+
+class Front:
+    """The application: hot paths first, the rest by starlette."""
+
+    __slots__ = ("_hot", "_rest")
+
+    def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._hot = hot
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            hot = self._hot.get(scope["path"])
+            if hot is not None:
+                return await hot(scope, receive, send)
+        return await self._rest(scope, receive, send)
+
+
+def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute]) -> Front:
+    """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
+    hot: dict[str, ASGIApp] = {}
+    for endpoint in ENDPOINTS:
+        hot["/v1" + endpoint.path] = hot[endpoint.path] = Served(edge, endpoint)
+    routes: list[BaseRoute] = [Route(path, app, methods=["POST"]) for path, app in hot.items()]
+    routes += operations
+    routes += model_routes(policies)
+    routes.append(Route("/v1/{path:path}", Served(edge, OTHER), methods=ANY_METHOD))
+    return Front(hot, build_app(routes))
+
+
+def build_app(routes: list[BaseRoute]) -> Starlette:
+    """A starlette application whose errors have OpenAI's shape."""
+    handlers = {HTTPException: _http_error, GatewayError: _gateway_error, Exception: _defect}
+    app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # handlers are typed by exception
+    app.router.redirect_slashes = False
+    return app
+
+
+def model_routes(policies: Policies) -> list[BaseRoute]:
+    """`GET /v1/models` and `/v1/models/{id}`, from the config."""
+
+    async def list_models(request: Request) -> Response:
+        policy = policies.current
+        key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
+        models = [_model_object(m.name, m, policy.loaded_at) for m in policy.models.values() if _may_use(key, m.name)]
+        return json_response({"object": "list", "data": models})
+
+    async def show_model(request: Request) -> Response:
+        policy = policies.current
+        key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
+        name = request.path_params["name"]
+        return json_response(_model_object(name, parse.find_model(policy, key, name), policy.loaded_at))
+
+    return [
+        Route(prefix + path, endpoint, methods=["GET"])
+        for prefix in ("/v1", "")
+        for path, endpoint in (("/models", list_models), ("/models/{name:path}", show_model))
+    ]
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A JSON answer off the hot path."""
+    return Response(
+        orjson.dumps(value), status, {"x-request-id": f"req_{secrets.token_hex(16)}"}, media_type="application/json"
+    )
+
+
+def _model_object(name: str, model: Model, created: float) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": int(created), "owned_by": model.targets[0].provider}
+
+
+def _may_use(key: Key, name: str) -> bool:
+    return key.allows is None or key.allows.match(name) is not None
+
+
+def _error_response(request: Request, error: GatewayError) -> Response:
+    body = error_body(error)
+    response = Response(body, error.status)
+    sent = parse.request_id(dict(request.scope["headers"]))
+    response.raw_headers = error_headers(error, len(body))
+    response.raw_headers.append((b"x-request-id", (sent or f"req_{secrets.token_hex(16)}").encode()))
+    return response
+
+
+async def _gateway_error(request: Request, error: GatewayError) -> Response:
+    return _error_response(request, error)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Starlette's own refusals: no such path, or not with this method."""
+    method, path = request.scope["method"], request.scope["path"]
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return _error_response(
+            request, MethodNotAllowed(f"{method} is not allowed on {path}; use {allow}.", allow=allow)
+        )
+    return _error_response(request, NotFound(f"Unknown path {path}."))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _error_response(request, InternalError("The gateway failed on this request; its log has the details."))

@@ -1,0 +1,87 @@
+"""Listens: uvicorn's HTTP protocol under a start/stop order of our own.
+
+Uvicorn's `Server` closes its listener first and re-raises signals; a sidecar has to answer 503 on its readiness path while
+its last streams finish, and to exit with 0. Invariant: after `stop` nothing of the server is left in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from email.utils import formatdate
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from gateway.ingress.protocol import GatewayProtocol, sweep_connections
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+HEAD_TIMEOUT_S = 30.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=False)
+
+
+class HttpServer:
+    """One port and the application behind it."""
+
+    def __init__(self, app: Any, listener: socket.socket) -> None:
+        # The access log is ours, and uvicorn's error log repeats what the edge has answered already.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        logging.getLogger("uvicorn.access").handlers.clear()
+        logging.getLogger("uvicorn.access").propagate = False
+        self._socket = listener
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+        self._config = uvicorn.Config(
+            app,
+            http=GatewayProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._config.load()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Accept connections from now on."""
+        self.tick()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
+
+    def tick(self) -> None:
+        """Renew the date header and close connections whose request head does not arrive; called about once a second."""
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        sweep_connections(self._state.connections, HEAD_TIMEOUT_S)
+
+    async def stop(self, patience_s: float = 1.0) -> None:
+        """Close the listener and every connection; requests still running get `patience_s` to notice."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()  # idle ones close now, the others behind their answer
+        if self._state.tasks:
+            _, late = await asyncio.wait(self._state.tasks, timeout=patience_s)
+            for task in late:
+                task.cancel()
+        for connection in list(self._state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        self._server = None
+
+    def _protocol(self) -> GatewayProtocol:
+        return GatewayProtocol(config=self._config, server_state=self._state, app_state={})

@@ -1,0 +1,159 @@
+"""The default egress transport: HTTP/1.1 over asyncio and httptools, pooled per origin.
+
+`Http1Transport` behaves as any `httpx.AsyncBaseTransport`, at a fraction of the cost: no task, timer or context manager
+per request. One periodic sweep looks after every deadline, so timeouts are late by at most `sweep_interval_s`. It knows
+nothing of retries beyond one: a kept-alive connection that turns out dead before any byte of the answer is replaced
+once. Invariant: when a request has failed, been cancelled or been read to its end, it holds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from gateway.upstream.http1_connection import Exchange
+from gateway.upstream.http1_pool import Origin, OriginPool
+from gateway.upstream.http1_wire import encode, read_timeouts
+from gateway.upstream.phase import phase_of, with_phase
+
+__all__ = ["Http1Transport", "PoolStats", "phase_of"]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Connections in use (or being opened), connections idle, and requests waiting for one."""
+
+    active: int
+    idle: int
+    waiting: int
+
+
+class Http1Transport(httpx.AsyncBaseTransport):
+    """Send requests over pooled HTTP/1.1 connections.
+
+    Timeouts come with each request, in httpx's `timeout` extension (seconds; absent or None is no limit): `connect`
+    covers name, TCP and TLS together; `pool` the wait for a free connection; `write` each 64 KiB of the request;
+    `first_byte` (else `read`) from the request's last byte to the end of the answer's head, starting again with each
+    1xx; `read` each silence in the body. Errors are httpx's, with an attribute `phase` (`phase.phase_of`). A transport
+    belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        max_connections: int = 256,
+        idle_expiry_s: float = 30.0,
+        sweep_interval_s: float = 0.05,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies."""
+        self._ssl_context = ssl_context
+        self._max_connections = max_connections
+        self._idle_expiry_s = idle_expiry_s
+        self._sweep_interval_s = sweep_interval_s
+        self._now = now
+        self._pools: dict[tuple[str, str, int | None], OriginPool] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_sweeping_fast = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        pools = ", ".join(map(repr, self._pools.values())) or "no connections"
+        return f"<Http1Transport {pools}{', closed' if self._is_closed else ''}>"
+
+    def stats(self) -> PoolStats:
+        """Count connections and waiting requests over all origins."""
+        pools = self._pools.values()
+        return PoolStats(sum(p.active for p in pools), sum(p.idle for p in pools), sum(p.waiting for p in pools))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send `request` and return once the answer's head is there; the body is read from `response.stream`.
+
+        Raises httpx transport errors that tell their phase. Cancelling closes the connection.
+        """
+        outgoing = encode(request)
+        timeouts = read_timeouts(request.extensions)
+        url = request.url
+        pool = self._pools.get((url.scheme, url.host, url.port)) or self._open_pool(url)
+        if not self._is_sweeping_fast:
+            self._sweep_fast()
+        connection = pool.take_idle() or await pool.connect(timeouts)
+        exchange = connection.start(outgoing, timeouts)
+        await exchange.head()
+        if exchange.is_stale:
+            connection = await pool.replace(connection, timeouts)
+            exchange = connection.start(outgoing, timeouts)
+            await exchange.head()
+        if not exchange.status and exchange.error is not None:
+            raise exchange.error
+        return _response(exchange)
+
+    async def aclose(self) -> None:
+        """Close every connection; running exchanges and waiting requests fail."""
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for pool in self._pools.values():
+            pool.close()
+        await asyncio.sleep(0)  # sockets are closed in the loop's next turn
+
+    def sweep(self) -> None:
+        """Act on every deadline that has passed: timeouts, and connections idle for too long."""
+        for pool in self._pools.values():
+            pool.sweep()
+
+    def _open_pool(self, url: httpx.URL) -> OriginPool:
+        default_port = _DEFAULT_PORTS.get(url.scheme)
+        if default_port is None or not url.host:
+            raise with_phase(
+                httpx.UnsupportedProtocol(f"not an http or https URL with a host: {url.scheme}:"), "connect"
+            )
+        if self._is_closed:
+            raise with_phase(httpx.ConnectError("the transport is closed"), "connect")
+        tls = self._verifying_context() if url.scheme == "https" else None
+        origin = Origin(url.raw_host.decode("ascii"), url.port or default_port, tls)
+        pool = OriginPool(
+            origin, max_connections=self._max_connections, idle_expiry_s=self._idle_expiry_s, now=self._now
+        )
+        self._pools[url.scheme, url.host, url.port] = pool
+        return pool
+
+    def _verifying_context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
+        return self._ssl_context
+
+    def _sweep_fast(self) -> None:
+        """Run the sweep while anything is active; once all is idle it only comes back to expire connections."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._is_sweeping_fast = True
+        self._sweeper = asyncio.get_running_loop().call_later(self._sweep_interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self.sweep()
+        stats = self.stats()
+        if stats.active or stats.waiting:
+            self._sweep_fast()
+        else:
+            self._is_sweeping_fast = False
+            loop = asyncio.get_running_loop()
+            self._sweeper = loop.call_later(self._idle_expiry_s, self._tick) if stats.idle else None
+
+
+def _response(exchange: Exchange) -> httpx.Response:
+    return httpx.Response(
+        exchange.status,
+        headers=exchange.headers,
+        stream=exchange,
+        extensions={"http_version": exchange.version, "reason_phrase": exchange.reason},
+    )

@@ -1,0 +1,478 @@
+"""One HTTP/1.1 connection: bytes in, bytes out, one exchange at a time.
+
+`Http1Connection` is the asyncio protocol: it writes a request, parses the answer, watches one deadline. `Exchange` is
+the half the caller holds: it waits for the answer's head and is the stream of its body, so the connection can serve
+the next request while the last chunks of this one are still unread. The connection knows its pool only as `Pool`, and
+nothing of origins or waiting callers. Invariant: after the answer's last byte, exactly one of `release` (clean) and
+`drop` (anything else) is called, and no byte of one exchange can be read in another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import Any, Protocol
+
+import httptools
+import httpx
+
+from gateway.upstream.http1_wire import (
+    MAX_HEAD_BYTES,
+    Outgoing,
+    RawHeaders,
+    Timeouts,
+    accept_head,
+    ends_with_connection,
+    head_size,
+)
+from gateway.upstream.phase import with_phase
+
+HIGH_WATER_BYTES = 64 * 1024  # unread body above this stops reading from the provider until the caller has drained it
+PIECE_BYTES = 64 * 1024  # a longer request body is written in pieces, each within the write timeout
+MAX_INTERIM_ANSWERS = 100
+
+
+class Pool(Protocol):
+    """What a connection tells its pool."""
+
+    def release(self, connection: Http1Connection) -> None: ...
+    def drop(self, connection: Http1Connection) -> None: ...
+    def closed_while_unused(self, connection: Http1Connection) -> None: ...
+
+
+class Exchange(httpx.AsyncByteStream):
+    """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
+
+    Chunks that arrived since the last step come as one. Raises httpx errors of phase `answered`. A caller that is
+    cancelled, or calls `aclose` early, closes the connection.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_waiter",
+        "buffered",
+        "can_replay",
+        "error",
+        "headers",
+        "is_complete",
+        "is_stale",
+        "reason",
+        "status",
+        "timeouts",
+        "version",
+    )
+
+    def __init__(self, connection: Http1Connection, timeouts: Timeouts, can_replay: bool) -> None:
+        self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
+        self._chunks: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.buffered = 0
+        self.can_replay = can_replay
+        self.error: BaseException | None = None
+        self.headers: RawHeaders = []
+        self.is_complete = False
+        self.is_stale = False  # a kept-alive connection was already dead: nothing answered, safe to send again
+        self.reason = b""
+        self.status = 0  # 0 until the head is complete
+        self.timeouts = timeouts
+        self.version = b""
+
+    async def head(self) -> None:
+        """Wait until the answer's head has come (`status`) or cannot come (`error`)."""
+        while not self.status and self.error is None:
+            await self._wait()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._chunks:
+            if self.is_complete:
+                raise StopAsyncIteration
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        chunks = self._chunks
+        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.buffered = 0
+        if self._connection is not None:
+            self._connection.resume_reading()
+        return chunk
+
+    async def aclose(self) -> None:
+        """Finish with the answer; before its end this closes the connection at once."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give the answer up: the connection is closed unless the answer is already complete."""
+        if self._connection is not None:
+            self._connection.fail(httpx.StreamClosed())
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except BaseException:
+            self.abandon()
+            raise
+
+    # What the connection tells.
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self.buffered += len(chunk)
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def finish(self, error: BaseException | None) -> None:
+        self._connection = None
+        self.error = error
+        self.is_complete = error is None
+        self.wake()
+
+
+class Http1Connection(asyncio.Protocol):
+    """The protocol of one connection. `deadline` (of `now`) is the only timer; `expire` is called when it passed."""
+
+    __slots__ = (
+        "_drained",
+        "_ends_with_connection",
+        "_exchange",
+        "_expects_body",
+        "_headers",
+        "_interim_answers",
+        "_is_clean",
+        "_is_complete",
+        "_is_reading_paused",
+        "_is_sent",
+        "_is_writing_paused",
+        "_now",
+        "_parser",
+        "_pool",
+        "_reason",
+        "_transport",
+        "_unfruitful_bytes",
+        "_writer",
+        "deadline",
+        "is_closed",
+        "was_used",
+    )
+
+    def __init__(self, pool: Pool, now: Callable[[], float]) -> None:
+        self._pool = pool
+        self._now = now
+        self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._writer: asyncio.Task[None] | None = None  # only for bodies that do not fit into one write
+        self._drained: asyncio.Future[None] | None = None
+        self._headers: RawHeaders = []
+        self._reason = b""
+        self._interim_answers = 0
+        self._unfruitful_bytes = 0  # received since the start of the head or the last body byte
+        self._expects_body = True
+        self._ends_with_connection = False
+        self._is_complete = False  # the answer's last byte has been parsed
+        self._is_clean = False  # nothing follows it, and the provider keeps the connection open
+        self._is_sent = False  # the whole request has been given to the transport
+        self._is_reading_paused = False
+        self._is_writing_paused = False
+        self.deadline = inf
+        self.is_closed = False
+        self.was_used = False
+
+    # What the pool does with it.
+
+    def start(self, outgoing: Outgoing, timeouts: Timeouts) -> Exchange:
+        """Write the request and return its exchange. The connection must be open and unused."""
+        can_replay = self.was_used and outgoing.body is not None
+        exchange = self._exchange = Exchange(self, timeouts, can_replay)
+        self.was_used = True
+        self._headers = []
+        self._reason = b""
+        self._interim_answers = self._unfruitful_bytes = 0
+        self._expects_body = outgoing.expects_body
+        self._is_complete = self._is_sent = False
+        self._is_clean = True
+        body = outgoing.body
+        if body is not None and len(body) <= PIECE_BYTES:
+            self._is_sent = True
+            self._transport.write(outgoing.head + body)
+        else:
+            self._transport.write(outgoing.head)
+            self._writer = asyncio.get_running_loop().create_task(self._write_body(outgoing))
+            self._writer.add_done_callback(self._body_written)
+        self._set_deadline()
+        return exchange
+
+    def expire(self) -> None:
+        """Act on a passed deadline: an unused connection is closed, a waiting exchange fails."""
+        if self._exchange is None:
+            self._close_unused()
+        elif self._is_writing_paused:
+            self.fail(httpx.WriteTimeout("the provider did not take the request's next bytes in time"))
+        elif not self._exchange.status:
+            self.fail(httpx.ReadTimeout("the provider did not begin to answer in time"))
+        else:
+            self.fail(httpx.ReadTimeout("the provider's answer stalled"))
+
+    def abort(self) -> None:
+        """Close the socket now, without flushing; the pool is not told."""
+        self.is_closed = True
+        self.deadline = inf
+        if self._transport is not None:
+            self._transport.abort()
+
+    def discard(self) -> None:
+        """Close the connection and give its place in the pool back; may be called again."""
+        self.abort()
+        self._pool.drop(self)
+
+    def fail(self, error: BaseException, *, is_stale: bool = False) -> None:
+        """End the exchange with `error` and close; a stale connection's place is kept for its replacement."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._exchange = None
+        self._stop_writing()
+        if isinstance(error, httpx.TransportError) and not hasattr(error, "phase"):
+            is_answered = exchange.status or self._reason
+            with_phase(error, "answered" if is_answered else "sent")
+        if is_stale:
+            exchange.is_stale = True
+            self.abort()
+        else:
+            self.discard()
+        exchange.finish(error)
+
+    # asyncio callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self.is_closed:  # given up while the handshake was finishing
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            # Bytes nobody asked for would be read as the answer to the next request.
+            self._close_unused()
+            return
+        if not (self._unfruitful_bytes or exchange.status) and data[0] != 72:  # "H"
+            # The parser also speaks ICE/ and RTSP/, and skips empty lines.
+            self._refuse("the answer does not begin with HTTP/")
+            return
+        self._unfruitful_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            if not self._is_complete:
+                self._refuse(str(exc.__context__ or exc))
+                return
+            self._is_clean = False
+        if self._is_complete:
+            self._finish(exchange)
+        elif self._unfruitful_bytes > MAX_HEAD_BYTES:
+            self._refuse(f"the answer's head, chunk header or trailers exceed {MAX_HEAD_BYTES} bytes")
+        elif exchange.status:
+            exchange.wake()
+            if exchange.buffered > HIGH_WATER_BYTES:
+                self._pause_reading()
+            self._set_deadline()
+
+    def eof_received(self) -> None:
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        self.is_closed = True
+        self._parser = None  # it holds our bound methods: a cycle
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+        self._set_deadline()
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._set_deadline()
+
+    # Parser callbacks. What they raise stops the parser; `data_received` tells why.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise httpx.RemoteProtocolError("bytes follow the answer")
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value.rstrip()))
+
+    def on_headers_complete(self) -> None:
+        exchange, parser, headers = self._exchange, self._parser, self._headers
+        if exchange is None:
+            return
+        status = parser.get_status_code()
+        version = accept_head(status, parser.get_http_version(), self._reason)
+        if self._unfruitful_bytes > MAX_HEAD_BYTES and head_size(headers) > MAX_HEAD_BYTES:
+            raise httpx.RemoteProtocolError(f"the answer's head exceeds {MAX_HEAD_BYTES} bytes")
+        self._headers = []  # trailers land here and are forgotten
+        if status < 200:
+            return
+        self._unfruitful_bytes = 0
+        has_body = self._expects_body and status != 204 and status != 304
+        self._ends_with_connection = has_body and ends_with_connection(headers)
+        if version == b"HTTP/1.0":
+            self._is_clean = False
+        exchange.version, exchange.reason, exchange.headers = version, self._reason, headers
+        exchange.status = status
+        if self._writer is not None:
+            self._stop_writing()
+        if not self._expects_body:
+            # The parser cannot be told that this length has no body, so this connection ends here.
+            self._is_complete, self._is_clean = True, False
+            raise httpx.RemoteProtocolError("an answer to HEAD has no body")
+
+    def on_body(self, chunk: bytes) -> None:
+        self._unfruitful_bytes = 0
+        if self._exchange is not None:
+            self._exchange.add(chunk)
+
+    def on_message_complete(self) -> None:
+        if self._exchange is not None and not self._exchange.status:
+            self._interim_answer()
+            return
+        self._is_complete = True
+        self._is_clean = self._is_clean and self._parser.should_keep_alive()
+
+    def _interim_answer(self) -> None:
+        """Forget a 1xx; it proves that the provider works on the request, so the first-byte clock starts again."""
+        self._interim_answers += 1
+        if self._interim_answers > MAX_INTERIM_ANSWERS:
+            raise httpx.RemoteProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers")
+        self._reason = b""
+        self._set_deadline()
+
+    # The ends of an exchange.
+
+    def _finish(self, exchange: Exchange) -> None:
+        """Hand the connection on as soon as the last byte is parsed, before the caller has read it."""
+        self._exchange = None
+        if self._is_clean and self._is_sent and not self._transport.get_write_buffer_size():
+            if self._is_reading_paused:
+                self._is_reading_paused = False
+                self._transport.resume_reading()
+            self._pool.release(self)
+        else:
+            self.discard()
+        exchange.finish(None)
+
+    def _end(self, exc: Exception | None) -> None:
+        """The provider closed, or the socket broke."""
+        exchange = self._exchange
+        if exchange is None:
+            self._close_unused()
+        elif exchange.status and self._ends_with_connection and exc is None:
+            self._is_clean = False
+            self._finish(exchange)
+        else:
+            is_silent = not exchange.status and not self._unfruitful_bytes
+            self.fail(self._why_ended(exchange, exc, is_silent), is_stale=exchange.can_replay and is_silent)
+
+    def _why_ended(self, exchange: Exchange, exc: Exception | None, is_silent: bool) -> httpx.TransportError:
+        if exc is None:
+            where = "without answering" if is_silent else "in the middle of its answer"
+            return httpx.RemoteProtocolError(f"the provider closed the connection {where}")
+        kind = httpx.ReadError if self._is_sent or exchange.status else httpx.WriteError
+        error = kind(f"the connection broke: {exc}")
+        error.__cause__ = exc
+        return error
+
+    def _refuse(self, reason: str) -> None:
+        self.fail(httpx.RemoteProtocolError(f"bad answer: {reason}"))
+
+    def _close_unused(self) -> None:
+        self.abort()
+        self._pool.closed_while_unused(self)
+
+    # Flow control and the clock.
+
+    def _set_deadline(self) -> None:
+        """Start the clock of the phase the exchange is in; no clock runs while the next move is the caller's."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        timeouts = exchange.timeouts
+        if exchange.status:
+            seconds = inf if self._is_reading_paused else timeouts.read_s
+        elif self._is_writing_paused:
+            seconds = timeouts.write_s
+        else:
+            seconds = timeouts.first_byte_s if self._is_sent else inf
+        self.deadline = self._now() + seconds
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, if reading was paused: the caller has drained the buffer."""
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+            self._set_deadline()
+
+    # Request bodies that take more than one write.
+
+    async def _write_body(self, outgoing: Outgoing) -> None:
+        written, length = 0, outgoing.length
+        async for piece in _pieces(outgoing):
+            written += len(piece)
+            if length is None and outgoing.stream is not None:
+                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+            elif length is not None and written > length:
+                raise httpx.LocalProtocolError(f"the request's body is longer than the {length} bytes it declared")
+            self._transport.write(piece)
+            if self._is_writing_paused:
+                self._drained = asyncio.get_running_loop().create_future()
+                await self._drained
+        if length is None and outgoing.stream is not None:
+            self._transport.write(b"0\r\n\r\n")
+        elif length is not None and written < length:
+            raise httpx.LocalProtocolError(f"the request's body ended {length - written} bytes early")
+
+    def _body_written(self, writer: asyncio.Task[None]) -> None:
+        cancelled = httpx.WriteError("the request's body was cancelled by its source")
+        error = cancelled if writer.cancelled() else writer.exception()
+        if writer is not self._writer:
+            return  # stopped on purpose
+        self._writer = None
+        if error is None:
+            self._is_sent = True
+            self._set_deadline()
+        else:
+            self.fail(error)
+
+    def _stop_writing(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.cancel()
+
+
+async def _pieces(outgoing: Outgoing) -> AsyncIterator[bytes]:
+    if outgoing.body is not None:
+        for start in range(0, len(outgoing.body), PIECE_BYTES):
+            yield outgoing.body[start : start + PIECE_BYTES]
+    elif outgoing.stream is not None:
+        async for piece in outgoing.stream:
+            if piece:  # an empty chunk would end the body
+                yield piece

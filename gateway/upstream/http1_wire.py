@@ -1,0 +1,162 @@
+"""HTTP/1.1 on the wire: what a request looks like in bytes, and which response heads are acceptable.
+
+Pure functions, no I/O. The parser (llhttp, strict) already refuses most ambiguous messages: both or two lengths,
+folded lines, bare LF, NUL, bad chunk sizes. What it lets pass is refused here. Invariant: a head that leaves here is
+one head: no header can add a line, and body length is stated once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, cast
+
+import httpx
+
+from gateway.upstream.phase import with_phase
+
+MAX_HEAD_BYTES = 64 * 1024
+
+_TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_VERSIONS = {"1.1": b"HTTP/1.1", "1.0": b"HTTP/1.0"}
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Timeouts:
+    """Seconds each phase of one request may take; `inf` is no limit."""
+
+    connect_s: float = inf
+    pool_s: float = inf
+    write_s: float = inf
+    first_byte_s: float = inf
+    read_s: float = inf
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A request ready to be written: the head, and the body as bytes or as a stream."""
+
+    head: bytes
+    body: bytes | None  # None: `stream` has it
+    stream: httpx.AsyncByteStream | None
+    length: int | None  # what Content-Length promises; None: chunked
+    expects_body: bool  # False for HEAD: the answer's lengths describe a body that does not follow
+
+
+def read_timeouts(extensions: Any) -> Timeouts:
+    """Read httpx's `timeout` extension, plus our `first_byte`, which falls back to `read`."""
+    given = extensions.get("timeout")
+    if not given:
+        return Timeouts()
+    connect, pool, write, read = given.get("connect"), given.get("pool"), given.get("write"), given.get("read")
+    first_byte = given.get("first_byte", read)
+    return Timeouts(
+        inf if connect is None else connect,
+        inf if pool is None else pool,
+        inf if write is None else write,
+        inf if first_byte is None else first_byte,
+        inf if read is None else read,
+    )
+
+
+def encode(request: httpx.Request) -> Outgoing:
+    """Turn a request into bytes; raises `httpx.LocalProtocolError` (nothing sent) when no safe form exists.
+
+    A missing Host, Content-Length or Transfer-Encoding is added (RFC 9112 sections 3.2 and 6).
+    """
+    headers = request.headers.raw
+    names = [name.lower() for name, _ in headers]
+    stream = request.stream
+    body = b"".join(stream) if type(stream) is httpx.ByteStream else None
+    length = _frame_request(headers, names, body)
+    if b"host" not in names:
+        headers.insert(0, (b"Host", request.url.netloc))
+    head = _encode_head(request, headers, names)
+    if body is None:
+        return Outgoing(head, None, cast(httpx.AsyncByteStream, stream), length, request.method != "HEAD")
+    if length is None:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+    return Outgoing(head, body, None, length, request.method != "HEAD")
+
+
+def _frame_request(headers: RawHeaders, names: list[bytes], body: bytes | None) -> int | None:
+    """Make the headers state the body's length exactly once; returns it, None when chunked."""
+    lengths, codings = names.count(b"content-length"), names.count(b"transfer-encoding")
+    if lengths + codings > 1:
+        raise _unsendable("more than one Content-Length or Transfer-Encoding header")
+    if lengths:
+        return _declared_length(headers[names.index(b"content-length")][1], body)
+    if codings:
+        if headers[names.index(b"transfer-encoding")][1].lower() != b"chunked":
+            raise _unsendable("Transfer-Encoding other than chunked")
+        return None
+    if body is None:
+        headers.append((b"Transfer-Encoding", b"chunked"))
+        return None
+    if body:
+        headers.append((b"Content-Length", b"%d" % len(body)))
+    return len(body)
+
+
+def _declared_length(value: bytes, body: bytes | None) -> int:
+    if not value.isdigit():
+        raise _unsendable("Content-Length is not a number")
+    length = int(value)
+    if body is not None and length != len(body):
+        raise _unsendable(f"Content-Length says {length}, the body has {len(body)} bytes")
+    return length
+
+
+def _encode_head(request: httpx.Request, headers: RawHeaders, names: list[bytes]) -> bytes:
+    method = request.method.encode("ascii", "replace")  # `?` is not a token either
+    if method == b"CONNECT":
+        raise _unsendable("CONNECT needs a tunnel, which this transport has not")
+    if not method or b"" in names or (method + b"".join(names)).translate(None, _TOKEN_BYTES):
+        raise _unsendable("method or header name is not a token")
+    head = b"%b %b HTTP/1.1\r\n%b\r\n\r\n" % (method, request.url.raw_path, b"\r\n".join(map(b": ".join, headers)))
+    # One CRLF per line is ours; any further CR or LF came in a value and would start a line of its own.
+    expected = len(headers) + 2
+    if head.count(b"\r") != expected or head.count(b"\n") != expected or b"\0" in head:
+        raise _unsendable("a header value contains CR, LF or NUL")
+    return head
+
+
+def _unsendable(reason: str) -> httpx.LocalProtocolError:
+    return with_phase(httpx.LocalProtocolError(f"the request cannot be sent: {reason}"), "connect")
+
+
+def accept_head(status: int, version: str, reason: bytes) -> bytes:
+    """Check what the parser lets pass; returns the version for httpx, raises `httpx.RemoteProtocolError`."""
+    wire_version = _VERSIONS.get(version)
+    if wire_version is None:
+        raise httpx.RemoteProtocolError(f"the answer speaks HTTP/{version}")
+    if status < 100 or status == 101:
+        raise httpx.RemoteProtocolError(f"the answer has status {status:03d}, which nobody asked for")
+    if b"\0" in reason:
+        raise httpx.RemoteProtocolError("the answer has a NUL in its status line")
+    return wire_version
+
+
+def ends_with_connection(headers: RawHeaders) -> bool:
+    """Tell whether only the end of the connection ends the body (RFC 9112 section 6.3).
+
+    Raises `httpx.RemoteProtocolError` for any Transfer-Encoding but one plain `chunked`: with `xchunked`, `chunked,
+    chunked` or `gzip, chunked` two readers may see two different ends.
+    """
+    framed = False
+    for name, value in headers:
+        size = len(name)
+        if size == 14 and name.lower() == b"content-length":
+            framed = True
+        elif size == 17 and name.lower() == b"transfer-encoding":
+            if framed or value.lower() != b"chunked":
+                raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
+            framed = True
+    return not framed
+
+
+def head_size(headers: RawHeaders) -> int:
+    """Bytes the header lines took on the wire."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)

@@ -1,0 +1,117 @@
+"""Transports by provider: equal providers share one, a reload that changes nothing keeps every connection.
+
+A transport that no provider uses any more is closed once its last answer has been read. Policies are compiled in a thread,
+so the tables are only ever iterated as copies.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+import httpx
+
+from gateway.policy.snapshot import Provider
+from gateway.upstream.http1 import Http1Transport
+
+StartEmulator = Callable[[str], Awaitable[str]]
+"""Starts the emulator of that name inside the process, once, and tells its base URL."""
+
+
+FOREIGN_RETIREMENT_S = 3600.0
+
+
+class EmulatedTransport(httpx.AsyncBaseTransport):
+    """`emulator://NAME`: starts the emulator with the first request and sends everything there."""
+
+    def __init__(self, name: str, start: StartEmulator) -> None:
+        self._name = name
+        self._start = start
+        self.inner = Http1Transport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """As any transport; the origin is the emulator's, the path stays."""
+        origin = httpx.URL(await self._start(self._name))
+        request.url = request.url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
+        request.headers["host"] = origin.netloc.decode()
+        return await self.inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close its connections; the emulator itself belongs to the application."""
+        await self.inner.aclose()
+
+
+class Pools:
+    """All transports of the process."""
+
+    def __init__(self, start_emulator: StartEmulator) -> None:
+        self._start_emulator = start_emulator
+        self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
+        self._retired: dict[httpx.AsyncBaseTransport, float] = {}
+        self._default_tls: ssl.SSLContext | None = None
+
+    def transport(self, provider: Provider) -> httpx.AsyncBaseTransport:
+        """The transport for this provider, made at its first use."""
+        found = self._by_provider.get(provider)
+        if found is None:
+            found = self._by_provider[provider] = self._build(provider)
+        return found
+
+    def keep_only(self, providers: set[Provider], now: float) -> None:
+        """Retire the transports that none of these providers uses."""
+        for provider in [one for one in self._by_provider if one not in providers]:
+            self._retired[self._by_provider.pop(provider)] = now
+
+    async def close_retired(self, now: float) -> None:
+        """Close retired transports that serve nobody any more; called about once a second."""
+        for transport in [one for one, since in list(self._retired.items()) if not _may_be_busy(one, now - since)]:
+            del self._retired[transport]
+            await transport.aclose()
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Connections by provider and state (`active`, `idle`, `waiting`), where the transport can tell."""
+        return {
+            provider.name: asdict(transport.stats())
+            for provider, transport in list(self._by_provider.items())
+            if isinstance(transport, Http1Transport)
+        }
+
+    async def aclose(self) -> None:
+        """Close everything, answers being read included."""
+        for transport in [*self._by_provider.values(), *self._retired.keys()]:
+            await transport.aclose()
+        self._by_provider.clear()
+        self._retired.clear()
+
+    def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
+        if provider.base_url.startswith("emulator://"):
+            return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator)
+        context = self._tls(provider.ca_file)
+        if provider.transport == "httpx":
+            limits = httpx.Limits(
+                max_connections=provider.max_connections,
+                max_keepalive_connections=provider.max_connections,
+                keepalive_expiry=provider.idle_expiry_s,
+            )
+            return httpx.AsyncHTTPTransport(verify=context, limits=limits, http2=provider.http2, proxy=provider.proxy)
+        return Http1Transport(
+            ssl_context=context, max_connections=provider.max_connections, idle_expiry_s=provider.idle_expiry_s
+        )
+
+    def _tls(self, ca_file: str | None) -> ssl.SSLContext:
+        """Loading the system's authorities takes time and memory: providers without their own share one context."""
+        if ca_file is not None:
+            return ssl.create_default_context(cafile=ca_file)
+        if self._default_tls is None:
+            self._default_tls = ssl.create_default_context()
+        return self._default_tls
+
+
+def _may_be_busy(transport: httpx.AsyncBaseTransport, retired_s: float) -> bool:
+    """Ours can tell; for the others an hour is longer than any answer."""
+    if isinstance(transport, EmulatedTransport):
+        transport = transport.inner
+    if isinstance(transport, Http1Transport):
+        return transport.stats().active > 0
+    return retired_s < FOREIGN_RETIREMENT_S
