@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway import __version__
+from gateway.calllog import CallLog
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
@@ -32,7 +33,7 @@ from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
 from gateway.settings import Settings
-from gateway.telemetry import CallLog, Telemetry
+from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 
@@ -80,7 +81,7 @@ class Gateway:
         first = self._load()
         self._versions = first.version
         self._policies = Policies(first)
-        self._telemetry.config_version.set(first.version)
+        self._telemetry.set_policy(first.version)
         self._reloader = Reloader(
             settings.config,
             environ,
@@ -174,12 +175,12 @@ class Gateway:
     def _install(self, snapshot: PolicySnapshot) -> None:
         self._versions = snapshot.version
         self._policies.current = snapshot
-        self._telemetry.config_version.set(snapshot.version)
+        self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._clock.monotonic())
 
     def _report(self, report: ReloadReport) -> None:
         if report.status == "failed":
-            self._telemetry.reload_errors.inc()
+            self._telemetry.reload_failed()
             log.error("config not reloaded, version %d stays in force:\n%s", report.version, "\n".join(report.problems))
         elif report.status == "loaded":
             log.info("config version %d is in force", report.version)
@@ -194,7 +195,7 @@ class Gateway:
             due = self._clock.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
-            self._telemetry.loop_lag.set(max(0.0, now - due))
+            self._telemetry.set_loop_lag(max(0.0, now - due))
             try:
                 await self._tick(now)
             except Exception:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
+
+import orjson
 
 from gateway.emulator import asks
 from gateway.emulator.asks import Ask
 from gateway.emulator.call import Call, PeerGoneError, Receive, Scope, Send, Sleep
-from gateway.emulator.chat import answer_chat, answer_completion
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.control import PREFIX, control
 from gateway.emulator.dialects import Account, Demand, open_account
+from gateway.emulator.endpoints import ENDPOINTS, Endpoint, canonical
 from gateway.emulator.faults import FaultPlan
-from gateway.emulator.media import answer_image, answer_speech, answer_transcription
 from gateway.emulator.perform import Pace, perform, refusal_of
 from gateway.emulator.problems import (
+    Problem,
     ProblemError,
     context_length,
     invalid_key,
@@ -33,9 +34,7 @@ from gateway.emulator.problems import (
     wrong_method,
 )
 from gateway.emulator.reply import Headers, Reply, Stream, json_reply
-from gateway.emulator.responses import answer_response
 from gateway.emulator.stats import Recorded, Recorder, Stats
-from gateway.emulator.vectors import answer_embedding, answer_moderation
 from gateway.emulator.writer import Writer
 
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
@@ -50,35 +49,6 @@ _LIMIT_FIELDS = (
     "limit_headers",
     "charge",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One way to generate: `operation` is Azure's name for it, `model` the default where one may be left out."""
-
-    name: str
-    operation: str
-    read: Callable[[dict[str, Any]], Ask]
-    answer: Callable[[Ask, Writer], Reply | Stream]
-    is_form: bool = False
-    model: str | None = None
-
-
-_ENDPOINTS = (
-    Endpoint("chat/completions", "ChatCompletions_Create", asks.read_chat, answer_chat),
-    Endpoint("completions", "Completions_Create", asks.read_completion, answer_completion),
-    Endpoint("embeddings", "Embeddings_Create", asks.read_embedding, answer_embedding),
-    Endpoint("responses", "Responses_Create", asks.read_response, answer_response),
-    Endpoint(
-        "moderations", "Moderations_Create", asks.read_moderation, answer_moderation, model="omni-moderation-latest"
-    ),
-    Endpoint(
-        "images/generations", "ImageGenerations_Create", asks.read_prompt("prompt"), answer_image, model="gpt-image-1"
-    ),
-    Endpoint("audio/speech", "AudioSpeech_Create", asks.read_prompt("input"), answer_speech),
-    Endpoint("audio/transcriptions", "Transcriptions_Create", asks.read_anything, answer_transcription, is_form=True),
-)
-_BY_PATH: Mapping[str, Endpoint] = {f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS}
 
 
 class Emulator:
@@ -150,8 +120,8 @@ class Emulator:
             self.stats.leave(call.endpoint)
 
     async def _serve(self, call: Call) -> None:
-        path, deployment = _canonical(call.path)
-        endpoint = _BY_PATH.get(path)
+        path, deployment = canonical(call.path)
+        endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             self._expect(call, "POST")
             await self._generate(call, endpoint, deployment)
@@ -193,7 +163,7 @@ class Emulator:
                 if refusal is not None:
                     await call.reply(refusal)
                     return
-            await perform(call, endpoint.answer(ask, self._writer), fault, self._pace(), account)
+            await perform(call, self._answer(endpoint, ask), fault, self._pace(), account)
         finally:
             account.in_flight -= 1
 
@@ -213,6 +183,12 @@ class Emulator:
             if used > config.context_window:
                 raise ProblemError(context_length(config.dialect, config.context_window, used))
         return ask
+
+    def _answer(self, endpoint: Endpoint, ask: Ask) -> Reply | Stream:
+        try:
+            return endpoint.answer(ask, self._writer)
+        except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
+            raise ProblemError(Problem(400, f"Invalid body: {exc}.")) from exc
 
     def _account(self, key: bytes, model: str) -> Account:
         account = self._accounts.get((key, model))
@@ -293,18 +269,6 @@ def create_app(
     return Emulator(config, now=now, sleep=sleep, wall=wall)
 
 
-def _canonical(path: str) -> tuple[str, str | None]:
-    """The `/v1/...` form of a path, and the deployment that an Azure path names."""
-    if path.startswith("/v1/"):
-        return path, None
-    if path.startswith("/openai/deployments/"):
-        deployment, _, rest = path.removeprefix("/openai/deployments/").partition("/")
-        return f"/v1/{rest}", deployment
-    if path.startswith("/openai/"):
-        path = path.removeprefix("/openai")
-    return path if path.startswith("/v1/") else f"/v1{path}", None
-
-
 def _key_of(call: Call) -> bytes:
     bearer = call.header(b"authorization")
     if bearer[:7].lower() == b"bearer ":
@@ -315,7 +279,6 @@ def _key_of(call: Call) -> bytes:
 async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "lifespan":
         return
-    step: Callable[[], Awaitable[Any]] = receive
-    while (await step())["type"] != "lifespan.shutdown":
+    while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await send({"type": "lifespan.shutdown.complete"})

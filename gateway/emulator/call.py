@@ -40,6 +40,7 @@ class Call:
         "_sleep",
         "_stats",
         "_task",
+        "_transport",
         "_watcher",
         "arrived_at",
         "body",
@@ -75,6 +76,8 @@ class Call:
         self._stats = stats
         self.now = now
         self._sleep = sleep
+        # Absent without EmulatorServer; then a call that should break the connection just ends without an answer.
+        self._transport: asyncio.Transport | None = scope.get(TRANSPORT)
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -118,7 +121,9 @@ class Call:
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
-        """Sends a part of the body."""
+        """Sends a part of the body; once the connection is lost it waits for the watcher to end the call."""
+        if self._transport is not None and self._transport.is_closing():
+            await self.hang()
         self._stats.bytes_out += len(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -141,26 +146,23 @@ class Call:
     async def close(self) -> None:
         """Closes the connection in an orderly way, in the middle of whatever was being sent."""
         self.is_finished = True
-        transport = self._transport()
-        if transport is not None:
-            transport.close()
+        if self._transport is not None:
+            self._transport.close()
             await self._until_disconnect()
 
     async def reset(self) -> None:
         """Closes the connection with a TCP RST."""
         self.is_finished = True
-        transport = self._transport()
-        if transport is not None:
-            connection = transport.get_extra_info("socket")
+        if self._transport is not None:
+            connection = self._transport.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
-            transport.abort()
+            self._transport.abort()
             await self._until_disconnect()
 
     def smuggle(self, data: bytes) -> None:
         """Writes bytes past the end of the body onto the connection."""
-        transport = self._transport()
-        if transport is not None:
-            transport.write(data)
+        if self._transport is not None:
+            self._transport.write(data)
 
     def watch(self) -> None:
         """Watches for the peer's leaving from now on; when it leaves, the current task is cancelled."""
@@ -187,7 +189,3 @@ class Call:
     async def _until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-    def _transport(self) -> asyncio.Transport | None:
-        found = self.scope.get(TRANSPORT)
-        return found if found is not None else None

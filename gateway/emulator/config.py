@@ -1,7 +1,7 @@
 """What the emulator can be told: plain frozen values and the one reader that makes them from untrusted mappings.
 
 The CLI's flags, the query of an `emulator://` URL and `POST /__emulator/config` all come through `from_mapping`. It
-must not know what the values are used for. Invariant: a config that exists is valid.
+must not know what the values are used for. Invariant: what `from_mapping` returns is valid.
 """
 
 from __future__ import annotations

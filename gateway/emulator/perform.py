@@ -116,11 +116,10 @@ async def _play_frames(
     # Each frame has its own due time from the first on: late wake-ups do not add up.
     due = call.now()
     for number, each in enumerate(frames):
-        if per_token_s and number:
-            due += per_token_s
-            ahead_s = due - call.now()
-            if ahead_s > 0:
-                await call.sleep(ahead_s)
+        due += per_token_s if number else 0.0
+        ahead_s = due - call.now() if per_token_s else 0.0
+        if ahead_s > 0:
+            await call.sleep(ahead_s)
         elif number % _YIELD_EVERY == _YIELD_EVERY - 1:
             await asyncio.sleep(0)
         await call.write(each)

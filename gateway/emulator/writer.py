@@ -50,7 +50,7 @@ class Writer:
         self.dialect = config.dialect
         self._rng = rng
         self._wall = wall
-        self._key = config.seed.to_bytes(16, "big") if config.seed < 1 << 128 else str(config.seed).encode()[:64]
+        self._key = str(config.seed).encode()[:64]
         self._median = config.output_tokens
         self._sigma = config.output_sigma
         drawn = random.Random(config.seed)  # noqa: S311 - filler words, not secrets

@@ -83,8 +83,10 @@ async def test_a_peer_that_leaves_during_a_wait_is_counted_at_once(
     }
 
 
-async def test_a_peer_that_stops_reading_and_leaves_is_counted(start_server: StartServer) -> None:
-    """A long stream waits for a slow reader, and ends when the reader goes."""
+async def test_a_peer_that_stops_reading_and_leaves_is_counted(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long stream waits for a slow reader, and ends without a word in the log when the reader goes."""
     server = await start_server(EmulatorConfig(output_tokens=1_000_000))
     stats = server.emulator.stats
     _, writer = await connect(server)
@@ -95,6 +97,7 @@ async def test_a_peer_that_stops_reading_and_leaves_is_counted(start_server: Sta
     await until(lambda: stats.active == 0)
 
     assert stats.cancelled == 1
+    assert caplog.records == []
 
 
 async def test_a_peer_that_leaves_while_sending_is_counted(start_server: StartServer) -> None:

@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 
 from gateway.emulator import EmulatorConfig, create_app
 from tests.emulator.conftest import chat_body, client_of
+
+_NAMES = st.sampled_from(
+    [
+        "model",
+        "messages",
+        "role",
+        "content",
+        "text",
+        "input",
+        "prompt",
+        "stream",
+        "stream_options",
+        "include_usage",
+        "n",
+        "max_tokens",
+        "tools",
+        "tool_choice",
+        "function",
+        "name",
+        "parameters",
+        "properties",
+        "type",
+        "items",
+        "enum",
+        "anyOf",
+        "$ref",
+        "response_format",
+        "json_schema",
+        "schema",
+        "format",
+        "dimensions",
+        "encoding_format",
+        "instructions",
+        "metadata",
+        "temperature",
+    ]
+)
+_PATHS = [f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses", "moderations")]
 
 
 @pytest.mark.parametrize(
@@ -165,3 +207,37 @@ async def test_the_same_paths_are_served_without_v1_and_under_azures() -> None:
         answers = [await client.post(path, json=chat_body()) for path in paths]
 
     assert [answer.json()["choices"][0]["message"]["content"][:8] for answer in answers] == ["emulated"] * 3
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(_PATHS), st.dictionaries(_NAMES, _JSON, max_size=8))
+def test_no_body_makes_the_emulator_fail(path: str, body: dict[str, Any]) -> None:
+    """Any JSON object is answered or refused, never a 5xx or an exception."""
+
+    async def post() -> int:
+        async with client_of(create_app(EmulatorConfig(output_tokens=4))) as client:
+            content = orjson.dumps({"model": "m", **body}, option=orjson.OPT_NON_STR_KEYS)
+            return (await client.post(path, content=content)).status_code
+
+    try:
+        assert asyncio.run(post()) in (200, 400)
+    except orjson.JSONEncodeError:
+        reject()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_deep_nesting_is_refused_or_ignored(path: str) -> None:
+    """What orjson reads but will not write back is a 400."""
+    deep = b"[" * 900 + b"]" * 900
+    body = b'{"model":"m","input":"hi","messages":[{"content":"hi"}],"tools":%b}' % deep
+    async with client_of(create_app(EmulatorConfig())) as client:
+        answer = await client.post(path, content=body)
+
+    assert answer.status_code in (200, 400)

@@ -1,0 +1,62 @@
+"""What can be asked: the generating endpoints and the paths that lead to them.
+
+A table; it must not know limits, faults or time. Invariant: `canonical` maps every spelling of an endpoint's path to
+the one key under which the table holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from gateway.emulator import asks
+from gateway.emulator.asks import Ask
+from gateway.emulator.chat import answer_chat, answer_completion
+from gateway.emulator.media import answer_image, answer_speech, answer_transcription
+from gateway.emulator.reply import Reply, Stream
+from gateway.emulator.responses import answer_response
+from gateway.emulator.vectors import answer_embedding, answer_moderation
+from gateway.emulator.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to generate: `operation` is Azure's name for it, `model` the default where one may be left out."""
+
+    name: str
+    operation: str
+    read: Callable[[dict[str, Any]], Ask]
+    answer: Callable[[Ask, Writer], Reply | Stream]
+    is_form: bool = False
+    model: str | None = None
+
+
+_ENDPOINTS = (
+    Endpoint("chat/completions", "ChatCompletions_Create", asks.read_chat, answer_chat),
+    Endpoint("completions", "Completions_Create", asks.read_completion, answer_completion),
+    Endpoint("embeddings", "Embeddings_Create", asks.read_embedding, answer_embedding),
+    Endpoint("responses", "Responses_Create", asks.read_response, answer_response),
+    Endpoint(
+        "moderations", "Moderations_Create", asks.read_moderation, answer_moderation, model="omni-moderation-latest"
+    ),
+    Endpoint(
+        "images/generations", "ImageGenerations_Create", asks.read_prompt("prompt"), answer_image, model="gpt-image-1"
+    ),
+    Endpoint("audio/speech", "AudioSpeech_Create", asks.read_prompt("input"), answer_speech),
+    Endpoint("audio/transcriptions", "Transcriptions_Create", asks.read_anything, answer_transcription, is_form=True),
+)
+ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType({f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS})
+
+
+def canonical(path: str) -> tuple[str, str | None]:
+    """The `/v1/...` form of a path, and the deployment that an Azure path names."""
+    if path.startswith("/v1/"):
+        return path, None
+    if path.startswith("/openai/deployments/"):
+        deployment, _, rest = path.removeprefix("/openai/deployments/").partition("/")
+        return f"/v1/{rest}", deployment
+    if path.startswith("/openai/"):
+        path = path.removeprefix("/openai")
+    return path if path.startswith("/v1/") else f"/v1{path}", None
