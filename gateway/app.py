@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from gateway import __version__
 from gateway.calllog import CallLog
@@ -67,8 +67,11 @@ class Emulators:
 class Gateway:
     """One gateway in one event loop: `start` it, let it run, `stop` it."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
-        """Loads the config and binds the ports. Raises ConfigError or OSError; nothing runs yet."""
+    def __init__(self, settings: Settings, environ: Mapping[str, str], *, log_stream: TextIO | None = None) -> None:
+        """Loads the config and binds the ports; the call log goes to `log_stream`, by default standard output.
+
+        Raises ConfigError or OSError; nothing runs yet.
+        """
         self._settings = settings
         self._environ = environ
         self._clock = SystemClock()
@@ -76,7 +79,7 @@ class Gateway:
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
-        self._call_log = CallLog(sys.stdout, settings.log_format, self._clock.wall)
+        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, self._clock.wall)
         self._telemetry = Telemetry(self._call_log)
         first = self._load()
         self._versions = first.version
@@ -167,6 +170,7 @@ class Gateway:
             connect=self._connect,
             version=self._versions + 1,
             now_wall=self._clock.wall(),
+            host=self._settings.host,
         )
 
     def _connect(self, provider: Provider, model: str | None) -> Wire:

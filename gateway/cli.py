@@ -203,7 +203,9 @@ def _compile(settings: Settings) -> PolicySnapshot:
     def connect(provider: Provider, model: str | None) -> Wire:
         return Wire(provider, model, pools.transport(provider))
 
-    return load_snapshot(settings.config, os.environ, connect=connect, version=1, now_wall=SystemClock().wall())
+    return load_snapshot(
+        settings.config, os.environ, connect=connect, version=1, now_wall=SystemClock().wall(), host=settings.host
+    )
 
 
 def _fail(message: str, code: int) -> int:

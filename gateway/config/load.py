@@ -6,32 +6,23 @@ or `ConfigError` carries every problem of every file, each on its line.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase, translate
 from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
 
+from gateway.config.check import check
 from gateway.config.env import substitute
 from gateway.config.notices import find_notices
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
 from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
-from gateway.config.routes import Pair, build_models, check_routes, compile_patterns, is_pattern, limits_of, pairs_of
-from gateway.config.schema import (
-    EMULATOR,
-    AdminEntry,
-    ConfigFile,
-    KeyEntry,
-    ProviderEntry,
-    ServerEntry,
-    check,
-    is_loopback,
-)
+from gateway.config.routes import Pair, build_models, check_routes, compile_patterns, is_pattern, pairs_of
+from gateway.config.schema import ConfigFile
+from gateway.config.sections import key_section, provider_section, server_section
 from gateway.config.source import read_document
 from gateway.errors import ConfigError
-from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Server, Target
+from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.ports import Upstream
 
 ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
@@ -44,11 +35,13 @@ def load_snapshot(
     connect: Callable[[Provider, str | None], Upstream],
     version: int,
     now_wall: float,
+    host: str | None = None,
 ) -> PolicySnapshot:
     """Read and compile the config at `path`.
 
     `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `now_wall` is in
-    seconds. Raises ConfigError with all problems, and nothing else.
+    seconds; `host` is where the process listens whatever the file says. Raises ConfigError with all problems, and
+    nothing else.
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
@@ -56,9 +49,9 @@ def load_snapshot(
     if document is None or config is None:
         raise _config_error(problems)
     policies = _read_policies(document, config, environ)
-    server = _server(document, config)
-    providers = _providers(document, config)
-    keys = _keys(document, config, server)
+    server = server_section(document, config, host)
+    providers = provider_section(document, config)
+    keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
     _check_passthrough(document, config)
     if problems:
@@ -110,140 +103,15 @@ def _config_error(problems: Iterable[Problem]) -> ConfigError:
     return ConfigError(list(dict.fromkeys(str(problem) for problem in ranked)))
 
 
-# --- sections ---
-
-
 def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> Policies:
     folder = FilePath(document.file).parent / config.policies if config.policies is not None else None
     try:
         return read_policies(folder, environ, document.problems)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
-        shown = document.show(("policies",), str(folder))
+        shown = document.show(("policies",), config.policies)
         document.complain(("policies",), f"the folder {shown} cannot be read: {reason}")
         return read_policies(None, environ, document.problems)
-
-
-def _server(document: Document, config: ConfigFile) -> Server:
-    server = check(ServerEntry, document, ("server",)) or ServerEntry()
-    admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
-    if not config.keys and not is_loopback(server.host):
-        document.complain(
-            ("server", "host"),
-            f"refused: without keys anyone who can reach {document.show(('server', 'host'), server.host)} could use "
-            "the gateway; add keys or bind 127.0.0.1",
-        )
-    if admin.listen == (server.host, server.port):
-        document.complain(("admin", "listen"), "is the address of the server itself: choose another port")
-    return Server(
-        host=server.host,
-        port=server.port,
-        max_body_bytes=server.max_body,
-        body_timeout_s=server.body_timeout,
-        grace_s=server.grace,
-        admin_listen=admin.listen,
-        admin_digest=admin.key,
-    )
-
-
-def _providers(document: Document, config: ConfigFile) -> dict[str, Provider]:
-    if not config.providers:
-        document.complain(("providers",), "is missing: at least one provider is needed")
-    if not config.models:
-        document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
-    providers: dict[str, Provider] = {}
-    for name in config.providers:
-        entry = check(ProviderEntry, document, ("providers", name))
-        if entry is not None:
-            _check_provider(document, name, entry)
-            providers[name] = _provider(document, name, entry)
-    return providers
-
-
-def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
-    path: Path = ("providers", name)
-    if "/" in name or not name:
-        document.complain(path, "a provider's name must not be empty or have a / in it")
-    if entry.api_version is not None and entry.dialect != "azure":
-        document.complain((*path, "api_version"), "is for the azure dialect only")
-    if entry.transport != "httpx":
-        for field in ("http2", "proxy"):
-            if getattr(entry, field):
-                document.complain((*path, field), "needs `transport: httpx`")
-    if entry.ca_file is not None and not _is_file(_beside(document, entry.ca_file)):
-        document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return FilePath(path).is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def _beside(document: Document, file: str) -> str:
-    return str(FilePath(document.file).parent / file)
-
-
-def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
-    emulated = entry.emulate_without_key and not entry.api_key
-    return Provider(
-        name=name,
-        dialect=entry.dialect,
-        base_url=f"{EMULATOR}default" if emulated else entry.base_url,
-        api_key=entry.api_key,
-        headers=tuple(entry.headers.items()),
-        api_version=entry.api_version,
-        transport=entry.transport,
-        http2=entry.http2,
-        proxy=entry.proxy,
-        ca_file=_beside(document, entry.ca_file) if entry.ca_file is not None else None,
-        max_connections=entry.max_connections,
-        idle_expiry_s=entry.idle_expiry,
-    )
-
-
-def _keys(document: Document, config: ConfigFile, server: Server) -> dict[bytes, Key]:
-    keys: dict[bytes, Key] = {}
-    names: set[str] = set()
-    for index in range(len(config.keys)):
-        path: Path = ("keys", index)
-        entry = check(KeyEntry, document, path)
-        if entry is None:
-            continue
-        if entry.name in names:
-            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
-        if entry.key in keys:
-            document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
-        if entry.key == server.admin_digest:
-            document.complain((*path, "key"), "is the same secret as admin.key")
-        _check_allowed(document, config, path, entry.models)
-        names.add(entry.name)
-        keys.setdefault(entry.key, _key(entry))
-    return keys
-
-
-def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
-    """A plain name that no entry of `models` could serve is a slip of the pen."""
-    for number, name in enumerate(allowed):
-        if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
-            here = (*path, "models", number)
-            suggestion = "" if here in document.origins else did_you_mean(name, config.models)
-            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
-
-
-def _key(entry: KeyEntry) -> Key:
-    allows = None if "*" in entry.models else re.compile("|".join(translate(name) for name in entry.models))
-    return Key(
-        name=entry.name,
-        tenant=entry.tenant or entry.name,
-        digest=entry.key,
-        lane=entry.lane,
-        models=tuple(entry.models),
-        allows=allows,
-        limits=limits_of(entry.rpm, entry.tpm, entry.rpd, entry.max_concurrency),
-        budget_usd_per_day=entry.budget_usd_per_day,
-    )
 
 
 def _check_passthrough(document: Document, config: ConfigFile) -> None:
@@ -251,9 +119,6 @@ def _check_passthrough(document: Document, config: ConfigFile) -> None:
     if config.passthrough is not None and config.passthrough not in config.providers:
         suggestion = "" if path in document.origins else did_you_mean(config.passthrough, config.providers)
         document.complain(path, f"no provider {document.show(path, config.passthrough)}{suggestion}")
-
-
-# --- building ---
 
 
 def _connect_all(
@@ -312,6 +177,7 @@ def _digest_lines(value: object, path: Path) -> Iterator[str]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     shown = "" if isinstance(value, (dict, list)) else str(value)
     hashed = sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
-    yield f"{printable(repr(path))} {type(value).__name__} {hashed}\n"
+    kind = "str" if isinstance(value, str) else type(value).__name__  # from a variable or not is the same
+    yield f"{printable(repr(path))} {kind} {hashed}\n"
     for step, item in items:
         yield from _digest_lines(item, (*path, step))

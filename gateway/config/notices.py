@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
+from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, path_text, printable
-from gateway.config.schema import EMULATOR, ConfigFile, is_loopback
+from gateway.config.schema import ConfigFile
 from gateway.policy.snapshot import Key, Limits, Model, Provider
 
 _READABLE_BY_OTHERS = 0o044
@@ -62,7 +63,10 @@ def _is_literal(document: Document, path: Path) -> bool:
 
 
 def _is_readable_by_others(file: str) -> bool:
-    return bool(FilePath(file).stat().st_mode & _READABLE_BY_OTHERS)
+    try:
+        return bool(FilePath(file).stat().st_mode & _READABLE_BY_OTHERS)
+    except OSError:  # gone since it was read
+        return False
 
 
 def _limited(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:

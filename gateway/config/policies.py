@@ -11,9 +11,10 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from gateway.call import Lane
+from gateway.config.check import EntryT, check
 from gateway.config.env import substitute
 from gateway.config.problems import Document, Path, Problem, did_you_mean, quoted
-from gateway.config.schema import AdmissionSet, EntryT, LaneEntries, LaneEntry, QueueSet, TimeoutsSet, check
+from gateway.config.schema import AdmissionSet, LaneEntries, LaneEntry, QueueSet, TimeoutsSet
 from gateway.config.source import read_document
 from gateway.ports import Clocks
 
@@ -75,15 +76,16 @@ def _clocks(entry: TimeoutsSet) -> Clocks:
 
 
 def _deadlines(document: Document | None) -> dict[Lane, float]:
-    """Of the `default` set: lanes belong to keys, not to models."""
-    deadlines = dict(BUILT_IN_DEADLINES_S)
-    _sets(QueueSet, document)
-    for name in document.data if document is not None and isinstance(document.data, dict) else ():
-        path: Path = (name, "lanes")
-        if document is None or not isinstance(document.at(path), dict) or check(LaneEntries, document, path) is None:
-            continue
-        for lane in BUILT_IN_DEADLINES_S:
-            entry = check(LaneEntry, document, (*path, lane)) if document.at((*path, lane)) is not None else None
-            if name == "default" and entry is not None and entry.deadline is not None:
-                deadlines[lane] = entry.deadline
-    return deadlines
+    """Of the `default` set: lanes belong to keys, not to models. The others are checked all the same."""
+    sets = _sets(QueueSet, document)
+    found = {name: _lanes(document, name) for name in sets if document is not None and document.at((name, "lanes"))}
+    return {**BUILT_IN_DEADLINES_S, **found.get("default", {})}
+
+
+def _lanes(document: Document, name: str) -> dict[Lane, float]:
+    path: Path = (name, "lanes")
+    lanes = document.at(path)
+    if not isinstance(lanes, dict) or check(LaneEntries, document, path) is None:
+        return {}
+    entries = {lane: check(LaneEntry, document, (*path, lane)) for lane in BUILT_IN_DEADLINES_S if lanes.get(lane)}
+    return {lane: entry.deadline for lane, entry in entries.items() if entry and entry.deadline is not None}

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
+from gateway.config.check import check
+from gateway.config.fields import is_label
 from gateway.config.policies import Policies
 from gateway.config.prices import fixed_rates
 from gateway.config.problems import Document, Path, did_you_mean
-from gateway.config.schema import ConfigFile, ModelEntry, PriceEntry, TargetEntry, check
+from gateway.config.schema import ConfigFile, ModelEntry, PriceEntry, TargetEntry
 from gateway.policy.snapshot import Limits, Model, Rates, Target
 from gateway.ports import Clocks, Upstream
 
@@ -51,6 +53,8 @@ def check_routes(document: Document, config: ConfigFile, policies: Policies) -> 
     """Every entry that can be read; whatever is wrong with it or between entries is noted in the document."""
     routes: dict[str, Route] = {}
     for name in config.models:
+        if not is_label(name):
+            document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
         entry = check(ModelEntry, document, ("models", name))
         if entry is not None:
             routes[name] = Route(name, entry, _check_targets(document, config, name))
@@ -70,7 +74,7 @@ def _check_targets(
         target = check(TargetEntry, document, path)
         if target is None:
             continue
-        if target.provider not in config.providers:
+        if config.providers and target.provider not in config.providers:
             _no_such(document, (*path, "provider"), "provider", target.provider, config.providers)
         if any(target == other for other, _ in targets):
             document.complain(path, "is the same as a target above it")

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import orjson
 
 # One token that matters for depth: a whole string, or a bracket. Everything else is skipped by the search itself.
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# Possessive, because one remembered way back per character of a long string would take 100 times its size.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 _COLON = re.compile(rb"\s*:\s*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
+_NO_FIELDS = re.compile(rb"\s*}")
 
 
 class Field(NamedTuple):
@@ -63,15 +65,15 @@ def find_fields(body: bytes, name: str) -> list[Field]:
 
 
 def replace_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The body with the value of the top-level field `name` (there, and once) replaced by the JSON text `value`."""
-    field = _only_field(body, name)
+    """The body with the value of the top-level field `name` (known to be there) replaced by the JSON text `value`."""
+    field = _last_field(body, name)
     return body[: field.start] + value + body[field.end :]
 
 
 def insert_field(body: bytes, name: str, value: bytes) -> bytes:
     """The body with a top-level field added in front; it must not be there yet."""
     brace = body.index(b"{") + 1
-    comma = b"" if body[brace:].lstrip()[:1] == b"}" else b","
+    comma = b"" if _NO_FIELDS.match(body, brace) else b","
     return b'%s"%s":%s%s%s' % (body[:brace], name.encode(), value, comma, body[brace:])
 
 
@@ -82,17 +84,21 @@ def with_model(body: bytes, model: str) -> bytes:
 
 def with_include_usage(body: bytes, stream_options: object) -> bytes:
     """The body asking for usage in its stream; `stream_options` is its parsed value, None when absent or null."""
-    if isinstance(stream_options, dict) and "include_usage" not in stream_options:
-        field = _only_field(body, "stream_options")
-        options = insert_field(body[field.start : field.end], "include_usage", b"true")
+    if isinstance(stream_options, dict):
+        field = _last_field(body, "stream_options")
+        edit = replace_field if "include_usage" in stream_options else insert_field
+        options = edit(body[field.start : field.end], "include_usage", b"true")
         return body[: field.start] + options + body[field.end :]
-    if b"stream_options" in body and find_fields(body, "stream_options"):
+    if (b"stream_options" in body or b"\\u00" in body) and find_fields(body, "stream_options"):
         return replace_field(body, "stream_options", b'{"include_usage":true}')
     return insert_field(body, "stream_options", b'{"include_usage":true}')
 
 
-def _only_field(body: bytes, name: str) -> Field:
-    """The one field of that name: a plain string search when that is unambiguous, a walk over the tokens otherwise."""
+def _last_field(body: bytes, name: str) -> Field:
+    """The field of that name, the last one when it is repeated: that is the one which was parsed.
+
+    A plain string search when that is unambiguous, a walk over the tokens otherwise.
+    """
     plain = b'"%s"' % name.encode()
     if b"\\u00" not in body and body.count(plain) == 1:
         key = body.index(plain)
@@ -101,7 +107,7 @@ def _only_field(body: bytes, name: str) -> Field:
             string = _TOKEN.match(body, colon.end())
             if string is not None:
                 return Field(key, colon.end(), string.end())
-    return find_fields(body, name)[0]
+    return find_fields(body, name)[-1]
 
 
 def _scalar_end(body: bytes, start: int) -> int:

@@ -15,15 +15,18 @@ from gateway.errors import ErrorClass
 
 _QUOTA = re.compile(
     r"insufficient_quota|credit_balance_exhausted|spend_limit_(?:exceeded|reached)|usage_limit_exceeded|billing_not_active"
-    r"|billing_hard_limit_reached|credit balance is too low|insufficient (?:balance|credits|funds)",
+    r"|billing_hard_limit_reached|credit balance is too low|insufficient (?:balance|credits|funds)"
+    r"|specified (?:workspace )?API usage limits|used all available credits|prepayment credits are depleted",
     re.IGNORECASE,
 )
 _CONTEXT = re.compile(
     r"context[_ ]length[_ ]exceeded|prompt (?:is )?too long|maximum context length|exceeds the context window"
-    r"|maximum prompt length is \d|input is too long",
+    r"|maximum prompt length is \d|input is too long|exceed context limit",
     re.IGNORECASE,
 )
+_TOKENS = re.compile(r"token rate limit|tokens per min", re.IGNORECASE)
 _POLICY = re.compile(r"content_filter|content_policy_violation|moderation_blocked|ResponsibleAIPolicyViolation")
+_STATUS = re.compile(r"[45][0-9][0-9]")
 
 _BY_STATUS = {
     401: ErrorClass.AUTH,
@@ -89,15 +92,14 @@ def status_of(error_class: ErrorClass) -> int:
 def classify(status: int, body: bytes) -> ErrorClass:
     """The class of an answer whose status is not 2xx; `body` may be anything."""
     error = error_object(body)
-    words = f"{error.get('code')} {error.get('type')} {error.get('message')}" if error else ""
-    return _classify(status, words, str(error.get("type")) if error else "")
+    return _classify(status, error or {})
 
 
 def classify_in_band(error: dict[str, Any]) -> tuple[int, ErrorClass]:
     """The status and class of an error object that came inside a 200."""
-    code, kind = error.get("code"), str(error.get("type"))
-    status = code if isinstance(code, int) and 400 <= code < 600 else _status_of_words(f"{code} {kind}")
-    error_class = _classify(status, f"{code} {kind} {error.get('message')}", kind)
+    code = _words(error, "code")
+    status = int(code) if _STATUS.fullmatch(code) else _status_of_words(_words(error, "code", "type"))
+    error_class = _classify(status, error)
     return (status if status != 500 else status_of(error_class)), error_class
 
 
@@ -126,14 +128,18 @@ def is_openai_shaped(body: bytes) -> bool:
     return isinstance(value, dict) and isinstance(value.get("error"), dict)
 
 
-def _classify(status: int, words: str, kind: str) -> ErrorClass:
+def _classify(status: int, error: dict[str, Any]) -> ErrorClass:
+    details = error.get("details")
+    words = _words(error, "code", "type", "message")
+    if isinstance(details, dict):
+        words += " " + _words(details, "error_code")
     if _QUOTA.search(words):
         return ErrorClass.QUOTA_EXHAUSTED
     if status != 429 and _CONTEXT.search(words):
         return ErrorClass.CONTEXT_LENGTH_EXCEEDED
     if _POLICY.search(words):
         return ErrorClass.CONTENT_POLICY
-    if status in (429, 413) and (kind == "tokens" or "token rate limit" in words):
+    if status in (429, 413) and (error.get("type") == "tokens" or _TOKENS.search(words)):
         return ErrorClass.RATE_LIMIT_TOKENS
     if status in _BY_STATUS:
         return _BY_STATUS[status]
@@ -142,10 +148,15 @@ def _classify(status: int, words: str, kind: str) -> ErrorClass:
     return ErrorClass.SERVER_ERROR if status >= 500 else ErrorClass.UNKNOWN
 
 
+def _words(error: dict[str, Any], *fields: str) -> str:
+    """What these fields say, as far as they are plain: anything else may be nested too deep even to be printed."""
+    return " ".join(str(error[field]) for field in fields if isinstance(error.get(field), (str, int)))
+
+
 def _status_of_words(words: str) -> int:
     """A status for the words of an error that came without one."""
     if "overloaded" in words or "unavailable" in words:
         return 503
     if "rate_limit" in words:
         return 429
-    return 400 if "invalid_request" in words or "context_length" in words else 500
+    return 400 if "invalid_request" in words or "context_length" in words or "validation" in words else 500

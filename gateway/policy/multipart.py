@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 
-_BOUNDARY = re.compile(rb"""boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))""", re.IGNORECASE)
+_BOUNDARY = re.compile(rb"""[;\s]boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))(?![^\s;])""", re.IGNORECASE)
+# Whole parameters are skipped on the way to `name`: a file may be called `; name=model`.
 _NAME = re.compile(
-    rb"""^content-disposition:\s*form-data\b[^\r\n]*?[;\s]name=(?:"([^"\r\n]*)"|([^\s;"]+))""", re.I | re.M
+    rb"""^content-disposition:[ \t]*form-data[ \t]*(?:;[ \t]*(?!name=)[^\s;="]++=(?:"(?:[^"\\\r\n]|\\.)*+"|[^\s;"]*+)[ \t]*)*+"""
+    rb""";[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))""",
+    re.I | re.M,
 )
 MAX_PARTS = 1000
 _MAX_PART_HEAD = 8192
@@ -39,10 +42,14 @@ def find_fields(body: bytes, boundary: bytes, name: str) -> list[tuple[int, int]
         line_end = at + len(delimiter)
         if body[line_end : line_end + 2] == b"--":
             return spans
-        head_end = body.find(b"\r\n\r\n", line_end, line_end + _MAX_PART_HEAD)
-        part_end = body.find(b"\r\n" + delimiter, max(head_end, line_end))
-        if head_end < 0 or part_end < 0:
+        if body[line_end : line_end + 2] != b"\r\n":
+            raise MultipartError("a boundary does not end its line")
+        part_end = body.find(b"\r\n" + delimiter, line_end)
+        if part_end < 0:
             raise MultipartError("a part does not end")
+        head_end = body.find(b"\r\n\r\n", line_end, min(part_end + 2, line_end + _MAX_PART_HEAD))
+        if head_end < 0:
+            raise MultipartError("the head of a part does not end")
         field = _NAME.search(body, line_end, head_end)
         if field is not None and (field.group(1) or field.group(2)) == wanted:
             spans.append((head_end + 4, max(head_end + 4, part_end)))

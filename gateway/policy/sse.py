@@ -2,7 +2,8 @@
 
 Events are never re-encoded. `EventCutter` only decides how many bytes are whole events; what looks inside is called at
 the start of a stream, at its end, or when a cheap search says that there is something to see. In JSON a quote inside a
-string is escaped, so `"finish_reason":"` without a backslash before it is never text that the model wrote.
+string is escaped, so `"finish_reason":"` without a backslash before it is never text that the model wrote; line ends are
+escaped too, so neither is a whole line.
 Source: HTML Living Standard, 9.2 (event stream format).
 """
 
@@ -18,13 +19,13 @@ PENDING_LIMIT = 65_536
 """An event that grows beyond this is passed on in parts: memory stays bounded, whatever a provider sends."""
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
-_CHAT_END = re.compile(rb'^data: ?\[DONE\]|(?<!\\)"finish_reason" ?: ?"', re.MULTILINE)
+_CHAT_END = re.compile(rb'^data: ?\[DONE\]\s*?$|(?<!\\)"finish_reason" ?: ?"', re.MULTILINE)
 _RESPONSES_END = re.compile(
     rb"^event: ?(?:response\.(?:completed|failed|incomplete)|error)\r?$"
     rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|failed|incomplete)|error)"',
     re.MULTILINE,
 )
-_ERROR_EVENT = re.compile(rb'^event: ?error\r?$|^data: ?\{ ?"error" ?: ?[{"]', re.MULTILINE)
+_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
 _STARTUP_EVENTS = frozenset(("response.created", "response.queued", "response.in_progress"))
 
 
@@ -117,20 +118,32 @@ def is_opening(event: bytes) -> bool:
 
 
 def error_in(event: bytes) -> dict[str, Any] | None:
-    """The error object of an error event, flat or nested as the provider writes it; None for other events."""
+    """The error object of an error event, flat or nested as the provider writes it; None for other events.
+
+    Takes bare JSON too: some append an error to a broken stream as it is, over several lines or in an array.
+    """
     if b"error" not in event:
         return None
-    parsed = event_json(event)
+    is_named = _ERROR_NAME.search(event) is not None
+    parsed = event_json(event) or _bare_json(event)
     if parsed is None:
-        return None
+        return {"message": event_data(event).decode(errors="replace")} if is_named else None
     error = parsed.get("error")
-    if isinstance(error, dict):
+    if isinstance(error, dict) and error:
         return error
     if isinstance(error, str) and error:
-        return {"message": error}
-    if parsed.get("type") == "error" or b"event: error" in event or parsed.get("object") == "error":
-        return parsed
-    return None
+        return {"message": error, "type": parsed.get("error_type"), "code": parsed.get("code")}
+    return parsed if is_named or parsed.get("type") == "error" or parsed.get("object") == "error" else None
+
+
+def _bare_json(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(text.strip().removeprefix(b"data:"))
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, dict) else None
 
 
 def without_usage_events(block: bytes) -> bytes:
@@ -157,7 +170,7 @@ def ends_response(block: bytes) -> bool:
 
 def has_error(tail: bytes) -> bool:
     """Whether the provider itself ended the stream with an error event."""
-    return _ERROR_EVENT.search(tail) is not None
+    return b"error" in tail and any(error_in(event) is not None for event in split_events(tail))
 
 
 def chat_error(message: str, code: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gateway.config import source
 from gateway.config.problems import Problem
@@ -128,7 +129,7 @@ def test_every_value_knows_its_line(tmp_path: Path) -> None:
 
 def test_pure_python_parser_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where libyaml is missing, problems are still problems."""
-    monkeypatch.setattr(source, "_Loader", source.yaml.SafeLoader)
+    monkeypatch.setattr(source, "_Loader", yaml.SafeLoader)
 
     assert read(tmp_path, b"a: [1, {b: x}]") == ({"a": [1, {"b": "x"}]}, [])
     for raw in (b"[" * 5000, b"a: \x00", b"a:\n\tb: 1", b"a: *x", b"a: 1\n---\nb: 2"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +81,5 @@ def test_milliseconds_come_back_exactly(ms: int) -> None:
 def test_parsing_is_total(text: str) -> None:
     """Any text is a quantity or a ValueError."""
     for parse in (parse_duration, parse_size):
-        try:
-            assert parse(text) >= 0  # type: ignore[operator]  # the join of the two functions is `object`
-        except ValueError as error:
-            assert str(error)
+        with contextlib.suppress(ValueError):
+            assert parse(text) >= 0

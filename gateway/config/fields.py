@@ -1,0 +1,206 @@
+"""The types of single fields: how a value is read, and the words for what is wrong with it.
+
+Strict: a number in quotes is no number, unless it came from a variable. Invariant: no message repeats the value of a
+field that may hold a secret.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from hashlib import sha256
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from gateway.config.env import EnvText
+from gateway.config.problems import quoted
+from gateway.config.units import parse_duration, parse_size
+
+MIN_SECRET_CHARS = 16
+EMULATOR = "emulator://"
+
+_CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})
+_FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
+
+
+def _said(message: str) -> PydanticCustomError:
+    """A problem in its own words, without the value."""
+    return PydanticCustomError("said", "{message}", {"message": message})
+
+
+def _about_value(message: str) -> PydanticCustomError:
+    """A problem whose sentence begins with the value: never for a field that may hold a secret."""
+    return PydanticCustomError("about_value", "{message}", {"message": message})
+
+
+def _number(value: object) -> object:
+    if isinstance(value, EnvText) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    return float(value) if isinstance(value, EnvText) and _NUMBER.fullmatch(value) else value
+
+
+def _flag(value: object) -> object:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, EnvText) else value
+
+
+def _duration(value: object) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise _about_value(str(error)) from None
+
+
+def _positive_duration(value: object) -> float:
+    seconds = _duration(value)
+    if seconds <= 0:
+        raise _about_value("must be longer than nothing")
+    return seconds
+
+
+def _size(value: object) -> int:
+    try:
+        size = parse_size(value)
+    except ValueError as error:
+        raise _about_value(str(error)) from None
+    if size == 0:
+        raise _about_value("must be more than nothing")
+    return size
+
+
+def _only_memory(value: str) -> str:
+    if value != "memory":
+        raise _said('only "memory" exists in this version')  # a redis URL may carry a password: it is not shown
+    return value
+
+
+def _header_safe(text: str) -> str:
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise _said("must be printable ASCII without spaces; is there a line break at its end?")
+    return text
+
+
+def is_label(text: str) -> bool:
+    """It can go into a header, a metric and a log line as it is."""
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+def _label(text: str) -> str:
+    if not is_label(text):
+        raise _said("must be printable ASCII, for it goes into headers and metrics")
+    return text
+
+
+def _api_key(text: str | None) -> str | None:
+    return _header_safe(text) if text else None
+
+
+def _digest(value: object) -> object:
+    """The SHA-256 of a caller's secret, which may be given as such."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("sha256:"):
+        if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", value):
+            raise _said("sha256: must be followed by 64 hexadecimal digits")
+        return bytes.fromhex(value[7:])
+    if len(_header_safe(value)) < MIN_SECRET_CHARS:
+        raise _said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
+    return sha256(value.encode()).digest()
+
+
+def _split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
+    """The parts of a URL; raises when it is not one of these schemes with a host and nothing odd in it."""
+    choice = ", ".join(f"{scheme}://" for scheme in schemes)
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise _said("holds characters that a URL cannot have")
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  # reading it is what checks it
+    except ValueError:
+        raise _said("is not a valid URL") from None
+    if parts.scheme not in schemes or "://" not in url:
+        raise _said(f"must begin with {choice}")
+    if not parts.hostname:
+        raise _said("has no host")
+    return parts
+
+
+def _base_url(url: str) -> str:
+    if url.startswith(EMULATOR):
+        if not re.fullmatch(r"emulator://[A-Za-z0-9_-]+", url.rstrip("/")):
+            raise _said("must be emulator://NAME, with a name of letters, digits, - and _")
+        return url.rstrip("/")
+    parts = _split_url(url, ("http", "https", "emulator"))
+    if parts.username is not None or parts.password is not None:
+        raise _said("must not carry a user or password: use api_key or headers")
+    if "?" in url or "#" in url:
+        raise _said("must not have a query or fragment")
+    return url.rstrip("/")
+
+
+def _proxy_url(url: str) -> str:
+    _split_url(url, ("http", "https", "socks5", "socks5h"))
+    return url
+
+
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    """Those with a value. Names are compared without case."""
+    seen = set()
+    for name, value in headers.items():
+        low, shown = name.lower(), quoted(name)
+        if not _HEADER_NAME.fullmatch(name):
+            raise _said(f"{shown} is not a header name")
+        if low in _CREDENTIAL_HEADERS:
+            raise _said(f"{shown} is set by the gateway itself: use api_key")
+        if low in _FRAMING_HEADERS:
+            raise _said(f"{shown} is set by the gateway itself")
+        if low in seen:
+            raise _said(f"{shown} is here twice")
+        if not value.isascii() or not value.replace("\t", "").isprintable():
+            raise _said(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
+        seen.add(low)
+    return {name: value for name, value in headers.items() if value}
+
+
+def _listen(value: object) -> object:
+    """`host:port`, IPv6 in brackets."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        raise _about_value("is not an address: write for example 127.0.0.1:9090")
+    return match[1].strip("[]"), int(match[2])
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+Text = Annotated[str, Field(min_length=1)]
+Label = Annotated[str, Field(min_length=1), AfterValidator(_label)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**9)]
+Amount = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e15, allow_inf_nan=False)]
+Usd = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e9, allow_inf_nan=False)]
+Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65535)]
+Duration = Annotated[float, BeforeValidator(_duration)]
+PositiveDuration = Annotated[float, BeforeValidator(_positive_duration)]
+Size = Annotated[int, BeforeValidator(_size)]
+CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
+Names = Annotated[list[Text], Field(min_length=1)]
+Address = Annotated[tuple[str, int], BeforeValidator(_listen)]
+State = Annotated[str, AfterValidator(_only_memory)]
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
+ApiKey = Annotated[str | None, AfterValidator(_api_key)]
+Headers = Annotated[dict[str, str], AfterValidator(_headers)]
+Mapping = dict[str, Any]

@@ -1,0 +1,146 @@
+"""The server, the providers and the keys: their entries, and what these must not say about each other.
+
+Whatever is wrong is noted in the document; what is returned then is only good for finding more problems.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase, translate
+from pathlib import Path as FilePath
+
+from gateway.config.check import check
+from gateway.config.fields import EMULATOR, is_loopback
+from gateway.config.problems import Document, Path, did_you_mean, quoted
+from gateway.config.routes import is_pattern, limits_of
+from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, ProviderEntry, ServerEntry
+from gateway.policy.snapshot import Key, Provider, Server
+
+_PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
+    """The edge; `chosen_host` is where the process listens whatever the file says."""
+    server = check(ServerEntry, document, ("server",)) or ServerEntry()
+    admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
+    path: Path = ("server", "host")
+    host = (chosen_host or server.host).strip("[]")
+    if not config.keys and not is_loopback(host):
+        shown = quoted(host) if chosen_host else document.show(path, host)
+        document.complain(
+            path,
+            f"refused: without keys anyone who can reach {shown} could use the gateway; add keys or bind 127.0.0.1",
+        )
+    if admin.listen == (host, server.port):
+        document.complain(("admin", "listen"), "is the address of the server itself: choose another port")
+    return Server(
+        host=host,
+        port=server.port,
+        max_body_bytes=server.max_body,
+        body_timeout_s=server.body_timeout,
+        grace_s=server.grace,
+        admin_listen=admin.listen,
+        admin_digest=admin.key,
+    )
+
+
+def provider_section(document: Document, config: ConfigFile) -> dict[str, Provider]:
+    """Every provider that can be read."""
+    if not config.providers:
+        document.complain(("providers",), "is missing: at least one provider is needed")
+    if not config.models:
+        document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
+    providers: dict[str, Provider] = {}
+    for name in config.providers:
+        entry = check(ProviderEntry, document, ("providers", name))
+        if entry is not None:
+            _check_provider(document, name, entry)
+            providers[name] = _provider(document, name, entry)
+    return providers
+
+
+def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
+    path: Path = ("providers", name)
+    if not _PROVIDER_NAME.fullmatch(name):
+        document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
+    if entry.api_version is not None and entry.dialect != "azure":
+        document.complain((*path, "api_version"), "is for the azure dialect only")
+    if entry.transport != "httpx":
+        for field in ("http2", "proxy"):
+            if getattr(entry, field):
+                document.complain((*path, field), "needs `transport: httpx`")
+    if entry.ca_file is not None and not _is_file(_beside(document, entry.ca_file)):
+        document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return FilePath(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _beside(document: Document, file: str) -> str:
+    return str(FilePath(document.file).parent / file)
+
+
+def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
+    emulated = entry.emulate_without_key and not entry.api_key
+    return Provider(
+        name=name,
+        dialect=entry.dialect,
+        base_url=f"{EMULATOR}default" if emulated else entry.base_url,
+        api_key=entry.api_key,
+        headers=tuple(entry.headers.items()),
+        api_version=entry.api_version,
+        transport=entry.transport,
+        http2=entry.http2,
+        proxy=entry.proxy,
+        ca_file=_beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        max_connections=entry.max_connections,
+        idle_expiry_s=entry.idle_expiry,
+    )
+
+
+def key_section(document: Document, config: ConfigFile, server: Server) -> dict[bytes, Key]:
+    """The callers by the digest of their secret."""
+    keys: dict[bytes, Key] = {}
+    names: set[str] = set()
+    for index in range(len(config.keys)):
+        path: Path = ("keys", index)
+        entry = check(KeyEntry, document, path)
+        if entry is None:
+            continue
+        if entry.name in names:
+            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
+        if entry.key in keys:
+            document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
+        if entry.key == server.admin_digest:
+            document.complain((*path, "key"), "is the same secret as admin.key")
+        _check_allowed(document, config, path, entry.models)
+        names.add(entry.name)
+        keys.setdefault(entry.key, _key(entry))
+    return keys
+
+
+def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
+    """A plain name that no entry of `models` could serve is a slip of the pen."""
+    for number, name in enumerate(allowed):
+        if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
+            here = (*path, "models", number)
+            suggestion = "" if here in document.origins else did_you_mean(name, config.models)
+            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
+
+
+def _key(entry: KeyEntry) -> Key:
+    allows = None if "*" in entry.models else re.compile("|".join(translate(name) for name in entry.models))
+    return Key(
+        name=entry.name,
+        tenant=entry.tenant or entry.name,
+        digest=entry.key,
+        lane=entry.lane,
+        models=tuple(entry.models),
+        allows=allows,
+        limits=limits_of(entry.rpm, entry.tpm, entry.rpd, entry.max_concurrency),
+        budget_usd_per_day=entry.budget_usd_per_day,
+    )
