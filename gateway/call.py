@@ -54,7 +54,7 @@ class Attempt:
     ended_at: float | None = None
     status: int | None = None
     error_class: str | None = None
-    upstream_request_id: str | None = None
+    upstream_request_id: bytes | None = None
 
     def __str__(self) -> str:
         result = self.status if self.status is not None else self.error_class
@@ -116,7 +116,7 @@ class Reply:
     close: Callable[[], Awaitable[None]] = _nothing_to_close
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settled:
     """The account of one ended call. `outcome` is `ok`, `client_gone` or an error code or class; times are seconds."""
 

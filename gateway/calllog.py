@@ -1,11 +1,13 @@
 """The call log: one structured line per call, without any prompt or secret.
 
-Records are handed over on the hot path and formatted and written by a thread, in batches: a blocked standard output never
-blocks a call. When its reader is too slow, lines are dropped and counted, never queued without bound.
+A call hands over its record and goes on. Records are formatted in batches by the loop, outside of any call, and written by a
+thread, because a write may block: a stuck reader never stops a call. When it is too slow, lines are dropped and counted.
 """
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,58 +17,58 @@ import orjson
 
 from gateway.call import Settled
 
-LOG_BATCH_LIMIT = 20_000
+FLUSH_S = 0.02
+QUEUED_BATCHES = 500
 
 Refused = tuple[str, str, int, str | None]
+"""Request id, path, status and code of a request that never became a call."""
 
 
 class CallLog:
-    """One structured line per call, without any prompt or secret; written by a thread of its own."""
+    """Where call records go. `start` and `stop` it; in between it belongs to the running loop."""
 
-    def __init__(self, stream: TextIO, style: str, wall: Callable[[], float], *, pause_s: float = 0.1) -> None:
+    def __init__(self, stream: TextIO, style: str, wall: Callable[[], float]) -> None:
         self._stream = stream
         self._format = _json_line if style == "json" else _text_line
         self._wall = wall
-        self._pause_s = pause_s
-        self._lines: list[tuple[float, Settled | Refused]] = []
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="call-log", daemon=True)
+        self._records: list[tuple[float, Settled | Refused]] = []
+        self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
+        self._thread = threading.Thread(target=self._write, name="call-log", daemon=True)
+        self.dropped = 0
+        """Lines lost to a slow reader."""
 
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, record: Settled | Refused) -> bool:
-        """Hand over one record; False when the reader is so slow that it has to be dropped."""
-        lines = self._lines
-        if len(lines) >= LOG_BATCH_LIMIT:
-            return False
-        lines.append((self._wall(), record))
-        return True
+    def put(self, record: Settled | Refused) -> None:
+        """Hand over one record."""
+        if not self._records:
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+        self._records.append((self._wall(), record))
+
+    def flush(self) -> None:
+        """Format what has come in and pass it to the writer."""
+        records, self._records = self._records, []
+        try:
+            self._batches.put_nowait("".join([self._format(at, record) for at, record in records]))
+        except queue.Full:
+            self.dropped += len(records)
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Write what is left, waiting no longer than `timeout_s` for a stuck reader."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.is_alive():
+        self.flush()
+        if self._thread.is_alive() and not self._batches.full():
+            self._batches.put_nowait(None)
             self._thread.join(timeout_s)
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._wake.wait(self._pause_s)
-            self._flush()
-        self._flush()
-
-    def _flush(self) -> None:
-        batch, self._lines = self._lines, []
-        if not batch:
-            return
-        try:
-            self._stream.write("".join(self._format(at, record) for at, record in batch))
-            self._stream.flush()
-        except (OSError, ValueError):  # the reader went away, or the stream is closed: calls matter more than their log
-            return
+    def _write(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            try:
+                self._stream.write(batch)
+                self._stream.flush()
+            except (OSError, ValueError):  # the reader has gone: calls matter more than their log
+                self.dropped += batch.count("\n")
 
 
 def _stamp(at: float) -> str:
@@ -94,7 +96,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "outcome": record.outcome,
         "target": last.target if last else None,
         "attempts": [str(attempt) for attempt in call.attempts],
-        "upstream_request_id": last.upstream_request_id if last else None,
+        "upstream_request_id": _text(last.upstream_request_id) if last else None,
         "input_tokens": usage.input if usage else None,
         "output_tokens": usage.output if usage else None,
         "cached_tokens": usage.cached if usage else None,
@@ -105,6 +107,10 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
     }
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode("latin-1") if value is not None else None
 
 
 def _json_line(at: float, record: Settled | Refused) -> str:

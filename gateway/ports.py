@@ -28,7 +28,7 @@ class Clocks:
     total_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outgoing:
     """One request for a target, before the target's own address, credential and dialect are put on it.
 

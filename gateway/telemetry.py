@@ -128,7 +128,7 @@ class Telemetry(Collector):
         self._loop_lag = Levels("event_loop_lag_seconds", "How late the event loop ran last.")
         self._connections = Levels("upstream_connections", "Connections to providers.", "provider", "state")
         self._in_flight.values[()] = 0
-        self._dropped.totals[()] = self._reload_errors.totals[()] = 0
+        self._reload_errors.totals[()] = 0
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -136,6 +136,7 @@ class Telemetry(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """All families, for a scrape."""
+        self._dropped.totals[()] = self._log.dropped
         for metric in vars(self).values():
             if isinstance(metric, Counts | Levels | Distribution):
                 yield metric.family()
@@ -161,14 +162,12 @@ class Telemetry(Collector):
             if len(call.attempts) > 1 and record.outcome == "ok":
                 self._fallbacks.totals[model, target, call.attempts[0].error_class or "unknown"] += 1
             self._count_usage(record, model, key, target)
-        if not self._log.put(record):
-            self._dropped.totals[()] += 1
+        self._log.put(record)
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         """A request was turned away before it became a call."""
         self._refused.totals[(code or "unknown",)] += 1
-        if not self._log.put((request_id, path, status, code)):
-            self._dropped.totals[()] += 1
+        self._log.put((request_id, path, status, code))
 
     def set_policy(self, version: int) -> None:
         """This version is in force now."""

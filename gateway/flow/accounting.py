@@ -39,7 +39,9 @@ class Accounts:
         last = call.attempts[-1] if call.attempts else None
         if last is not None and last.ended_at is None:
             last.ended_at = now
-        first_byte_at = last.first_byte_at if last is not None else None
+        first_byte_s = None
+        if last is not None and last.first_byte_at is not None:
+            first_byte_s = last.first_byte_at - last.started_at
         self._meter.settled(
             Settled(
                 call=call,
@@ -49,7 +51,7 @@ class Accounts:
                 cost_usd=cost_usd(call, target, usage),
                 duration_s=now - call.received_at,
                 overhead_s=overhead_s(call, now),
-                time_to_first_byte_s=first_byte_at - last.started_at if last is not None and first_byte_at else None,
+                time_to_first_byte_s=first_byte_s,
             )
         )
 
@@ -69,5 +71,5 @@ def overhead_s(call: Call, now: float) -> float:
     """The part of the call's time so far that was ours: not a provider's, as seen between an attempt's start and answer."""
     upstream_s = 0.0
     for attempt in call.attempts:
-        upstream_s += (attempt.ended_at or now) - attempt.started_at
+        upstream_s += (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
     return max(0.0, now - call.received_at - upstream_s)

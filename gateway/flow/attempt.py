@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.call import Attempt, Call
+from gateway.call import Attempt, Call, Usage
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.relay import RawRelay, SseRelay, read_whole
@@ -18,11 +18,15 @@ from gateway.policy import body as body_edits
 from gateway.policy.classify import classify, classify_in_band
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
+from gateway.policy.sse import json_object
+from gateway.policy.usage import find_usage, read_usage
 from gateway.ports import Answer, Outgoing, RawHeaders
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""
 ERROR_BODY_LIMIT = 1_000_000
+PARSE_LIMIT = 65_536
+"""Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
 _JSON = (b"content-type", b"application/json")
 
 
@@ -34,6 +38,7 @@ class Opened:
     status: int
     headers: RawHeaders
     body: bytes = b""
+    usage: Usage | None = None
     relay: SseRelay | RawRelay | None = None
     error_class: ErrorClass | None = None
 
@@ -50,8 +55,9 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
         answer = await target.upstream.send(_outgoing(call, target, started_at))
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
-        attempt.upstream_request_id = _request_id(answer.headers)
-        opened = await _read_opening(call, target, answer)
+        index = dict(answer.headers)
+        attempt.upstream_request_id = _request_id(index)
+        opened = await _read_opening(call, target, answer, index.get(b"content-type", b""))
     except UpstreamFailed as failure:
         attempt.ended_at = clock.monotonic()
         attempt.status = None
@@ -66,7 +72,7 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
     return opened
 
 
-async def _read_opening(call: Call, target: Target, answer: Answer) -> Opened:
+async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
     status, headers = answer.status, answer.headers
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
@@ -75,7 +81,6 @@ async def _read_opening(call: Call, target: Target, answer: Answer) -> Opened:
     if status >= 300:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
-    content_type = _header(headers, b"content-type")
     if call.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
             return await _open_stream(call, target, answer)
@@ -103,11 +108,15 @@ async def _open_json(call: Call, target: Target, answer: Answer, content_type: b
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         return Opened(target, answer.status, answer.headers, relay=relay)
-    if not body.strip() and answer.status != 204:
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider's answer is empty")
-    if content_type.startswith(b"text/html"):
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with an HTML page")
-    return Opened(target, answer.status, answer.headers, body)
+    if len(body) > PARSE_LIMIT:
+        return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
+    parsed = json_object(body)
+    if parsed is None:
+        what = "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
+    reported = parsed.get("usage")
+    usage = read_usage(reported) if isinstance(reported, dict) else None
+    return Opened(target, answer.status, answer.headers, body, usage=usage)
 
 
 def _outgoing(call: Call, target: Target, now: float) -> Outgoing:
@@ -153,12 +162,5 @@ def _adds_usage(call: Call) -> bool:
     return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
 
 
-def _header(headers: RawHeaders, name: bytes) -> bytes:
-    return next((value for key, value in headers if key == name), b"")
-
-
-def _request_id(headers: RawHeaders) -> str | None:
-    for name, value in headers:
-        if name in (b"x-request-id", b"request-id", b"apim-request-id"):
-            return value.decode("latin-1")
-    return None
+def _request_id(index: dict[bytes, bytes]) -> bytes | None:
+    return index.get(b"x-request-id") or index.get(b"request-id") or index.get(b"apim-request-id")

@@ -29,7 +29,7 @@ from gateway.flow.trail import trail_headers
 from gateway.policy.classify import is_openai_shaped, moves_on
 from gateway.policy.headers import response_headers
 from gateway.policy.plan import plan_targets
-from gateway.policy.usage import estimate_tokens, estimate_usage, find_usage
+from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
 
 
@@ -94,7 +94,7 @@ class Pipeline:
     def _whole_reply(self, call: Call, opened: Opened) -> Reply:
         body = opened.body
         if opened.error_class is None:
-            usage = self._usage(call, find_usage(body), estimate_tokens(body))
+            usage = self._usage(call, opened.usage, estimate_tokens(body))
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)

@@ -139,7 +139,7 @@ class SseRelay:
 
     def _ended_early(self, everything: bytes) -> dict[str, Any] | None:
         """The stream ended without a real event: an error in plain JSON, a bare terminal event, or a failure."""
-        error = sse.error_in(b"data: " + everything.strip()) or sse.error_in(everything)
+        error = sse.error_in(everything)
         if error is not None:
             return error
         if self._is_complete(everything):
@@ -150,12 +150,12 @@ class SseRelay:
     def _ending(self, why: str) -> tuple[str, bytes]:
         """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
         rest = self._cutter.rest()
-        tail = b"".join(self._tail) + rest
-        if sse.has_error(tail):
-            return "stream_error", b""  # the provider's own error event has been forwarded
-        if self._is_complete(tail) or (rest and self._endpoint.sse == "responses" and sse.ends_response(rest)):
+        forwarded = b"".join(self._tail)
+        if sse.has_error(forwarded):
+            return "stream_error", b""  # the provider's own error event has reached the client
+        if self._is_complete(forwarded + rest) or (rest and self._endpoint.sse == "responses" and sse.ends_response(rest)):
             return "ok", rest
-        error = sse.error_in(b"data: " + rest.strip())  # some append a bare JSON error to a broken stream
+        error = sse.error_in(rest)
         if error is not None:
             why = str(error.get("message", why))
         return ErrorClass.STREAM_INTERRUPTED, self._error_event(why, ErrorClass.STREAM_INTERRUPTED)

@@ -8,21 +8,24 @@ from gateway.flow.accounting import overhead_s
 
 def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds)."""
+    own_id = call.id.encode()
     headers = [
         (b"x-gateway-cache", b"bypass"),
         (b"x-gateway-queue-ms", b"0"),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
-        (b"x-gateway-request-id", call.id.encode()),
+        (b"x-gateway-request-id", own_id),
     ]
+    upstream_id = None
     attempts = call.attempts
-    upstream_id = attempts[-1].upstream_request_id if attempts else None
     if attempts:
-        headers.append((b"x-gateway-target", attempts[-1].target.encode()))
-        headers.append((b"x-gateway-attempts", " ".join(map(str, attempts)).encode()))
-    if upstream_id is None or call.echo_request_id:
-        headers.append((b"x-request-id", call.id.encode()))
+        last = attempts[-1]
+        upstream_id = last.upstream_request_id
+        trail = str(last) if len(attempts) == 1 else " ".join(map(str, attempts))
+        headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
+    if upstream_id is None:
+        headers.append((b"x-request-id", own_id))
+    elif call.echo_request_id:
+        headers += (b"x-request-id", own_id), (b"x-gateway-upstream-request-id", upstream_id)
     else:
-        headers.append((b"x-request-id", upstream_id.encode()))
-    if upstream_id is not None and call.echo_request_id:
-        headers.append((b"x-gateway-upstream-request-id", upstream_id.encode()))
+        headers.append((b"x-request-id", upstream_id))
     return headers

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -20,7 +19,8 @@ from gateway.flow.relay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse
 from gateway.ingress.inflight import InFlight, Serving
-from gateway.ingress.render import send_error, send_whole
+from gateway.ingress.protocol import answer_at_once
+from gateway.ingress.render import new_request_id, send_error, send_whole
 from gateway.policy import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
 from gateway.policy.sse import chat_error, response_error
@@ -145,7 +145,11 @@ class Edge:
         if reply.chunks is None:
             reply.headers.append((b"content-length", b"%d" % len(reply.body)))
             exchange.started = True
-            await send_whole(exchange.send, reply.status, reply.headers, reply.body)
+            cycle = exchange.scope["state"].get("cycle") if "state" in exchange.scope else None
+            if cycle is None:
+                await send_whole(exchange.send, reply.status, reply.headers, reply.body)
+            else:
+                await answer_at_once(cycle, reply.status, reply.headers, reply.body)
             return
         send = exchange.send
         try:
@@ -169,7 +173,7 @@ class Edge:
             trail = [(b"x-request-id", exchange.request_id.encode())]
         else:
             trail = trail_headers(call, self._clock.monotonic())
-        if isinstance(error, ShuttingDown):
+        if isinstance(error, ShuttingDown | BodyTimeout) or exchange.awaits_body():
             trail.append((b"connection", b"close"))
         await send_error(exchange.send, error, trail)
 
@@ -199,16 +203,21 @@ class _Exchange:
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope = scope
         self.send = send
-        self.request_id = ""
+        self.request_id = new_request_id()
         self.is_echo = False
         self.call: Call | None = None
         self.started = False
-        self.identify(None)
 
     def identify(self, sent: str | None) -> None:
-        """Take the client's own request id, or make one."""
-        self.is_echo = sent is not None
-        self.request_id = sent or f"req_{secrets.token_hex(16)}"
+        """Take the client's own request id, if it sent one."""
+        if sent is not None:
+            self.is_echo = True
+            self.request_id = sent
+
+    def awaits_body(self) -> bool:
+        """Whether the client waits for `100 Continue`: it may send the body or not, so nothing can follow on its connection."""
+        cycle = self.scope["state"].get("cycle") if "state" in self.scope else None
+        return cycle is not None and bool(cycle.waiting_for_100_continue)
 
     def abort(self, connection: Any) -> None:
         """Break the connection off, so that a body cut short cannot look complete."""

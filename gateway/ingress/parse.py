@@ -253,7 +253,7 @@ def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
         body.decode()
     except UnicodeDecodeError as broken:
         return f"it is not valid UTF-8 at byte {broken.start}"
-    if "ecursion" in exc.msg:
+    if "depth" in exc.msg or "ecursion" in exc.msg:  # its words depend on the version
         return f"it is nested deeper than {MAX_DEPTH} levels"
     return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
 

@@ -2,19 +2,21 @@
 
 Malformed HTTP is answered in OpenAI's error shape, heads are bounded in size, a connection that does not finish its head in
 time is closed, and a lost connection tells the request that it serves at once (no task waits on `receive` for that).
+Invariant: an error of the protocol never takes the place of an answer that is due to an earlier request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.ingress.render import error_body, error_headers
+from gateway.ingress.render import error_body, error_headers, new_request_id
 
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 256
@@ -29,8 +31,15 @@ class GatewayProtocol(HttpToolsProtocol):
         """Set by the edge while it serves a request of this connection."""
         self.head_since: float | None = self.loop.time()
         """Since when a request head is awaited on a new connection or being received; None while there is none."""
+        self.idle_since: float | None = None
+        """Since when the connection waits for another request."""
         self._head_bytes = 0
+        self._piece_bytes = 0
         self._refusal: GatewayError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -40,52 +49,166 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
+        self._piece_bytes = len(data)
         if self.head_since is not None:
             self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._stay(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._why_stopped())
+            return
         if self.head_since is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadersTooLarge(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes."))
+            self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["connection"] = self
         self.head_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self.head_since = None
+        head_is_small = max(self._head_bytes, self._piece_bytes) <= MAX_HEAD_BYTES  # so seldom that the rest is counted
+        self.head_since = self.idle_since = None
         self._head_bytes = 0
-        if len(self.headers) > MAX_HEADERS:
+        if not head_is_small and self._count_head_bytes() > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+        elif len(self.headers) > MAX_HEADERS:
             self._refusal = HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
-            raise ValueError("too many headers")
+        if self._refusal is not None:
+            raise ValueError("stops the parser")
         super().on_headers_complete()
+        # With pipelined requests `self.cycle` moves on while an earlier one is served: each takes its own along.
+        self.scope["state"].update(connection=self, cycle=self.cycle)
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by the parser's guard; a refusal of ours that stopped the parser speaks first."""
-        refusal = self._refusal or InvalidRequest(
-            "The request is not valid HTTP/1.1: check its request line, headers and body framing.", code="invalid_http"
-        )
-        self._refuse(refusal)
+    def on_message_complete(self) -> None:
+        """As uvicorn's; the peer's leaving is noticed from here on, however large the body was."""
+        if self.parser.should_upgrade() and self._framing():
+            return  # the parser takes what follows for another protocol; `_stay` reads the body
+        super().on_message_complete()
+        self.flow.resume_reading()
 
-    def sweep(self, now: float, timeout_s: float) -> None:
-        """Close the connection if its request head takes too long; called about once a second."""
-        if self.head_since is not None and now - self.head_since > timeout_s:
+    def on_response_complete(self) -> None:
+        """As uvicorn's, with the keep-alive clock left to the sweep: a timer per answer is dear."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.idle_since = self.loop.time()
+
+    def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float) -> None:
+        """Close the connection if its request head takes too long, or if it idles; called about once a second."""
+        head_is_late = self.head_since is not None and now - self.head_since > head_timeout_s
+        if head_is_late or (self.idle_since is not None and now - self.idle_since > keep_alive_s):
             self.transport.close()
 
+    def _stay(self, rest: bytes) -> None:
+        """Decline an offer of another protocol (h2c, WebSocket) by serving the request (RFC 9110, 7.8).
+
+        The parser has left the body unread: a second one reads it. The connection ends with the answer.
+        """
+        self.cycle.keep_alive = False
+        self.parser = httptools.HttpRequestParser(_BodyReader(self))
+        self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *self._framing(), b"\r\n", rest)))
+
+    def _framing(self) -> list[bytes]:
+        """The header lines that say where the body ends."""
+        names = (b"content-length", b"transfer-encoding")
+        return [b"%s: %s\r\n" % header for header in self.headers if header[0] in names]
+
+    def _why_stopped(self) -> GatewayError:
+        """Why the parser gave up: a refusal of ours that stopped it, or malformed HTTP."""
+        return self._refusal or InvalidRequest(
+            "The request is not valid HTTP/1.1: check its request line, headers and body framing.", code="invalid_http"
+        )
+
+    def _count_head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
     def _refuse(self, error: GatewayError) -> None:
+        """Answer what cannot be parsed, and read no more requests. Three cases:
+
+        1. Answers to earlier requests are due: they are given, then the connection closes.
+        2. The body of a request that waits for it is malformed: the error is its answer.
+        3. A head is malformed or too large: the error is the answer, and what the peer still sends is read and dropped
+           until it has seen it, because closing on unread bytes would reset the connection and lose the error.
+        """
         self._refusal = error
-        body = error_body(error)
-        headers = error_headers(error, len(body))
-        headers += [(b"x-request-id", b"req_" + secrets.token_hex(16).encode()), (b"connection", b"close")]
-        lines = [name + b": " + value + b"\r\n" for name, value in headers]
         cycle: Any = self.cycle  # None before the first request, whatever its annotation says
-        busy = cycle is not None and not cycle.response_complete
-        if not busy:  # in the middle of an earlier answer, an error would only garble it
-            self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
-        self.transport.close()
+        if cycle is not None and not cycle.response_complete:
+            if self.pipeline or not cycle.more_body or cycle.response_started:
+                cycle.keep_alive = False
+                return
+            cycle.disconnected = True
+        self.transport.write(_wire_error(error))
+        if cycle is not None and cycle.more_body:
+            self.transport.close()
+        else:
+            self.idle_since = self.loop.time()
+            self.transport.write_eof()
 
 
-def sweep_connections(connections: set[Any], head_timeout_s: float) -> None:
-    """Close the connections of a uvicorn server that do not finish their request heads."""
+class _Flow(FlowControl):
+    """Reads nothing more while requests are waiting for their turn: a peer cannot queue up without bound."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
+class _BodyReader:
+    """What a parser calls that is to read one body and nothing else."""
+
+    def __init__(self, connection: GatewayProtocol) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+
+def _head_too_large() -> GatewayError:
+    return HeadersTooLarge(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.")
+
+
+def _wire_error(error: GatewayError) -> bytes:
+    """The bytes of an error that answers no request."""
+    body = error_body(error)
+    headers = error_headers(error, len(body))
+    headers += [(b"x-request-id", new_request_id().encode()), (b"connection", b"close")]
+    return b"".join((STATUS_LINE[error.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body))
+
+
+async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Give a whole answer to a uvicorn request cycle in one write, instead of the two that ASGI messages make.
+
+    The headers are trusted: those of a provider have passed a strict parser, ours are made here.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    parts = [STATUS_LINE[status]]
+    for name, value in (*cycle.default_headers, *headers):
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+    if cycle.scope["method"] != "HEAD":
+        parts.append(body)
+    cycle.transport.write(b"".join(parts))
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+def sweep_connections(connections: set[Any], head_timeout_s: float, keep_alive_s: float) -> None:
+    """Close the connections of a uvicorn server that do not finish their request heads, or that idle."""
     now = asyncio.get_running_loop().time()
     for connection in list(connections):
-        connection.sweep(now, head_timeout_s)
+        connection.sweep(now, head_timeout_s, keep_alive_s)

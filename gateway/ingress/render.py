@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import getrandbits
 from typing import Any
 
 import orjson
@@ -9,6 +10,11 @@ import orjson
 from gateway.errors import GatewayError, MethodNotAllowed
 
 RawHeader = tuple[bytes, bytes]
+
+
+def new_request_id() -> str:
+    """A new request id: unique, but no secret, so the cheap generator will do."""
+    return f"req_{getrandbits(128):032x}"
 
 
 def error_body(error: GatewayError) -> bytes:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
@@ -67,6 +67,19 @@ class Front:
         return await self._rest(scope, receive, send)
 
 
+class PassThrough(Route):
+    """Every other path and method below /v1, as long as the config says where to relay them."""
+
+    def __init__(self, policies: Policies, app: ASGIApp) -> None:
+        super().__init__("/v1/{path:path}", app, methods=ANY_METHOD)
+        self._policies = policies
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._policies.current.passthrough is None:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
 def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute]) -> Front:
     """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
     hot: dict[str, ASGIApp] = {}
@@ -75,7 +88,7 @@ def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute]) -> 
     routes: list[BaseRoute] = [Route(path, app, methods=["POST"]) for path, app in hot.items()]
     routes += operations
     routes += model_routes(policies)
-    routes.append(Route("/v1/{path:path}", Served(edge, OTHER), methods=ANY_METHOD))
+    routes.append(PassThrough(policies, Served(edge, OTHER)))
     return Front(hot, build_app(routes))
 
 
@@ -141,11 +154,11 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """Starlette's own refusals: no such path, or not with this method."""
     method, path = request.scope["method"], request.scope["path"]
     if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
+        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         return _error_response(
             request, MethodNotAllowed(f"{method} is not allowed on {path}; use {allow}.", allow=allow)
         )
-    return _error_response(request, NotFound(f"Unknown path {path}."))
+    return _error_response(request, NotFound(f"Unknown path {path[:200]}."))
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from gateway.ingress.protocol import GatewayProtocol, sweep_connections
 
 BACKLOG = 4096
-KEEP_ALIVE_S = 75
+KEEP_ALIVE_S = 75.0
 HEAD_TIMEOUT_S = 30.0
 
 
@@ -47,7 +47,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            proxy_headers=False,
         )
         self._config.load()
 
@@ -66,7 +66,7 @@ class HttpServer:
     def tick(self) -> None:
         """Renew the date header and close connections whose request head does not arrive; called about once a second."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        sweep_connections(self._state.connections, HEAD_TIMEOUT_S)
+        sweep_connections(self._state.connections, HEAD_TIMEOUT_S, KEEP_ALIVE_S)
 
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""

@@ -14,6 +14,7 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.messages import RawRequest, raw_headers
 
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and tells its base URL."""
@@ -33,9 +34,12 @@ class EmulatedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """As any transport; the origin is the emulator's, the path stays."""
         origin = httpx.URL(await self._start(self._name))
-        request.url = request.url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
-        request.headers["host"] = origin.netloc.decode()
-        return await self.inner.handle_async_request(request)
+        url = request.url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
+        headers = [(name, value) for name, value in raw_headers(request) if name != b"host"]
+        headers.append((b"host", origin.netloc))
+        return await self.inner.handle_async_request(
+            RawRequest(request.method, url, headers, request.stream, request.extensions)
+        )
 
     async def aclose(self) -> None:
         """Close its connections; the emulator itself belongs to the application."""

@@ -14,6 +14,7 @@ import httpx
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.snapshot import Provider
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
+from gateway.upstream.messages import RawRequest, raw_headers
 from gateway.upstream.phase import phase_of
 
 _PHASES = {"connect": Phase.NOTHING_SENT, "sent": Phase.SENT, "answered": Phase.ANSWERED}
@@ -27,7 +28,7 @@ class HttpAnswer:
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
         self.status = response.status_code
-        self.headers: RawHeaders = [(name.lower(), value) for name, value in response.headers.raw]
+        self.headers: RawHeaders = [(name.lower(), value) for name, value in raw_headers(response)]
         self.chunks: AsyncIterator[bytes] = aiter(response.stream)  # type: ignore[arg-type]  # async transports give async streams
 
     async def aclose(self) -> None:
@@ -65,13 +66,9 @@ class Wire:
             headers.append((b"authorization", outgoing.credential))
         if outgoing.body or outgoing.method in ("POST", "PUT", "PATCH"):
             headers.append((b"content-length", b"%d" % len(outgoing.body)))
-        request = httpx.Request(
-            outgoing.method,
-            self._url(outgoing),
-            headers=headers,
-            stream=httpx.ByteStream(outgoing.body),
-            extensions={"timeout": self._timeout(outgoing)},
-        )
+        stream = httpx.ByteStream(outgoing.body)
+        extensions = {"timeout": self._timeout(outgoing)}
+        request = RawRequest(outgoing.method, self._url(outgoing), headers, stream, extensions)
         try:
             return HttpAnswer(await self._transport.handle_async_request(request))
         except self.errors as exc:

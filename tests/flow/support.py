@@ -1,0 +1,211 @@
+"""What flow tests stand on: a clock moved by hand, an upstream that follows a script, a meter that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.call import Call, Endpoint, Reply, Settled
+from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.pipeline import Pipeline
+from gateway.policy.snapshot import Key, Model, PolicySnapshot, Provider, Rates, Server, Target
+from gateway.ports import Clocks, Outgoing
+
+CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
+RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")
+SPEECH = Endpoint("speech", "/audio/speech", answer="binary")
+CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
+JSON = (b"content-type", b"application/json")
+SSE = (b"content-type", b"text/event-stream")
+ANSWER = b'{"id": "1", "choices": [{"message": {}}], "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
+
+
+class FakeClock:
+    """Time that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Broken(Exception):
+    """How the scripted upstream's wire breaks."""
+
+
+@dataclass
+class Script:
+    """One answer: a head, then chunks; an exception among them is raised, a callable is called, an event is awaited."""
+
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = (JSON,)
+    chunks: Sequence[bytes | Exception | Callable[[], None] | asyncio.Event] = ()
+    fails: UpstreamFailed | None = None
+    closed: int = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class ScriptedAnswer:
+    """The answer that a script tells."""
+
+    def __init__(self, script: Script) -> None:
+        self.status = script.status
+        self.headers = script.headers
+        self.aclose = script.aclose
+        self.chunks: AsyncIterator[bytes] = self._play(script.chunks)
+
+    async def _play(
+        self, chunks: Iterable[bytes | Exception | Callable[[], None] | asyncio.Event]
+    ) -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            await asyncio.sleep(0)
+            if isinstance(chunk, Exception):
+                raise chunk
+            if isinstance(chunk, asyncio.Event):
+                await chunk.wait()
+            elif isinstance(chunk, bytes):
+                yield chunk
+            else:
+                chunk()
+
+
+class ScriptedUpstream:
+    """Plays its scripts one after the other and remembers what was sent."""
+
+    errors: tuple[type[Exception], ...] = (Broken,)
+
+    def __init__(self, *scripts: Script) -> None:
+        self.scripts = list(scripts)
+        self.sent: list[Outgoing] = []
+
+    async def send(self, outgoing: Outgoing) -> ScriptedAnswer:
+        script = self.scripts[len(self.sent)]
+        self.sent.append(outgoing)
+        await asyncio.sleep(0)
+        if script.fails is not None:
+            raise script.fails
+        return ScriptedAnswer(script)
+
+    def failure(self, error: Exception) -> UpstreamFailed:
+        return UpstreamFailed(ErrorClass.CONNECTION, Phase.ANSWERED, str(error) or "broken")
+
+
+@dataclass
+class Recorder:
+    """A meter that keeps every account."""
+
+    accounts: list[Settled] = field(default_factory=list)
+    began_count: int = 0
+
+    def began(self) -> None:
+        self.began_count += 1
+
+    def settled(self, record: Settled) -> None:
+        self.accounts.append(record)
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        raise AssertionError("no call is refused behind the edge")
+
+
+@dataclass
+class Bench:
+    """A pipeline on a fake clock, and the calls to run on it."""
+
+    upstreams: list[ScriptedUpstream]
+    clock: FakeClock = field(default_factory=FakeClock)
+    meter: Recorder = field(default_factory=Recorder)
+    include_usage: bool = True
+
+    def __post_init__(self) -> None:
+        self.pipeline = Pipeline(self.clock, self.meter)
+
+    @property
+    def account(self) -> Settled:
+        """The one account; fails when there is none or more than one."""
+        (account,) = self.meter.accounts
+        return account
+
+    def call(self, **changes: object) -> Call:
+        """A call to a model whose targets are the upstreams, `p0/m`, `p1/m` and so on."""
+        rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
+        targets = tuple(
+            Target(f"p{number}/m", f"p{number}", "m", upstream, CLOCKS, find_rates=lambda _model: rates)
+            for number, upstream in enumerate(self.upstreams)
+        )
+        model = Model("m", targets, targets, include_usage=self.include_usage)
+        call = Call(
+            id="req_1",
+            endpoint=CHAT,
+            policy=_policy(model),
+            key=Key("web", "web", b""),
+            model=model,
+            model_name="m",
+            body=b'{"model":"m","messages":[]}',
+            stream=False,
+            stream_options=None,
+            model_span=None,
+            headers=[],
+            credential=None,
+            lane="interactive",
+            received_at=self.clock.now,
+            deadline=self.clock.now + 30,
+            deadline_is_callers=False,
+            path="/chat/completions",
+        )
+        return replace(call, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+
+    async def serve(self, **changes: object) -> tuple[Reply, bytes]:
+        """Serve a call to its end, and close it."""
+        reply = await self.pipeline.handle(self.call(**changes))
+        try:
+            return reply, await read_all(reply)
+        finally:
+            await reply.close()
+
+
+async def read_all(reply: Reply) -> bytes:
+    """All bytes of a reply."""
+    if reply.chunks is None:
+        return reply.body
+    return b"".join([chunk async for chunk in reply.chunks])
+
+
+def failed(error_class: ErrorClass = ErrorClass.CONNECTION) -> Script:
+    """An attempt that gets no answer at all."""
+    return Script(fails=UpstreamFailed(error_class, Phase.NOTHING_SENT, "refused"))
+
+
+def whole(body: bytes = ANSWER, status: int = 200, *headers: tuple[bytes, bytes]) -> Script:
+    """A JSON answer in one piece."""
+    return Script(status, (JSON, *headers), [body])
+
+
+def streamed(*chunks: bytes | Exception | Callable[[], None] | asyncio.Event) -> Script:
+    """An event stream."""
+    return Script(200, (SSE,), chunks)
+
+
+def _policy(model: Model) -> PolicySnapshot:
+    return PolicySnapshot(
+        version=1,
+        digest="d",
+        loaded_at=0.0,
+        files=(),
+        server=Server(),
+        providers={"p0": Provider("p0", "openai", "http://p0.test")},
+        models={"m": model},
+        patterns=(),
+        keys={},
+        anonymous=Key("anonymous", "anonymous", b""),
+        lane_deadline_s={"interactive": 30.0, "batch": 600.0, "background": 21600.0},
+    )

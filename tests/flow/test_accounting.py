@@ -1,0 +1,190 @@
+"""The account of a call: closed once, with the right times and money."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.call import Attempt, Call, Endpoint, Settled, Usage
+from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
+from gateway.policy.snapshot import Key, Model, PolicySnapshot, Rates, Target
+from gateway.ports import Clocks, Upstream
+
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+
+RATES = Rates(input_usd=2.5e-6, output_usd=1e-5, cached_input_usd=1.25e-6)
+
+
+class HandClock:
+    """Time that stands still until it is set."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Ledger:
+    """A meter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls_begun = 0
+        self.records: list[Settled] = []
+
+    def began(self) -> None:
+        self.calls_begun += 1
+
+    def settled(self, record: Settled) -> None:
+        self.records.append(record)
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        raise AssertionError("a call was refused")
+
+
+def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) -> Call:
+    return Call(
+        id="r1",
+        endpoint=Endpoint("chat", "/chat/completions"),
+        policy=cast("PolicySnapshot", SimpleNamespace()),
+        key=Key("web", "web", b""),
+        model=Model("gpt-4o", (), ()),
+        model_name="gpt-4o",
+        body=b"{}",
+        stream=False,
+        stream_options=None,
+        model_span=None,
+        headers=(),
+        credential=None,
+        lane="interactive",
+        received_at=received_at,
+        deadline=received_at + 30,
+        deadline_is_callers=False,
+        attempts=attempts or [],
+    )
+
+
+def target(prices: dict[str, Rates], model: str | None = "gpt-4o-2024") -> Target:
+    return Target("openai/x", "openai", model, cast("Upstream", None), Clocks(1, 1, 1, 1, 1), find_rates=prices.get)
+
+
+def test_an_account_is_settled_once() -> None:
+    """Whoever comes second, with whatever outcome, changes nothing."""
+    ledger = Ledger()
+    accounts = Accounts(HandClock(), ledger)
+    call = new_call()
+
+    accounts.opened()
+    accounts.settle(call, 200, "ok", usage=Usage(1, 2))
+    accounts.settle(call, CLIENT_GONE_STATUS, CLIENT_GONE)
+    accounts.settle(call, 500, "internal_error")
+
+    assert ledger.calls_begun == 1
+    assert [(record.status, record.outcome, record.usage) for record in ledger.records] == [(200, "ok", Usage(1, 2))]
+    assert call.settled
+
+
+@pytest.mark.parametrize("start", [0.0, 1000.0])
+def test_a_settled_call_has_its_times(start: float) -> None:
+    """The first byte counts from the start of the last attempt; a clock may stand at zero."""
+    failed = Attempt("a/x", start + 0.25, ended_at=start + 1.25, error_class="connection")
+    last = Attempt("b/x", start + 1.5, first_byte_at=start + 2.0, status=200)
+    ledger = Ledger()
+
+    Accounts(HandClock(start + 4.0), ledger).settle(new_call(start, [failed, last]), 200, "ok")
+
+    record = ledger.records[0]
+    assert record.duration_s == pytest.approx(4.0)
+    assert record.overhead_s == pytest.approx(0.5)
+    assert record.time_to_first_byte_s == pytest.approx(0.5)
+    assert last.ended_at == start + 4.0
+
+
+def test_a_first_byte_at_the_clocks_zero_is_one() -> None:
+    """Zero is a time like any other."""
+    attempt = Attempt("a/x", started_at=-1.0, first_byte_at=0.0, ended_at=0.0)
+    ledger = Ledger()
+
+    Accounts(HandClock(2.0), ledger).settle(new_call(-1.5, [attempt]), 200, "ok")
+
+    assert ledger.records[0].time_to_first_byte_s == pytest.approx(1.0)
+    assert ledger.records[0].overhead_s == pytest.approx(2.5)
+    assert attempt.ended_at == 0.0
+
+
+def test_a_call_without_an_attempt_or_a_first_byte_has_no_time_to_it() -> None:
+    """Refused by the deadline, or left by its client while waiting."""
+    ledger = Ledger()
+    accounts = Accounts(HandClock(3.0), ledger)
+
+    accounts.settle(new_call(), 504, "deadline_exceeded")
+    accounts.settle(new_call(attempts=[Attempt("a/x", 1.0)]), CLIENT_GONE_STATUS, CLIENT_GONE)
+
+    assert [record.time_to_first_byte_s for record in ledger.records] == [None, None]
+    assert [record.overhead_s for record in ledger.records] == [3.0, 1.0]
+
+
+def test_cost_is_tokens_times_rates_with_cached_ones_cheaper() -> None:
+    """Cached tokens are part of the input and are paid once, at their own rate."""
+    priced = target({"gpt-4o-2024": RATES})
+
+    assert cost_usd(new_call(), priced, Usage(1000, 100)) == pytest.approx(1000 * 2.5e-6 + 100 * 1e-5)
+    assert cost_usd(new_call(), priced, Usage(1000, 100, cached=600)) == pytest.approx(
+        400 * 2.5e-6 + 600 * 1.25e-6 + 100 * 1e-5
+    )
+    assert cost_usd(new_call(), priced, Usage(0, 0)) == 0.0
+
+
+def test_the_price_is_that_of_the_name_the_provider_knows() -> None:
+    """The target's own, or the name that was asked for where it has none."""
+    prices = {"gpt-4o": RATES}
+
+    assert cost_usd(new_call(), target(prices, model=None), Usage(0, 1)) == pytest.approx(1e-5)
+    assert cost_usd(new_call(), target(prices, model="other"), Usage(0, 1)) is None
+
+
+def test_what_is_not_known_is_not_priced() -> None:
+    """No price, no usage or no target: None, never zero."""
+    assert cost_usd(new_call(), target({}), Usage(5, 5)) is None
+    assert cost_usd(new_call(), target({"gpt-4o-2024": RATES}), None) is None
+    assert cost_usd(new_call(), None, Usage(5, 5)) is None
+
+
+@BOUNDED
+@given(st.integers(0, 2**53), st.integers(0, 2**53), st.floats(0, 1))
+def test_cost_is_never_negative_and_caching_never_dearer(input_tokens: int, output: int, part: float) -> None:
+    """For any split into cached and fresh tokens."""
+    priced = target({"gpt-4o-2024": RATES})
+    cached = min(int(input_tokens * part), input_tokens)
+
+    with_cache = cost_usd(new_call(), priced, Usage(input_tokens, output, cached))
+    without = cost_usd(new_call(), priced, Usage(input_tokens, output))
+
+    assert with_cache is not None
+    assert without is not None
+    assert 0 <= with_cache <= without * (1 + 1e-9)
+
+
+@BOUNDED
+@given(
+    st.floats(0, 1e6),
+    st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.floats(0, 1e6)), max_size=4),
+    st.floats(0, 1e6),
+)
+def test_overhead_is_never_negative(received: float, spans: list[tuple[float, float | None]], now: float) -> None:
+    """Whatever the times of the attempts: they may touch, and floats round."""
+    attempts = [
+        Attempt("a/x", started, ended_at=None if length is None else started + length) for started, length in spans
+    ]
+
+    assert overhead_s(new_call(received, attempts), now) >= 0.0
