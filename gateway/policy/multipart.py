@@ -10,7 +10,8 @@ import re
 _BOUNDARY = re.compile(rb"""[;\s]boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))(?![^\s;])""", re.IGNORECASE)
 # Whole parameters are skipped on the way to `name`: a file may be called `; name=model`.
 _NAME = re.compile(
-    rb"""^content-disposition:[ \t]*form-data[ \t]*(?:;[ \t]*(?!name=)[^\s;="]++=(?:"(?:[^"\\\r\n]|\\.)*+"|[^\s;"]*+)[ \t]*)*+"""
+    rb"""^content-disposition:[ \t]*form-data[ \t]*"""
+    rb"""(?:;[ \t]*(?!name=)[^\s;="]++=(?:"(?:[^"\\\r\n]|\\.)*+"|[^\s;"]*+)[ \t]*)*+"""
     rb""";[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))""",
     re.I | re.M,
 )

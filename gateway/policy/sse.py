@@ -18,6 +18,7 @@ import orjson
 PENDING_LIMIT = 65_536
 """An event that grows beyond this is passed on in parts: memory stays bounded, whatever a provider sends."""
 
+_BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _CHAT_END = re.compile(rb'^data: ?\[DONE\]\s*?$|(?<!\\)"finish_reason" ?: ?"', re.MULTILINE)
 _RESPONSES_END = re.compile(
@@ -74,7 +75,7 @@ class EventCutter:
 
 def _last_event_end(buffer: bytearray, start: int) -> int:
     """The offset behind the last blank line at or after `start`; 0 when there is none."""
-    ends = ((buffer.rfind(end, start), len(end)) for end in (b"\n\n", b"\n\r\n", b"\r\r"))
+    ends = ((buffer.rfind(end, start), len(end)) for end in _BLANK_LINES)
     return max((at + length for at, length in ends if at >= 0), default=0)
 
 
@@ -169,8 +170,12 @@ def ends_response(block: bytes) -> bool:
 
 
 def has_error(tail: bytes) -> bool:
-    """Whether the provider itself ended the stream with an error event."""
-    return b"error" in tail and any(error_in(event) is not None for event in split_events(tail))
+    """Whether the provider itself sent an error event that is whole, so that the client has seen it as one."""
+    return b"error" in tail and any(_is_error_event(event) for event in split_events(tail))
+
+
+def _is_error_event(event: bytes) -> bool:
+    return event.endswith(_BLANK_LINES) and event_data(event) != b"" and error_in(event) is not None
 
 
 def chat_error(message: str, code: str) -> bytes:

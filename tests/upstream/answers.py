@@ -54,9 +54,7 @@ RECORDED = {
     "no reason phrase": Recorded(
         b"HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok", 200, b"ok", ((b"Content-Length", b"2"),)
     ),
-    "event stream": Recorded(
-        head(b"200 OK", _SSE_HEADERS) + chunked(*_EVENTS), 200, b"".join(_EVENTS), _SSE_HEADERS
-    ),
+    "event stream": Recorded(head(b"200 OK", _SSE_HEADERS) + chunked(*_EVENTS), 200, b"".join(_EVENTS), _SSE_HEADERS),
     "trailers": Recorded(
         head(b"200 OK", _SSE_HEADERS) + chunked(*_EVENTS, trailers=b"X-Cost: 12\r\nX-End: yes\r\n"),
         200,

@@ -72,7 +72,9 @@ def _stock(tls: ssl.SSLContext | None) -> httpx.AsyncBaseTransport:
 
 
 @pytest.fixture(params=[_ours, _stock], ids=["Http1Transport", "AsyncHTTPTransport"])
-async def transport(request: pytest.FixtureRequest, trusting: ssl.SSLContext) -> AsyncIterator[httpx.AsyncBaseTransport]:
+async def transport(
+    request: pytest.FixtureRequest, trusting: ssl.SSLContext
+) -> AsyncIterator[httpx.AsyncBaseTransport]:
     """Each transport in turn, trusting the private CA."""
     make: MakeTransport = request.param
     transport = make(trusting)

@@ -8,6 +8,7 @@ last step the connection stays open until the peer leaves.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import ssl
 import struct
@@ -21,12 +22,13 @@ class Step(Enum):
     """What a script can do besides writing and waiting."""
 
     READ = "read one request"
+    READ_HEAD = "read one request's head"
     CLOSE = "close the connection"
     RESET = "reset the connection"
     STOP_READING = "leave what the peer sends in the kernel"
 
 
-READ, CLOSE, RESET, STOP_READING = Step.READ, Step.CLOSE, Step.RESET, Step.STOP_READING
+READ, READ_HEAD, CLOSE, RESET, STOP_READING = Step.READ, Step.READ_HEAD, Step.CLOSE, Step.RESET, Step.STOP_READING
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Cut:
 
     def pieces(self) -> list[bytes]:
         edges = [0, *self.at, len(self.data)]
-        return [self.data[a:b] for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        return [self.data[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
 Script = Sequence[bytes | Cut | Step | asyncio.Event]
@@ -73,11 +75,13 @@ class RawServer:
     raw: list[bytes] = field(default_factory=list)  # bytes of requests that did not come whole
     connections: int = 0
     gone: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # one permit per closed connection
+    port: int = 0
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> RawServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(
@@ -85,16 +89,16 @@ class RawServer:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await yield_to_peer()  # a connection just accepted has no task yet
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+        await yield_to_peer()
 
-    @property
-    def port(self) -> int:
+    def stop_listening(self) -> None:
+        """Refuse further connections; open ones go on."""
         assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self._server.close()
 
     @property
     def url(self) -> str:
@@ -110,6 +114,8 @@ class RawServer:
             await self._play(script, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError) as exc:
             self.raw.append(getattr(exc, "partial", b""))
+        except asyncio.CancelledError:
+            return  # the test is over; asyncio's streams would report the cancellation as an error
         finally:
             writer.transport.abort()
             self.gone.release()
@@ -117,18 +123,24 @@ class RawServer:
 
     async def _play(self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for step in script:
+            if writer.transport.is_closing():
+                return
             match step:
                 case bytes():
                     writer.write(step)
                     await writer.drain()
                 case Cut():
                     for piece in step.pieces():
+                        if writer.transport.is_closing():  # uvloop's write raises
+                            return
                         writer.write(piece)
                         await yield_to_peer()
                 case asyncio.Event():
                     await step.wait()
                 case Step.READ:
                     self.requests.append(await _read_request(reader))
+                case Step.READ_HEAD:
+                    await reader.readuntil(b"\r\n\r\n")
                 case Step.STOP_READING:
                     writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport of start_server reads
                 case Step.CLOSE:

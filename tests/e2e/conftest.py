@@ -1,0 +1,56 @@
+"""Gateways that stop with their test, on the loop that production runs on, with nothing left behind in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.e2e.harness import Running, start_gateway
+
+StartGateway = Callable[..., Awaitable[Running]]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of production."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[StartGateway]:
+    """Starts gateways that are stopped at the end of the test, and may be stopped before."""
+    running: list[Running] = []
+
+    async def start_one(*args: Any, **options: Any) -> Running:
+        folder = tmp_path / str(len(running))
+        folder.mkdir()
+        running.append(await start_gateway(folder, *args, **options))
+        return running[-1]
+
+    yield start_one
+    for one in running:
+        await one.stop()
+
+
+@pytest.fixture
+async def gateway(start: StartGateway) -> Running:
+    """A gateway without keys in front of an emulator."""
+    return await start()
+
+
+@pytest.fixture(autouse=True)
+def _no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever a test does to the gateway, no defect may show in its log."""
+    caplog.set_level(logging.INFO)
+    yield
+    for phase in ("setup", "call"):
+        for record in caplog.get_records(phase):
+            assert record.exc_info is None, record.getMessage()
+            assert not record.name.startswith("asyncio"), record.getMessage()

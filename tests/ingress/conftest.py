@@ -1,0 +1,7 @@
+"""The edge is tested through real sockets: the same fixtures as the end-to-end tests."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import _no_traceback, gateway, pytest_asyncio_loop_factories, start
+
+__all__ = ["_no_traceback", "gateway", "pytest_asyncio_loop_factories", "start"]

@@ -1,0 +1,384 @@
+"""Server-sent events as bytes: where they end, what they say, and that text inside them is only text."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.sse import (
+    PENDING_LIMIT,
+    EventCutter,
+    chat_error,
+    ends_chat,
+    ends_response,
+    error_in,
+    event_data,
+    event_json,
+    has_error,
+    is_opening,
+    response_error,
+    split_events,
+    without_usage_events,
+)
+
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+
+ENDS = (b"\n\n", b"\r\n\r\n", b"\r\n\n", b"\n\r\n")
+EVENT_END = re.compile(rb"(\r?\n\r?\n|\r\r)\Z")
+
+DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}],"usage":null}\n\n'
+USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+CORPUS = {
+    "lf": DELTA + USAGE + DONE,
+    "crlf": (DELTA + USAGE + DONE).replace(b"\n", b"\r\n"),
+    "cr": (DELTA + DONE).replace(b"\n", b"\r"),
+    "mixed": DELTA.replace(b"\n", b"\r\n") + DELTA + b"data: a\r\n\ndata: b\n\r\n" + DONE,
+    "comments": b": keep-alive\n\n" + DELTA + b":\r\n\r\n: OPENROUTER PROCESSING\n\n" + DONE,
+    "multi-line data": b'event: x\nid: 7\ndata: {"a":\ndata: 1}\n\nretry: 5\ndata\n\n' + DONE,
+    "extra blank lines": b"\n\n" + DELTA + b"\n\n\n\n" + DELTA + b"\r\n\r\n\r\n" + DONE,
+    "unfinished": DELTA + b'data: {"choices":[{"delta":{"content":"H',
+}
+
+lines = st.builds(
+    lambda name, text: name + text.encode().replace(b"\r", b"").replace(b"\n", b""),
+    st.sampled_from([b"data: ", b"data:", b"event: ", b": ", b"id: ", b""]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+)
+events = st.builds(
+    lambda some, line_end, end: line_end.join(line for line in some if line) + end,
+    st.lists(lines, min_size=1, max_size=3),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.sampled_from(ENDS),
+)
+
+
+def cut_up(stream: bytes, cuts: list[int]) -> list[bytes]:
+    """The stream in chunks, split at these offsets."""
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    return [stream[start:end] for start, end in pairwise(edges)]
+
+
+def feed_all(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
+    """What a cutter returns for the chunks, and its rest; checks its promises on the way."""
+    cutter = EventCutter()
+    blocks = []
+    fed = returned = 0
+    for chunk in chunks:
+        block = cutter.feed(chunk)
+        fed, returned = fed + len(chunk), returned + len(block)
+        assert not block or cutter.inside or EVENT_END.search(block)
+        assert fed - returned <= PENDING_LIMIT + len(chunk)
+        blocks.append(block)
+    return blocks, cutter.rest()
+
+
+@pytest.mark.parametrize("stream", CORPUS.values(), ids=CORPUS.keys())
+def test_a_stream_split_anywhere_comes_out_in_whole_events(stream: bytes) -> None:
+    """Every split into two chunks, and byte by byte: nothing is lost, and only an unfinished event is held back."""
+    _, unfinished = feed_all([stream])
+    splits = [cut_up(stream, [at]) for at in range(len(stream))]
+
+    for chunks in [*splits, cut_up(stream, list(range(len(stream))))]:
+        blocks, rest = feed_all(chunks)
+
+        assert b"".join(blocks) + rest == stream
+        assert rest == unfinished
+
+
+@BOUNDED
+@given(st.lists(events, max_size=6), st.binary(max_size=10), st.lists(st.integers(0, 200), max_size=8))
+def test_any_events_in_any_chunks_are_kept_whole(some: list[bytes], tail: bytes, cuts: list[int]) -> None:
+    """Nothing is lost, whatever the bytes; each block ends where an event ends."""
+    stream = b"".join(some) + tail
+
+    blocks, rest = feed_all(cut_up(stream, cuts))
+
+    assert b"".join(blocks) + rest == stream
+    assert tail or not rest
+
+
+@pytest.mark.parametrize("size", [1000, 65_536, 300_000])
+def test_an_endless_event_is_passed_on_in_parts(size: int) -> None:
+    """Memory stays bounded; `inside` says that the client is in the middle of an event, until it ends."""
+    cutter = EventCutter()
+    got = bytearray()
+
+    for _ in range(5):
+        got += cutter.feed(b"x" * size)
+    was_inside = cutter.inside
+    got += cutter.feed(b"y\n\n")
+
+    assert was_inside == (5 * size > PENDING_LIMIT)
+    assert not cutter.inside
+    assert bytes(got) == b"x" * 5 * size + b"y\n\n"
+    assert cutter.feed(DELTA) is DELTA
+
+
+@pytest.mark.parametrize("end", [*ENDS, b"\r\r"])
+def test_the_end_of_a_long_event_is_seen_across_chunks(end: bytes) -> None:
+    """The last bytes are kept back so that a split line end is still one."""
+    for at in range(len(end)):
+        cutter = EventCutter()
+        cutter.feed(b"x" * (PENDING_LIMIT + 1))
+        cutter.feed(end[:at])
+
+        cutter.feed(end[at:])
+
+        assert not cutter.inside
+        assert cutter.rest() == b""
+
+
+def test_a_chunk_of_whole_events_is_passed_on_as_it_is() -> None:
+    """The usual case costs no copy."""
+    assert EventCutter().feed(DELTA) is DELTA
+
+
+@BOUNDED
+@given(st.lists(events, max_size=6))
+def test_split_events_splits_and_loses_nothing(some: list[bytes]) -> None:
+    """As many events as were joined, for each kind of line end."""
+    assert b"".join(split_events(b"".join(some))) == b"".join(some)
+    assert list(split_events(DELTA * 2 + DONE.replace(b"\n", b"\r\n"))) == [
+        DELTA,
+        DELTA,
+        DONE.replace(b"\n", b"\r\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"data: a\n\n", b"a"),
+        (b"data:a\r\n\r\n", b"a"),
+        (b"data:  a\n\n", b" a"),
+        (b"event: x\ndata: a\nid: 1\ndata: b\n\n", b"a\nb"),
+        (b": data: a\n\n", b""),
+        (b"database: a\n\n", b""),
+    ],
+)
+def test_data_lines_are_joined(event: bytes, data: bytes) -> None:
+    """One space behind the colon is not data; comments and other fields aren't either."""
+    assert event_data(event) == data
+
+
+def test_only_an_object_is_taken_as_json() -> None:
+    """`[DONE]` and broken JSON are none."""
+    assert event_json(b'data: {"a":\ndata: 1}\n\n') == {"a": 1}
+    assert [event_json(event) for event in (DONE, b'data: {"a"\n\n', b"data: [1]\n\n", b"\n")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("event", "opens"),
+    [
+        (b": keep-alive\n\n", True),
+        (b"event: ping\n\n", True),
+        (b'event: response.created\ndata: {"type":"response.created"}\n\n', True),
+        (b'data: {"type":"response.in_progress"}\n\n', True),
+        (b'data: {"type":"response.output_text.delta"}\n\n', False),
+        (DELTA, False),
+        (DONE, False),
+        (b"data: what is this\n\n", False),
+    ],
+)
+def test_announcements_are_told_from_answers(event: bytes, opens: bool) -> None:
+    """After an announcement another target may still try."""
+    assert is_opening(event) is opens
+
+
+# -- errors: the shapes that providers send inside a 200 -----------------------------------------------------------------
+
+OPENAI: dict[str, Any] = {"message": "m", "type": "server_error", "param": None, "code": None}
+FLAT: dict[str, Any] = {"type": "error", "code": "c", "message": "m", "param": None, "sequence_number": 2}
+OVERLOADED = {"type": "service_unavailable_error", "code": "server_is_overloaded", "message": "m"}
+GEMINI = {"code": 503, "message": "m", "status": "UNAVAILABLE"}
+OPENROUTER = {"code": 502, "message": "m", "metadata": {"error_type": "provider_unavailable"}}
+SGLANG = {"object": "error", "message": "m", "type": "BadRequestError", "param": None, "code": 400}
+ANTHROPIC = {"type": "overloaded_error", "message": "Overloaded"}
+TGI = {"message": "Model is overloaded", "type": "overloaded", "code": None}
+
+
+def data(value: object, before: bytes = b"data: ", end: bytes = b"\n\n") -> bytes:
+    return before + orjson.dumps(value) + end
+
+
+ERRORS: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "openai": (data({"error": OPENAI}), OPENAI),
+    "openai, crlf": (data({"error": OPENAI}, end=b"\r\n\r\n"), OPENAI),
+    "responses, flat": (data(FLAT, b"event: error\ndata: "), FLAT),
+    "responses, flat, unnamed": (data(FLAT), FLAT),
+    "responses, nested": (data({"type": "error", "sequence_number": 2, "error": OVERLOADED}), OVERLOADED),
+    "gemini": (data({"error": GEMINI}), GEMINI),
+    "gemini, in an array": (data([{"error": GEMINI}]), GEMINI),
+    "openrouter": (
+        data({"id": "g", "object": "chat.completion.chunk", "error": OPENROUTER, "choices": []}),
+        OPENROUTER,
+    ),
+    "vllm, sglang": (data({"error": SGLANG}), SGLANG),
+    "mistral": (data(SGLANG), SGLANG),
+    "tgi": (data({"error": "Model is overloaded", "error_type": "overloaded"}, b"data:"), TGI),
+    "anthropic": (data({"type": "error", "error": ANTHROPIC, "request_id": "r"}, b"event: error\ndata: "), ANTHROPIC),
+    "named, no json": (b"event: error\r\ndata: it broke\r\n\r\n", {"message": "it broke"}),
+    "named, other json": (b'event:error\ndata: {"detail":"d"}\n\n', {"detail": "d"}),
+}
+
+
+@pytest.mark.parametrize(("event", "error"), ERRORS.values(), ids=ERRORS.keys())
+def test_error_events_of_every_provider_are_read(event: bytes, error: dict[str, Any]) -> None:
+    """Flat or nested, named or not; and a stream that ends with one is known to have failed."""
+    assert error_in(event) == error
+    assert has_error(DELTA + event)
+    assert has_error(event + DONE)
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: [error]], ids=["object", "array"])
+def test_a_bare_error_behind_a_broken_stream_is_read(wrap: Any) -> None:
+    """Gemini appends its error as pretty-printed JSON, without `data:`."""
+    bare = orjson.dumps(wrap({"error": GEMINI}), option=orjson.OPT_INDENT_2) + b"\n"
+
+    assert error_in(bare) == GEMINI
+    assert error_in(b"data: " + bare) == GEMINI
+
+
+@pytest.mark.parametrize(
+    "event", [b'{"error":{"message":"m"}}\n\n', b'{"error":{"message":"m"}}', ERRORS["openai"][0][:-1]]
+)
+def test_an_error_that_is_no_whole_event_has_not_been_seen(event: bytes) -> None:
+    """A client skips what has no `data:` or no end: it still has to be told."""
+    assert error_in(event) is not None
+    assert not has_error(DELTA + event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        DELTA,
+        DONE,
+        b": error\n\n",
+        b"data: error\n\n",
+        b'data: {"choices":[],"error":null}\n\n',
+        b'data: {"choices":[],"error":{}}\n\n',
+        b'data: {"choices":[],"error":""}\n\n',
+        b'data: {"type":"response.completed","response":{"error":null}}\n\n',
+        b'data: {"choices":[{"delta":{"content":"event: error"}}]}\n\n',
+        b"data: [1]\n\n",
+        b'data: [{"error":{"a":1}},2]\n\n',
+    ],
+)
+def test_other_events_are_no_errors(event: bytes) -> None:
+    """Neither the word in a text, nor a field that says there is none."""
+    assert error_in(event) is None
+    assert not has_error(event)
+
+
+def test_our_own_error_events_are_errors_too() -> None:
+    """They are what clients read, in the shape of each endpoint."""
+    assert error_in(chat_error("m", "c")) == {"message": "m", "type": "server_error", "param": None, "code": "c"}
+    assert error_in(response_error("m", "c")) == {**FLAT, "sequence_number": 0}
+    assert ends_response(response_error("m", "c"))
+
+
+# -- the end of a stream --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        DONE,
+        b"data:[DONE]\r\n\r\n",
+        DELTA + b"data: [DONE]",
+        b"data: [DONE] \n",
+        b'data: {"choices":[{"finish_reason":"stop"}]}\n\n',
+        b'data: {"choices":[{"delta":{}, "finish_reason": "length"}]}\n\n' + USAGE,
+    ],
+)
+def test_a_complete_chat_stream_is_known(tail: bytes) -> None:
+    """By its last event, or by a reason to finish where a provider sends no last event."""
+    assert ends_chat(tail)
+
+
+@pytest.mark.parametrize("name", ["response.completed", "response.failed", "response.incomplete", "error"])
+def test_a_complete_responses_stream_is_known(name: str) -> None:
+    """By the name of its last event, or by its type where it has no name."""
+    named = f'event: {name}\ndata: {{"type":"{name}"}}\n\n'.encode()
+
+    assert ends_response(named)
+    assert ends_response(named.replace(b"\n", b"\r\n"))
+    assert ends_response(named.partition(b"\n")[2])
+    assert not ends_response(named.replace(b"error", b"errors").replace(b"response.", b"response.x_"))
+
+
+LIES = (
+    '{"finish_reason":"stop"}',
+    '\n"finish_reason": "stop"',
+    '\\"finish_reason":"stop"',
+    "data: [DONE]",
+    "\n\ndata: [DONE]\n\n",
+    "\r\rdata: [DONE]\r\r",
+    "\nevent: response.completed\n",
+    '\ndata: {"type":"response.completed"}\n\n',
+    '\n\nevent: error\ndata: {"type":"error"}\n\n',
+    '\n\ndata: {"error":{"message":"x"}}\n\n',
+    '{"error":"text"}',
+    '"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}',
+)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_text_that_the_model_writes_ends_nothing(lie: str) -> None:
+    """In content, tool arguments, keys, however often escaped, and wherever the start of the tail is cut off."""
+    delta = {"content": lie, "tool_calls": [{"function": {"arguments": orjson.dumps({lie: lie}).decode()}}], lie: lie}
+    event = data({"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None})
+
+    for at in range(len(event)):
+        tail = event[at:]
+
+        assert not ends_chat(tail)
+        assert not ends_response(tail)
+        assert not has_error(tail)
+        assert error_in(tail) is None
+    assert without_usage_events(event) == event
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from(LIES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=4))
+def test_no_mixture_of_texts_ends_anything(texts: list[str]) -> None:
+    """Whatever stands next to it."""
+    event = data({"choices": [{"delta": {"content": "".join(texts)}, "finish_reason": None}], "more": texts})
+
+    assert not any(looks(event) for looks in (ends_chat, ends_response, has_error))
+    assert error_in(event) is None
+
+
+# -- the extra usage event ------------------------------------------------------------------------------------------------
+
+AZURE_FIRST = b'data: {"choices":[],"prompt_filter_results":[{"prompt_index":0}],"usage":null}\n\n'
+SPACED = USAGE.replace(b'"choices":[]', b'"choices": []')
+CHOICES_AND_USAGE = DELTA.replace(b"null}\n", b'{"prompt_tokens":1}}\n')
+SAYS_SO = data({"choices": [{"delta": {"content": USAGE.decode()}}], "x": '"choices":[]'})
+NULL_USAGE = b'data: {"choices":[],"usage":null}\n\n'
+KEPT = (DELTA, AZURE_FIRST, CHOICES_AND_USAGE, SAYS_SO, NULL_USAGE, DONE, b": comment\n\n", b'data: {"choices":[]\n\n')
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from([*KEPT, USAGE, SPACED]), max_size=8), st.booleans())
+def test_only_the_extra_usage_event_is_taken_out(some: list[bytes], crlf: bool) -> None:
+    """Every other event stays, byte for byte and in order."""
+    if crlf:
+        some = [event.replace(b"\n", b"\r\n") for event in some]
+
+    left = without_usage_events(b"".join(some))
+
+    assert left == b"".join(event for event in some if b'"total_tokens":11}}' not in event)
+
+
+def test_a_block_without_usage_is_not_copied() -> None:
+    """The usual case is one search."""
+    assert without_usage_events(DELTA) is DELTA

@@ -1,0 +1,109 @@
+"""Tokens, read from the end of an answer: the right numbers or none, never an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.call import Usage
+from gateway.policy.usage import estimate_tokens, estimate_usage, find_usage, read_usage
+
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+
+CHAT = {
+    "prompt_tokens": 1200,
+    "completion_tokens": 345,
+    "total_tokens": 1545,
+    "prompt_tokens_details": {"cached_tokens": 1024, "audio_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 64},
+}
+RESPONSES = {
+    "input_tokens": 36,
+    "input_tokens_details": {"cached_tokens": 8},
+    "output_tokens": 87,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 123,
+}
+LIE = '"usage":{"prompt_tokens":1,"completion_tokens":1}'
+
+TAILS: dict[str, tuple[bytes, Usage]] = {
+    "chat": (
+        orjson.dumps({"id": "c", "choices": [{"message": {"content": LIE}}], "usage": CHAT, "system_fingerprint": "f"}),
+        Usage(1200, 345, 1024),
+    ),
+    "pretty": (
+        orjson.dumps({"choices": [{"message": {"content": LIE}}], "usage": CHAT}, option=orjson.OPT_INDENT_2),
+        Usage(1200, 345, 1024),
+    ),
+    "stream": (
+        b'data: {"choices":[{"delta":{"content":"usage"}}],"usage":null}\n\n'
+        b'data: {"choices":[],"usage":%s}\n\ndata: [DONE]\n\n' % orjson.dumps(CHAT),
+        Usage(1200, 345, 1024),
+    ),
+    "responses": (
+        b'event: response.completed\ndata: {"type":"response.completed","response":{"output":[%s],"usage":%s,"user":null}}'
+        b"\n\n" % (orjson.dumps(LIE), orjson.dumps(RESPONSES)),
+        Usage(36, 87, 8),
+    ),
+    "embeddings": (b'{"data":[],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}\n', Usage(8, 0)),
+}
+
+
+@pytest.mark.parametrize(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
+def test_usage_at_the_end_of_an_answer_is_found(tail: bytes, usage: Usage) -> None:
+    """Chat, Responses and embeddings, whole or streamed; text that looks like it is passed by."""
+    assert find_usage(tail) == usage
+
+
+@pytest.mark.parametrize(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
+def test_a_cut_tail_gives_the_right_usage_or_none(tail: bytes, usage: Usage) -> None:
+    """Cut at every byte, from the front and from the end."""
+    for at in range(len(tail)):
+        assert find_usage(tail[at:]) in (usage, None)
+        assert find_usage(tail[:at]) in (usage, None)
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from([b'"usage"', b":", b"{", b"}", b'"prompt_tokens":', b"7", b",", b"null", b"\\", b" "])))
+def test_no_bytes_make_it_fail(pieces: list[bytes]) -> None:
+    """Broken JSON means that there is no usage to read."""
+    usage = find_usage(b"".join(pieces))
+
+    assert usage in (None, Usage(7, 0), Usage(77, 0), Usage(777, 0))
+
+
+def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
+    """A long log of tokens that read "usage" ends the search, not the process."""
+    assert find_usage(b'{"usage":{"prompt_tokens":7},"tokens":[' + b'"usage",' * 100_000 + b'"x"]}') is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 5}, Usage(5, 0)),
+        ({"output_tokens": 5}, Usage(0, 5)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": None}, Usage(5, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": []}, Usage(5, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(5, 0, 5)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -9}}, Usage(5, 0, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": None}, Usage(5, 0)),
+        ({"prompt_tokens": -1}, None),
+        ({"prompt_tokens": "5", "completion_tokens": True}, None),
+        ({"prompt_tokens": 2**53}, None),
+        ({"type": "duration", "seconds": 9}, None),
+        ({}, None),
+    ],
+)
+def test_only_plausible_numbers_count(usage: dict[str, Any], expected: Usage | None) -> None:
+    """A count is a whole number that is not negative, and no more can be cached than was sent."""
+    assert read_usage(usage) == expected
+
+
+def test_an_estimate_takes_four_bytes_to_a_token_and_says_so() -> None:
+    """Nobody counted: the numbers are marked."""
+    assert estimate_usage(b"x" * 400, 7) == Usage(100, 7, estimated=True)
+    assert estimate_tokens(b"x" * 43) == 10

@@ -1,0 +1,169 @@
+"""The house rules that a reader relies on: who imports whom, which package stays where, no hidden state.
+
+Read from the syntax tree of every module; nothing is imported. Imports for type checking only are free.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.glob("gateway/**/*.py")}
+
+WORDS = {"call", "errors", "clock", "ports"}
+CORE = WORDS | {"policy"}
+EDGES = {"ingress", "jobs", "config", "upstream", "store", "telemetry", "calllog", "settings", "emulator"}
+EVERYTHING = CORE | {"flow"} | EDGES
+ADAPTERS = {"upstream", "store", "telemetry", "calllog"}
+MAY_IMPORT = {
+    **dict.fromkeys(WORDS, WORDS),
+    "policy": WORDS,
+    "flow": CORE,
+    "ingress": CORE | {"flow"},
+    "jobs": CORE | {"flow"},
+    "config": CORE,
+    "upstream": CORE,
+    "store": CORE,
+    "telemetry": CORE | {"calllog"},
+    "calllog": CORE,
+    "settings": set(),
+    "emulator": {"clock"},
+    "app": EVERYTHING,
+    "cli": EVERYTHING | {"app"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+"""By the first part of a module's name below `gateway`; a module may always import its own part."""
+
+ONLY_IN = {
+    "starlette": {"ingress", "emulator", "app"},
+    "uvicorn": {"ingress", "emulator", "app"},
+    "httpx": {"upstream"},
+    "httptools": {"upstream", "ingress"},
+    "pydantic": {"config", "settings", "cli"},
+    "pydantic_core": {"config", "settings"},
+    "pydantic_settings": {"settings"},
+    "yaml": {"config", "settings"},
+    "genai_prices": {"config", "settings"},
+    "prometheus_client": {"telemetry", "ingress.operations"},
+    "redis": {"store"},
+    "sqlite3": {"store"},
+}
+NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
+"""A decision gets time and draws as arguments, and does no I/O."""
+MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
+
+
+def part_of(module: str) -> str:
+    """`gateway.policy.sse` is a part of `policy`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def is_for_typing(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that only a type checker sees."""
+    for child in ast.iter_child_nodes(node):
+        if not is_for_typing(child):
+            yield child
+            yield from walk(child)
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that an import statement names; `from gateway.policy import sse` names `gateway.policy.sse`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in MODULES or f"{name}.__init__" in MODULES else str(node.module) for name in names]
+    return []
+
+
+def imports_of(module: str) -> list[str]:
+    return [name for node in walk(tree_of(module)) for name in imported(node)]
+
+
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+def is_constant(name: str) -> bool:
+    return name.isupper() or (name.startswith("__") and name.endswith("__"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_one_way(module: str) -> None:
+    """Words, then decisions, then flow, then the edges, then the one place that knows everyone."""
+    part = part_of(module)
+    inside = [part_of(name) for name in imports_of(module) if name.split(".")[0] == "gateway" and name != "gateway"]
+
+    assert set(inside) - {part} <= MAY_IMPORT[part]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) in ADAPTERS])
+def test_adapters_know_the_policys_data_but_not_its_decisions(module: str) -> None:
+    """They carry out; what to do is decided elsewhere."""
+    assert {name for name in imports_of(module) if part_of(name) == "policy"} <= {"gateway.policy.snapshot"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_package_stays_in_its_place(module: str) -> None:
+    """What is foreign is known in one part of the house only."""
+    below = module.removeprefix("gateway.")
+    packages = {name.split(".")[0] for name in imports_of(module)}
+
+    strays = {name for name in packages & ONLY_IN.keys() if not {part_of(module), below} & ONLY_IN[name]}
+
+    assert strays == set()
+    assert part_of(module) != "policy" or not packages & NOT_IN_POLICY
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_import_inside_a_function_says_why(module: str) -> None:
+    """In a comment on its line or the one above; it hides what a module needs, and mostly a cycle."""
+    lines = MODULES[module].read_text().splitlines()
+    functions = [node for node in walk(tree_of(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = [node for function in functions for node in walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    assert [lines[node.lineno - 1] for node in inner if "# " not in "".join(lines[node.lineno - 2 : node.lineno])] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_holds_state(module: str) -> None:
+    """A module's names are constants, loggers and type aliases, and no code changes a constant."""
+    tree = tree_of(module)
+    made = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and may_hold_state(node.value)]
+    names = [target.id for node in made for target in targets_of(node) if isinstance(target, ast.Name)]
+
+    assert [name for name in names if not is_constant(name)] == []
+    assert [ast.unparse(node) for node in walk(tree) if isinstance(node, ast.Global)] == []
+    assert [ast.unparse(node) for node in walk(tree) if changes_constant(node)] == []
+
+
+def targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def may_hold_state(value: ast.expr | None) -> bool:
+    """Whether a value is a container or made by a call; a logger, a type variable or a class looked up is neither."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func) not in ("logging.getLogger", "TypeVar", "getattr")
+    return isinstance(value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp)
+
+
+def changes_constant(node: ast.AST) -> bool:
+    """Whether the statement or call puts something into, or takes it out of, a module's constant."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        holder: ast.expr = node.func.value
+    elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        holder = node.value
+    else:
+        return False
+    return isinstance(holder, ast.Name) and is_constant(holder.id)
