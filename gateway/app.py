@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -76,6 +75,7 @@ class Gateway:
         self._settings = settings
         self._environ = environ
         self._clock = SystemClock()
+        self._host = settings.host
         self._versions = 0
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
@@ -83,6 +83,9 @@ class Gateway:
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, self._clock.wall)
         self._telemetry = Telemetry(self._call_log)
         first = self._load()
+        self._host = (
+            self._host or first.server.host
+        )  # the port stays where it is: what a reload says of it changes nothing
         self._versions = first.version
         self._policies = Policies(first)
         self._telemetry.set_policy(first.version)
@@ -97,7 +100,7 @@ class Gateway:
         )
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
-        self._servers = self._build_servers(first)
+        self._servers = self._build_servers(first, self._host)
         self._housekeeping: asyncio.Task[None] | None = None
 
     @property
@@ -149,7 +152,7 @@ class Gateway:
         await self._emulators.stop()
         self._call_log.stop()
 
-    def _build_servers(self, policy: PolicySnapshot) -> list[HttpServer]:
+    def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         edge = Edge(
             Pipeline(self._clock, self._telemetry), self._policies, self._telemetry, self._clock, self._inflight
         )
@@ -158,7 +161,6 @@ class Gateway:
             metrics_route(self._telemetry.registry),
             *admin_routes(self._policies, {"config": self._show_config}),
         ]
-        host = self._settings.host or policy.server.host
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
         if admin is None:
@@ -175,7 +177,7 @@ class Gateway:
             connect=self._connect,
             version=self._versions + 1,
             now_wall=self._clock.wall(),
-            host=self._settings.host,
+            host=self._host,
         )
 
     def _connect(self, provider: Provider, model: str | None) -> Wire:
@@ -229,8 +231,9 @@ class Gateway:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         return bind(host, port)
-    except OSError as exc:
-        raise OSError(exc.errno, f"cannot listen on {host}:{port}: {os.strerror(exc.errno or 0).lower()}") from exc
+    except (OSError, OverflowError) as exc:  # OverflowError: there is no such port
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise OSError(getattr(exc, "errno", 0), f"cannot listen on {host}:{port}: {reason}") from exc
 
 
 async def serve(settings: Settings, environ: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TextIO
 
 import orjson
@@ -71,8 +72,14 @@ class CallLog:
                 self.dropped += batch.count("\n")
 
 
+@lru_cache(maxsize=4)
+def _second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def _stamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    second = int(at)
+    return f"{_second(second)}.{int((at - second) * 1000):03d}Z"
 
 
 def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:

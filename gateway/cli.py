@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems = (f"GATEWAY_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
         return _fail("\n".join(problems), UNUSABLE)
     except OSError as error:
-        return _fail(error.strerror or str(error), FAILED)
+        reason = error.strerror or str(error)
+        return _fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
     except KeyboardInterrupt:
         return 130
 

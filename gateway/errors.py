@@ -81,7 +81,7 @@ class CallerFault(GatewayError):
 
     status = 400
     type = "invalid_request_error"
-    should_retry = False
+    should_retry: bool | None = False
 
 
 class InvalidRequest(CallerFault):
@@ -124,7 +124,7 @@ class BodyTimeout(CallerFault):
     """The request body did not arrive in time."""
 
     status = 408
-    should_retry = None
+    should_retry: bool | None = None
     code = "request_body_timeout"
 
 
@@ -161,7 +161,7 @@ class DeadlineExceeded(GatewayError):
 
     status = 504
     type = "timeout_error"
-    should_retry = False
+    should_retry: bool | None = False
     code = "deadline_exceeded"
 
 
@@ -169,7 +169,7 @@ class ShuttingDown(GatewayError):
     """The process takes no new calls; another replica, or this one after its restart, does."""
 
     status = 503
-    should_retry = True
+    should_retry: bool | None = True
     retry_after_s = 1.0
     code = "shutting_down"
 
@@ -177,7 +177,7 @@ class ShuttingDown(GatewayError):
 class InternalError(GatewayError):
     """A defect of the gateway."""
 
-    should_retry = False
+    should_retry: bool | None = False
     code = "internal_error"
 
 

@@ -59,6 +59,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def whole(self) -> bytes | None:
+        """The body, when all of it came with the head: then there is nothing to read, and nothing to close."""
+        ...
+
+    @property
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, to be read once."""
         ...

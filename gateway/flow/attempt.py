@@ -108,6 +108,11 @@ async def _open_json(call: Call, target: Target, answer: Answer, content_type: b
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         return Opened(target, answer.status, answer.headers, relay=relay)
+    return _accept_json(target, answer, body, content_type)
+
+
+def _accept_json(target: Target, answer: Answer, body: bytes, content_type: bytes) -> Opened:
+    """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT:
         return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)

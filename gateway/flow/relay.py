@@ -153,7 +153,9 @@ class SseRelay:
         forwarded = b"".join(self._tail)
         if sse.has_error(forwarded):
             return "stream_error", b""  # the provider's own error event has reached the client
-        if self._is_complete(forwarded + rest) or (rest and self._endpoint.sse == "responses" and sse.ends_response(rest)):
+        if self._is_complete(forwarded + rest) or (
+            rest and self._endpoint.sse == "responses" and sse.ends_response(rest)
+        ):
             return "ok", rest
         error = sse.error_in(rest)
         if error is not None:
@@ -217,6 +219,8 @@ async def read_whole(upstream: Upstream, answer: Answer, limit: int) -> tuple[by
 
     Raises UpstreamFailed when the body breaks off.
     """
+    if answer.whole is not None:
+        return answer.whole, True
     parts: list[bytes] = []
     length = 0
     try:

@@ -83,6 +83,7 @@ class Edge:
         if self._inflight.draining:
             raise ShuttingDown("The gateway is shutting down and takes no new calls.")
         key, credential = parse.authenticate(policy, index)
+        parse.refuse_encoded(index)
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
@@ -93,8 +94,8 @@ class Edge:
         lane = parse.choose_lane(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, self._forwarded, endpoint, index)
-        if credential is not None:
-            forwarded += self._account.keep(headers)
+        if credential is not None and all(policy.providers[target.provider].api_key is None for target in model.plan):
+            forwarded += self._account.keep(headers)  # beside a provider's own key they would name another's account
         exchange.call = Call(
             id=exchange.request_id,
             endpoint=endpoint,

@@ -88,12 +88,17 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
         if secret is not None:
             key = policy.find_key(secret)
             if key is not None:
-                return key, authorization
+                return key, None if _holds_key(policy, authorization) else authorization
     if authorization is None and b"x-api-key" not in index and b"api-key" not in index:
         raise Unauthorised(
             "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
         )
     raise Unauthorised("The API key is not one of this gateway's keys; check the key that the client sends.")
+
+
+def _holds_key(policy: PolicySnapshot, authorization: bytes | None) -> bool:
+    """Whether a secret of the gateway is in there, however it is written."""
+    return authorization is not None and any(policy.find_key(word) for word in authorization.split())
 
 
 def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
@@ -130,11 +135,15 @@ def passthrough_path(scope: Mapping[str, Any]) -> str:
     return path.removeprefix(b"/v1").decode("ascii")
 
 
+def refuse_encoded(index: dict[bytes, bytes]) -> None:
+    """Raises UnsupportedEncoding for a compressed body: it would be counted, read and forwarded as what it is not."""
+    encoding = index.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"identity", b""):
+        raise UnsupportedEncoding("The body is sent with a Content-Encoding; send it uncompressed.")
+
+
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
     """What the body asks for. Raises InvalidRequest, naming the field and the remedy."""
-    encoding = index.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in (b"identity", b""):
-        raise UnsupportedEncoding("The body is sent with a Content-Encoding; send it uncompressed.")
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
     return _peek_json(body)

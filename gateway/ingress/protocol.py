@@ -193,13 +193,9 @@ async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, byt
         return
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
-    parts = [STATUS_LINE[status]]
-    for name, value in (*cycle.default_headers, *headers):
-        parts += (name, b": ", value, b"\r\n")
-    parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-    if cycle.scope["method"] != "HEAD":
-        parts.append(body)
-    cycle.transport.write(b"".join(parts))
+    lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
+    end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
+    cycle.transport.write(STATUS_LINE[status] + lines + end + (body if cycle.scope["method"] != "HEAD" else b""))
     cycle.response_complete = True
     cycle.message_event.set()
     if not cycle.keep_alive:

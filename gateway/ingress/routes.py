@@ -7,7 +7,7 @@ the only list of them. Every path answers errors in OpenAI's shape.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import orjson
 from starlette.applications import Starlette
@@ -53,18 +53,19 @@ class Served:
 class Front:
     """The application: hot paths first, the rest by starlette."""
 
-    __slots__ = ("_hot", "_rest")
+    __slots__ = ("_edge", "_hot", "_rest")
 
-    def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+    def __init__(self, edge: Edge, hot: Mapping[str, Endpoint], rest: ASGIApp) -> None:
+        self._edge = edge
         self._hot = hot
         self._rest = rest
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["method"] == "POST":
-            hot = self._hot.get(scope["path"])
-            if hot is not None:
-                return await hot(scope, receive, send)
-        return await self._rest(scope, receive, send)
+            endpoint = self._hot.get(scope["path"])
+            if endpoint is not None:
+                return self._edge.serve(endpoint, scope, receive, send)
+        return self._rest(scope, receive, send)
 
 
 class PassThrough(Route):
@@ -82,14 +83,12 @@ class PassThrough(Route):
 
 def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute]) -> Front:
     """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
-    hot: dict[str, ASGIApp] = {}
-    for endpoint in ENDPOINTS:
-        hot["/v1" + endpoint.path] = hot[endpoint.path] = Served(edge, endpoint)
-    routes: list[BaseRoute] = [Route(path, app, methods=["POST"]) for path, app in hot.items()]
+    hot = {prefix + endpoint.path: endpoint for endpoint in ENDPOINTS for prefix in ("/v1", "")}
+    routes: list[BaseRoute] = [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     routes += operations
     routes += model_routes(policies)
     routes.append(PassThrough(policies, Served(edge, OTHER)))
-    return Front(hot, build_app(routes))
+    return Front(edge, hot, build_app(routes))
 
 
 def build_app(routes: list[BaseRoute]) -> Starlette:

@@ -30,8 +30,7 @@ class Field(NamedTuple):
 
 def is_written_once(body: bytes, name: str) -> bool:
     """Whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
-    plain = b'"%s"' % name.encode()
-    if b"\\u00" not in body and body.count(plain) == 1:
+    if body.count(b'"%s"' % name.encode()) == 1 and b"\\u00" not in body:
         return True
     return len(find_fields(body, name)) == 1
 

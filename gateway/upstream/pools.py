@@ -14,7 +14,6 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
-from gateway.upstream.messages import RawRequest, raw_headers
 
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and tells its base URL."""
@@ -35,11 +34,12 @@ class EmulatedTransport(httpx.AsyncBaseTransport):
         """As any transport; the origin is the emulator's, the path stays."""
         origin = httpx.URL(await self._start(self._name))
         url = request.url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
-        headers = [(name, value) for name, value in raw_headers(request) if name != b"host"]
-        headers.append((b"host", origin.netloc))
-        return await self.inner.handle_async_request(
-            RawRequest(request.method, url, headers, request.stream, request.extensions)
+        headers = httpx.Headers([*request.headers.raw])
+        headers["host"] = origin.netloc.decode()
+        moved = httpx.Request(
+            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
         )
+        return await self.inner.handle_async_request(moved)
 
     async def aclose(self) -> None:
         """Close its connections; the emulator itself belongs to the application."""

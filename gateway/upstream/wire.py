@@ -7,6 +7,8 @@ followed, and the origin always comes from the config, never from a request.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -14,7 +16,9 @@ import httpx
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.snapshot import Provider
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
-from gateway.upstream.messages import RawRequest, raw_headers
+from gateway.upstream.http1_connection import Exchange
+from gateway.upstream.http1_wire import PreparedTimeouts
+from gateway.upstream.messages import RawRequest, RawResponse
 from gateway.upstream.phase import phase_of
 
 _PHASES = {"connect": Phase.NOTHING_SENT, "sent": Phase.SENT, "answered": Phase.ANSWERED}
@@ -23,23 +27,37 @@ _PHASES = {"connect": Phase.NOTHING_SENT, "sent": Phase.SENT, "answered": Phase.
 class HttpAnswer:
     """A provider's answer over httpx's transport interface."""
 
-    __slots__ = ("_response", "chunks", "headers", "status")
+    __slots__ = ("_stream", "chunks", "headers", "status", "whole")
 
     def __init__(self, response: httpx.Response) -> None:
-        self._response = response
         self.status = response.status_code
-        self.headers: RawHeaders = [(name.lower(), value) for name, value in raw_headers(response)]
-        self.chunks: AsyncIterator[bytes] = aiter(response.stream)  # type: ignore[arg-type]  # async transports give async streams
+        stream: Any = response.stream  # an async transport gives an httpx.AsyncByteStream
+        self._stream = stream
+        self.chunks: AsyncIterator[bytes] = aiter(stream)
+        self.whole: bytes | None = None
+        headers = response.headers.raw if not isinstance(response, RawResponse) else response.raw_headers
+        self.headers: RawHeaders = [(name.lower(), value) for name, value in headers]
+        if isinstance(stream, Exchange):
+            self.whole = stream.whole()
 
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
-        await self._response.stream.aclose()  # type: ignore[union-attr]  # as above
+        await self._stream.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one path goes: prebuilt, because only the caller's headers and the length differ from call to call."""
+
+    url: httpx.URL
+    head: bytes
+    """Request line and the headers that never change, without the last line's end."""
 
 
 class Wire:
     """Sends a call to one target. Implements `ports.Upstream`."""
 
-    __slots__ = ("_auth", "_headers", "_model", "_provider", "_timeouts", "_transport", "_urls")
+    __slots__ = ("_auth", "_clocks", "_headers", "_model", "_provider", "_routes", "_timeout", "_transport")
 
     errors: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.StreamError)
 
@@ -47,28 +65,31 @@ class Wire:
         self._provider = provider
         self._model = model
         self._transport = transport
-        url = httpx.URL(provider.base_url)
-        self._headers = [(b"host", url.netloc), (b"accept-encoding", b"identity")]
+        self._headers = [(b"host", httpx.URL(provider.base_url).netloc), (b"accept-encoding", b"identity")]
         self._headers += [(name.lower().encode(), value.encode()) for name, value in provider.headers]
         self._auth = _auth_header(provider)
-        self._urls: dict[str, httpx.URL] = {}
-        self._timeouts: dict[Clocks, dict[str, float]] = {}
+        if self._auth is not None:
+            self._headers.append(self._auth)
+        self._routes: dict[str, Route] = {}
+        self._clocks: Clocks | None = None
+        self._timeout = PreparedTimeouts(0, 0, 0, 0, 0)
 
     def __repr__(self) -> str:
         return f"Wire({self._provider.name}/{self._model or '*'})"
 
     async def send(self, outgoing: Outgoing) -> Answer:
         """Send the request and wait for the head of the answer. Raises UpstreamFailed when none arrives."""
-        headers = [*self._headers, *outgoing.headers]
-        if self._auth is not None:
-            headers.append(self._auth)
-        elif outgoing.credential is not None:
-            headers.append((b"authorization", outgoing.credential))
-        if outgoing.body or outgoing.method in ("POST", "PUT", "PATCH"):
-            headers.append((b"content-length", b"%d" % len(outgoing.body)))
-        stream = httpx.ByteStream(outgoing.body)
-        extensions = {"timeout": self._timeout(outgoing)}
-        request = RawRequest(outgoing.method, self._url(outgoing), headers, stream, extensions)
+        route = self._route(outgoing)
+        own = list(outgoing.headers)
+        if self._auth is None and outgoing.credential is not None:
+            own.append((b"authorization", outgoing.credential))
+        if outgoing.body or outgoing.method != "GET":
+            own.append((b"content-length", b"%d" % len(outgoing.body)))
+        # Safe to put together: the config was checked, and what the client sent has passed a strict parser.
+        head = b"\r\n".join((route.head, *map(b": ".join, own), b"\r\n"))
+        parts = (self._headers, own)
+        extensions = {"timeout": self._timeouts(outgoing)}
+        request = RawRequest(outgoing.method, route.url, head, parts, outgoing.body, extensions)
         try:
             return HttpAnswer(await self._transport.handle_async_request(request))
         except self.errors as exc:
@@ -78,13 +99,18 @@ class Wire:
         """What an error means that came while the answer was being read."""
         return _failure(error, answered=True)
 
-    def _url(self, outgoing: Outgoing) -> httpx.URL:
-        if self._model is None or outgoing.query:
-            return self._build_url(outgoing.path, outgoing.model, outgoing.query)
-        url = self._urls.get(outgoing.path)
-        if url is None:
-            url = self._urls[outgoing.path] = self._build_url(outgoing.path, outgoing.model, b"")
-        return url
+    def _route(self, outgoing: Outgoing) -> Route:
+        if self._model is None or outgoing.query or outgoing.method != "POST":
+            return self._build_route(outgoing)
+        route = self._routes.get(outgoing.path)
+        if route is None:
+            route = self._routes[outgoing.path] = self._build_route(outgoing)
+        return route
+
+    def _build_route(self, outgoing: Outgoing) -> Route:
+        url = self._build_url(outgoing.path, outgoing.model, outgoing.query)
+        request_line = b"%b %b HTTP/1.1" % (outgoing.method.encode(), url.raw_path)
+        return Route(url, b"\r\n".join((request_line, *map(b": ".join, self._headers))))
 
     def _build_url(self, path: str, model: str, query: bytes) -> httpx.URL:
         provider = self._provider
@@ -96,14 +122,19 @@ class Wire:
             base += "/openai/v1"
         return httpx.URL(base + path + ("?" + query.decode("latin-1") if query else ""))
 
-    def _timeout(self, outgoing: Outgoing) -> dict[str, float]:
+    def _timeouts(self, outgoing: Outgoing) -> PreparedTimeouts:
+        """A target's clocks are always the same ones; only a caller's deadline makes a call special."""
         clocks = outgoing.clocks
         if outgoing.first_byte_s != clocks.first_byte_s:
-            return {**_timeouts(clocks), "first_byte": outgoing.first_byte_s}
-        found = self._timeouts.get(clocks)
-        if found is None:
-            found = self._timeouts[clocks] = _timeouts(clocks)
-        return found
+            return _prepare(clocks, outgoing.first_byte_s)
+        if clocks is not self._clocks:
+            self._clocks, self._timeout = clocks, _prepare(clocks, clocks.first_byte_s)
+        return self._timeout
+
+
+def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
+    """`first_byte` is ours, other transports fall back to `read`; waiting for a connection counts as connecting."""
+    return PreparedTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
 
 
 def _failure(error: Exception, *, answered: bool) -> UpstreamFailed:
@@ -116,17 +147,6 @@ def _failure(error: Exception, *, answered: bool) -> UpstreamFailed:
         error_class = ErrorClass.MALFORMED_RESPONSE
     detail = str(error) or type(error).__name__
     return UpstreamFailed(error_class, phase, detail[:300])
-
-
-def _timeouts(clocks: Clocks) -> dict[str, float]:
-    """httpx's timeout extension; `first_byte` is ours, other transports fall back to `read`."""
-    return {
-        "connect": clocks.connect_s,
-        "pool": clocks.connect_s,
-        "write": clocks.write_s,
-        "first_byte": clocks.first_byte_s,
-        "read": clocks.idle_s,
-    }
 
 
 def _auth_header(provider: Provider) -> tuple[bytes, bytes] | None:
