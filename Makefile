@@ -32,7 +32,7 @@ bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed
 	@$(BIN)/python -m tests.bench --peers
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out
-	@$(BIN)/pytest -m soak --override-ini addopts="-q --strict-markers -p no:cacheprovider"
+	@$(BIN)/pytest -m soak
 
 lock:            ## renew the hashed locks from pyproject.toml (needs uv)
 	@for group in "" "--group dev" "--group dev --group bench"; do \

@@ -42,6 +42,7 @@ class HttpServer:
         self._config = uvicorn.Config(
             app,
             http=GatewayProtocol,
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,

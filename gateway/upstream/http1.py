@@ -19,6 +19,7 @@ import httpx
 from gateway.upstream.http1_connection import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
 from gateway.upstream.http1_wire import encode, read_timeouts
+from gateway.upstream.messages import RawResponse
 from gateway.upstream.phase import phase_of, with_phase
 
 __all__ = ["Http1Transport", "PoolStats", "phase_of"]
@@ -87,7 +88,12 @@ class Http1Transport(httpx.AsyncBaseTransport):
             self._sweep_fast()
         connection = pool.take_idle() or await pool.connect(timeouts)
         exchange = connection.start(outgoing, timeouts)
-        await exchange.head()
+        try:
+            await exchange.head()
+        except BaseException:
+            if exchange.is_stale:  # cancelled in the moment it died: nobody will take over its slot
+                connection.discard()
+            raise
         if exchange.is_stale:
             connection = await pool.replace(connection, timeouts)
             exchange = connection.start(outgoing, timeouts)
@@ -151,9 +157,5 @@ class Http1Transport(httpx.AsyncBaseTransport):
 
 
 def _response(exchange: Exchange) -> httpx.Response:
-    return httpx.Response(
-        exchange.status,
-        headers=exchange.headers,
-        stream=exchange,
-        extensions={"http_version": exchange.version, "reason_phrase": exchange.reason},
-    )
+    extensions = {"http_version": exchange.version, "reason_phrase": exchange.reason}
+    return RawResponse(exchange.status, exchange.headers, exchange, extensions)

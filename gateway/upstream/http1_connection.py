@@ -44,8 +44,8 @@ class Pool(Protocol):
 class Exchange(httpx.AsyncByteStream):
     """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
 
-    Chunks that arrived since the last step come as one. Raises httpx errors of phase `answered`. A caller that is
-    cancelled, or calls `aclose` early, closes the connection.
+    Chunks that arrived since the last step come as one; `is_complete` after a step says that it was the last. Raises
+    httpx errors of phase `answered`. A caller that is cancelled, or calls `aclose` early, closes the connection.
     """
 
     __slots__ = (
@@ -81,8 +81,12 @@ class Exchange(httpx.AsyncByteStream):
 
     async def head(self) -> None:
         """Wait until the answer's head has come (`status`) or cannot come (`error`)."""
-        while not self.status and self.error is None:
-            await self._wait()
+        try:
+            while not self.status and self.error is None:
+                await self._next_news()
+        except BaseException:
+            self.abandon()
+            raise
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -93,7 +97,11 @@ class Exchange(httpx.AsyncByteStream):
                 raise StopAsyncIteration
             if self.error is not None:
                 raise self.error
-            await self._wait()
+            try:
+                await self._next_news()
+            except BaseException:
+                self.abandon()
+                raise
         chunks = self._chunks
         chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -101,6 +109,13 @@ class Exchange(httpx.AsyncByteStream):
         if self._connection is not None:
             self._connection.resume_reading()
         return chunk
+
+    def whole(self) -> bytes | None:
+        """The body, when all of it is here and none has been read; the connection has been handed on already."""
+        if not self.is_complete:
+            return None
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def aclose(self) -> None:
         """Finish with the answer; before its end this closes the connection at once."""
@@ -111,13 +126,9 @@ class Exchange(httpx.AsyncByteStream):
         if self._connection is not None:
             self._connection.fail(httpx.StreamClosed())
 
-    async def _wait(self) -> None:
+    def _next_news(self) -> asyncio.Future[None]:
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        except BaseException:
-            self.abandon()
-            raise
+        return self._waiter
 
     # What the connection tells.
 
@@ -210,6 +221,10 @@ class Http1Connection(asyncio.Protocol):
             self._writer.add_done_callback(self._body_written)
         self._set_deadline()
         return exchange
+
+    def is_usable(self) -> bool:
+        """Tell whether a request can be written; a broken transport knows before `connection_lost` says so."""
+        return not self.is_closed and not self._transport.is_closing()
 
     def expire(self) -> None:
         """Act on a passed deadline: an unused connection is closed, a waiting exchange fails."""
@@ -322,7 +337,7 @@ class Http1Connection(asyncio.Protocol):
             return
         status = parser.get_status_code()
         version = accept_head(status, parser.get_http_version(), self._reason)
-        if self._unfruitful_bytes > MAX_HEAD_BYTES and head_size(headers) > MAX_HEAD_BYTES:
+        if self._unfruitful_bytes > MAX_HEAD_BYTES and head_size(self._reason, headers) > MAX_HEAD_BYTES:
             raise httpx.RemoteProtocolError(f"the answer's head exceeds {MAX_HEAD_BYTES} bytes")
         self._headers = []  # trailers land here and are forgotten
         if status < 200:
@@ -426,7 +441,7 @@ class Http1Connection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Read on, if reading was paused: the caller has drained the buffer."""
-        if self._is_reading_paused:
+        if self._is_reading_paused and not self._transport.is_closing():
             self._is_reading_paused = False
             self._transport.resume_reading()
             self._set_deadline()
@@ -441,14 +456,19 @@ class Http1Connection(asyncio.Protocol):
                 piece = b"%x\r\n%b\r\n" % (len(piece), piece)
             elif length is not None and written > length:
                 raise httpx.LocalProtocolError(f"the request's body is longer than the {length} bytes it declared")
-            self._transport.write(piece)
+            self._write(piece)
             if self._is_writing_paused:
                 self._drained = asyncio.get_running_loop().create_future()
                 await self._drained
         if length is None and outgoing.stream is not None:
-            self._transport.write(b"0\r\n\r\n")
+            self._write(b"0\r\n\r\n")
         elif length is not None and written < length:
             raise httpx.LocalProtocolError(f"the request's body ended {length - written} bytes early")
+
+    def _write(self, data: bytes) -> None:
+        if self._transport.is_closing():  # uvloop's raises a RuntimeError then
+            raise httpx.WriteError("the connection broke while the request's body was written")
+        self._transport.write(data)
 
     def _body_written(self, writer: asyncio.Task[None]) -> None:
         cancelled = httpx.WriteError("the request's body was cancelled by its source")

@@ -22,8 +22,6 @@ from gateway.upstream.http1_connection import Http1Connection
 from gateway.upstream.http1_wire import Timeouts
 from gateway.upstream.phase import with_phase
 
-HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305 section 5
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -87,7 +85,7 @@ class OriginPool:
         """Return the connection used last, closing those that idled too long."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if self._now() < connection.deadline:
+            if connection.is_usable() and self._now() < connection.deadline:
                 return connection
             connection.discard()
         return None
@@ -103,7 +101,7 @@ class OriginPool:
         connection = await self._wait_for_slot(timeouts)
         if connection is None:
             return await self._open(timeouts)
-        if connection.is_closed:  # died between being handed over and being taken
+        if not connection.is_usable():  # died between being handed over and being taken
             return await self.replace(connection, timeouts)
         return connection
 
@@ -126,10 +124,10 @@ class OriginPool:
     def _pass_on(self, connection: Http1Connection | None) -> None:
         if connection is None:
             self._free_slot()
-        elif connection.is_closed:
-            connection.discard()
-        else:
+        elif connection.is_usable():
             self.release(connection)
+        else:
+            connection.discard()
 
     async def _open(self, timeouts: Timeouts) -> Http1Connection:
         """Open a connection in a slot that is already taken; the slot is freed on failure."""
@@ -166,7 +164,8 @@ class OriginPool:
         if isinstance(error, (OSError, UnicodeError)):  # ssl.SSLError is an OSError; IDNA refuses with UnicodeError
             raise self._unreachable(httpx.ConnectError, str(error) or type(error).__name__) from error
         connection = attempt.result()
-        if connection.is_closed:
+        if not connection.is_usable():
+            connection.abort()
             raise self._unreachable(httpx.ConnectError, "the connection was closed before it was used")
         return connection
 
@@ -180,8 +179,7 @@ class OriginPool:
         options: dict[str, Any] = {}
         if origin.tls is not None:
             options = {"ssl": origin.tls, "server_hostname": origin.host}
-        if isinstance(loop, asyncio.BaseEventLoop):  # uvloop's has no such option and tries addresses in turn
-            options["happy_eyeballs_delay"] = HAPPY_EYEBALLS_DELAY_S
+        # No `happy_eyeballs_delay`: uvloop has no such option, and CPython's loses the winning socket when cancelled.
         try:
             await loop.create_connection(lambda: connection, origin.host, origin.port, **options)
         except BaseException:
@@ -193,7 +191,7 @@ class OriginPool:
 
     def release(self, connection: Http1Connection) -> None:
         """Take a clean connection back, or hand it to whoever has waited longest."""
-        turn = self._next_turn()
+        turn = self._next_turn() if self._waiting else None
         if turn is not None:
             connection.deadline = inf
             turn.set_result(connection)

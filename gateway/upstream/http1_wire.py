@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import httpx
 
+from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -34,6 +35,16 @@ class Timeouts:
     read_s: float = inf
 
 
+class PreparedTimeouts(dict[str, float]):
+    """httpx's `timeout` extension, with the form this transport reads beside it: made once, used for many requests."""
+
+    __slots__ = ("prepared",)
+
+    def __init__(self, connect: float, pool: float, write: float, first_byte: float, read: float) -> None:
+        super().__init__(connect=connect, pool=pool, write=write, first_byte=first_byte, read=read)
+        self.prepared = Timeouts(connect, pool, write, first_byte, read)
+
+
 @dataclass(slots=True)
 class Outgoing:
     """A request ready to be written: the head, and the body as bytes or as a stream."""
@@ -48,6 +59,8 @@ class Outgoing:
 def read_timeouts(extensions: Any) -> Timeouts:
     """Read httpx's `timeout` extension, plus our `first_byte`, which falls back to `read`."""
     given = extensions.get("timeout")
+    if isinstance(given, PreparedTimeouts):
+        return given.prepared
     if not given:
         return Timeouts()
     connect, pool, write, read = given.get("connect"), given.get("pool"), given.get("write"), given.get("read")
@@ -66,6 +79,8 @@ def encode(request: httpx.Request) -> Outgoing:
 
     A missing Host, Content-Length or Transfer-Encoding is added (RFC 9112 sections 3.2 and 6).
     """
+    if isinstance(request, RawRequest):
+        return Outgoing(request.head, request.body, None, len(request.body), request.method != "HEAD")
     headers = request.headers.raw
     names = [name.lower() for name, _ in headers]
     stream = request.stream
@@ -157,6 +172,6 @@ def ends_with_connection(headers: RawHeaders) -> bool:
     return not framed
 
 
-def head_size(headers: RawHeaders) -> int:
-    """Bytes the header lines took on the wire."""
-    return sum(len(name) + len(value) + 4 for name, value in headers)
+def head_size(reason: bytes, headers: RawHeaders) -> int:
+    """Bytes a response head took on the wire."""
+    return 17 + len(reason) + sum(len(name) + len(value) + 4 for name, value in headers)
