@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -80,8 +81,8 @@ class Gateway:
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
-        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, self._clock.wall)
-        self._telemetry = Telemetry(self._call_log)
+        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format)
+        self._telemetry = Telemetry(self._call_log, self._clock.wall)
         first = self._load()
         self._host = (
             self._host or first.server.host
@@ -150,6 +151,7 @@ class Gateway:
             await server.stop()
         await self._pools.aclose()
         await self._emulators.stop()
+        self._telemetry.flush()
         self._call_log.stop()
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
@@ -231,9 +233,10 @@ class Gateway:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         return bind(host, port)
-    except (OSError, OverflowError) as exc:  # OverflowError: there is no such port
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise OSError(getattr(exc, "errno", 0), f"cannot listen on {host}:{port}: {reason}") from exc
+    except OSError as exc:
+        number = exc.errno or 0
+        reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
+        raise OSError(number, f"cannot listen on {host}:{port}: {reason}") from exc
 
 
 async def serve(settings: Settings, environ: Mapping[str, str]) -> int:

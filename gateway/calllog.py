@@ -1,15 +1,14 @@
 """The call log: one structured line per call, without any prompt or secret.
 
-A call hands over its record and goes on. Records are formatted in batches by the loop, outside of any call, and written by a
-thread, because a write may block: a stuck reader never stops a call. When it is too slow, lines are dropped and counted.
+Lines are formatted in batches outside of any call, and written by a thread, because a write may block: a stuck reader never
+stops a call. When it is too slow, lines are dropped and counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TextIO
@@ -18,7 +17,6 @@ import orjson
 
 from gateway.call import Settled
 
-FLUSH_S = 0.02
 QUEUED_BATCHES = 500
 
 Refused = tuple[str, str, int, str | None]
@@ -26,13 +24,11 @@ Refused = tuple[str, str, int, str | None]
 
 
 class CallLog:
-    """Where call records go. `start` and `stop` it; in between it belongs to the running loop."""
+    """Where call records go; `start` and `stop` it."""
 
-    def __init__(self, stream: TextIO, style: str, wall: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, style: str) -> None:
         self._stream = stream
         self._format = _json_line if style == "json" else _text_line
-        self._wall = wall
-        self._records: list[tuple[float, Settled | Refused]] = []
         self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
         self._thread = threading.Thread(target=self._write, name="call-log", daemon=True)
         self.dropped = 0
@@ -42,15 +38,8 @@ class CallLog:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, record: Settled | Refused) -> None:
-        """Hand over one record."""
-        if not self._records:
-            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-        self._records.append((self._wall(), record))
-
-    def flush(self) -> None:
-        """Format what has come in and pass it to the writer."""
-        records, self._records = self._records, []
+    def put(self, records: Sequence[tuple[float, Settled | Refused]]) -> None:
+        """Write records, each with its wall time in seconds."""
         try:
             self._batches.put_nowait("".join([self._format(at, record) for at, record in records]))
         except queue.Full:
@@ -58,7 +47,6 @@ class CallLog:
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Write what is left, waiting no longer than `timeout_s` for a stuck reader."""
-        self.flush()
         if self._thread.is_alive() and not self._batches.full():
             self._batches.put_nowait(None)
             self._thread.join(timeout_s)

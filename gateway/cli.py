@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(command)
     command.add_argument("--host", help="listen here instead of server.host")
-    command.add_argument("--port", type=int, help="listen here instead of server.port; 0 takes a free one")
+    command.add_argument("--port", type=_port, help="listen here instead of server.port; 0 takes a free one")
     command.add_argument("--log-format", choices=("json", "text"), help="form of the call log (default: json)")
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
     command.set_defaults(command=_serve)
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
     )
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
-    command.add_argument("--port", type=int, default=9000, help="default: %(default)s; 0 takes a free one")
+    command.add_argument("--port", type=_port, default=9000, help="default: %(default)s; 0 takes a free one")
     command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
     for flag, text in _EMULATOR_FLAGS.items():
         command.add_argument(flag, help=text)
@@ -124,6 +124,13 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-c", "--config", type=Path, help="the config file (default: $GATEWAY_CONFIG, else config.yaml in this folder)"
     )
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number} is not a port: 0 to 65535")
+    return number
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -15,6 +16,6 @@ class Settings(BaseSettings):
 
     config: Path = Path("config.yaml")
     host: str | None = None
-    port: int | None = None
+    port: int | None = Field(default=None, ge=0, le=65535)
     log_format: Literal["json", "text"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

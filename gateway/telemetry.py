@@ -7,9 +7,10 @@ a call a look-up and an addition, no lock and no label handling.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,10 +19,12 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from gateway.call import Settled
-from gateway.calllog import CallLog
+from gateway.calllog import CallLog, Refused
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
+
+FLUSH_S = 0.02
 
 Labels = tuple[str, ...]
 
@@ -100,8 +103,10 @@ class Distribution:
 class Telemetry(Collector):
     """All metrics of the process. Every method is for the loop's thread."""
 
-    def __init__(self, call_log: CallLog) -> None:
+    def __init__(self, call_log: CallLog, wall: Callable[[], float]) -> None:
         self._log = call_log
+        self._wall = wall
+        self._pending: list[tuple[float, Settled | Refused]] = []
         self._requests = Counts("requests_total", "Calls, by how they ended.", "model", "key", "outcome")
         self._refused = Counts("requests_refused_total", "Requests turned away before they became calls.", "code")
         self._duration = Distribution(
@@ -136,6 +141,7 @@ class Telemetry(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """All families, for a scrape."""
+        self.flush()
         self._dropped.totals[()] = self._log.dropped
         for metric in vars(self).values():
             if isinstance(metric, Counts | Levels | Distribution):
@@ -146,10 +152,32 @@ class Telemetry(Collector):
         self._in_flight.values[()] += 1
 
     def settled(self, record: Settled) -> None:
-        """One call has ended."""
+        """One call has ended; it is counted and logged with the next batch."""
+        self._in_flight.values[()] -= 1
+        self._put(record)
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        """A request was turned away before it became a call."""
+        self._refused.totals[(code or "unknown",)] += 1
+        self._put((request_id, path, status, code))
+
+    def flush(self) -> None:
+        """Count and log what has come in. In batches it costs a call half of what it would cost one by one."""
+        pending, self._pending = self._pending, []
+        for _, record in pending:
+            if isinstance(record, Settled):
+                self._count(record)
+        if pending:
+            self._log.put(pending)
+
+    def _put(self, record: Settled | Refused) -> None:
+        if not self._pending:
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+        self._pending.append((self._wall(), record))
+
+    def _count(self, record: Settled) -> None:
         call = record.call
         model, key = call.model.name, call.key.name
-        self._in_flight.values[()] -= 1
         self._requests.totals[model, key, record.outcome] += 1
         self._duration.observe((model,), record.duration_s)
         self._overhead.observe((), record.overhead_s)
@@ -162,12 +190,6 @@ class Telemetry(Collector):
             if len(call.attempts) > 1 and record.outcome == "ok":
                 self._fallbacks.totals[model, target, call.attempts[0].error_class or "unknown"] += 1
             self._count_usage(record, model, key, target)
-        self._log.put(record)
-
-    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
-        """A request was turned away before it became a call."""
-        self._refused.totals[(code or "unknown",)] += 1
-        self._log.put((request_id, path, status, code))
 
     def set_policy(self, version: int) -> None:
         """This version is in force now."""

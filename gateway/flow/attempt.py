@@ -27,7 +27,7 @@ WHOLE_LIMIT = 16_000_000
 ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
-_JSON = (b"content-type", b"application/json")
+JSON_TYPE = b"application/json"
 
 
 @dataclass(slots=True)
@@ -57,7 +57,16 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
         attempt.upstream_request_id = _request_id(index)
-        opened = await _read_opening(call, target, answer, index.get(b"content-type", b""))
+        content_type = index.get(b"content-type", b"")
+        if (
+            answer.whole is not None
+            and answer.status == 200
+            and content_type == JSON_TYPE
+            and call.endpoint.answer == "json"
+        ):
+            opened = _accept_json(target, answer, answer.whole, content_type)  # the usual case, in one step
+        else:
+            opened = await _read_opening(call, target, answer, content_type)
     except UpstreamFailed as failure:
         attempt.ended_at = clock.monotonic()
         attempt.status = None
@@ -100,7 +109,13 @@ async def _open_stream(call: Call, target: Target, answer: Answer) -> Opened:
     await answer.aclose()
     status, error_class = classify_in_band(error)
     headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
-    return Opened(target, status, [*headers, _JSON], orjson.dumps({"error": error}), error_class=error_class)
+    return Opened(
+        target,
+        status,
+        [*headers, (b"content-type", JSON_TYPE)],
+        orjson.dumps({"error": error}),
+        error_class=error_class,
+    )
 
 
 async def _open_json(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:

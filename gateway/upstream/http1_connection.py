@@ -329,7 +329,7 @@ class Http1Connection(asyncio.Protocol):
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value.rstrip()))
+        self._headers.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         exchange, parser, headers = self._exchange, self._parser, self._headers

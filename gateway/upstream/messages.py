@@ -53,9 +53,10 @@ class RawRequest(httpx.Request):
 
 
 class RawResponse(httpx.Response):
-    """A response whose `raw_headers` are as they came; the stream is an `httpx.AsyncByteStream`."""
+    """A response whose `raw_headers` have names in lower case; the stream is an `httpx.AsyncByteStream`."""
 
     def __init__(self, status_code: int, raw_headers: RawHeaders, stream: Any, extensions: dict[str, Any]) -> None:
+        """`stream` also has `whole()`: the body, when all of it is here already, else None."""
         self.status_code = status_code
         self.raw_headers = raw_headers
         self.stream = stream

@@ -16,7 +16,6 @@ import httpx
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.snapshot import Provider
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
-from gateway.upstream.http1_connection import Exchange
 from gateway.upstream.http1_wire import PreparedTimeouts
 from gateway.upstream.messages import RawRequest, RawResponse
 from gateway.upstream.phase import phase_of
@@ -35,10 +34,12 @@ class HttpAnswer:
         self._stream = stream
         self.chunks: AsyncIterator[bytes] = aiter(stream)
         self.whole: bytes | None = None
-        headers = response.headers.raw if not isinstance(response, RawResponse) else response.raw_headers
-        self.headers: RawHeaders = [(name.lower(), value) for name, value in headers]
-        if isinstance(stream, Exchange):
+        self.headers: RawHeaders
+        if isinstance(response, RawResponse):
+            self.headers = response.raw_headers
             self.whole = stream.whole()
+        else:
+            self.headers = [(name.lower(), value) for name, value in response.headers.raw]
 
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""

