@@ -119,7 +119,7 @@ class Gateway:
         # Start-up made many objects that live for ever: keep the collector away from them, and let it run less often.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(10_000, 20, 50)
+        gc.set_threshold(25_000, 20, 50)
         self._call_log.start()
         for server in self._servers:
             await server.start()

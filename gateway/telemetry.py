@@ -24,7 +24,7 @@ from gateway.calllog import CallLog, Refused
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
 
-FLUSH_S = 0.02
+FLUSH_S = 0.05
 
 Labels = tuple[str, ...]
 

@@ -51,6 +51,7 @@ class Exchange(httpx.AsyncByteStream):
     __slots__ = (
         "_chunks",
         "_connection",
+        "_new_future",
         "_waiter",
         "buffered",
         "can_replay",
@@ -68,6 +69,7 @@ class Exchange(httpx.AsyncByteStream):
         self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._new_future = connection.new_future
         self.buffered = 0
         self.can_replay = can_replay
         self.error: BaseException | None = None
@@ -127,7 +129,7 @@ class Exchange(httpx.AsyncByteStream):
             self._connection.fail(httpx.StreamClosed())
 
     def _next_news(self) -> asyncio.Future[None]:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._new_future()
         return self._waiter
 
     # What the connection tells.
@@ -172,12 +174,14 @@ class Http1Connection(asyncio.Protocol):
         "_writer",
         "deadline",
         "is_closed",
+        "new_future",
         "was_used",
     )
 
     def __init__(self, pool: Pool, now: Callable[[], float]) -> None:
         self._pool = pool
         self._now = now
+        self.new_future = asyncio.get_running_loop().create_future  # looking the loop up is a system call on Python 3.11
         self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
         self._parser: Any = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None

@@ -194,7 +194,7 @@ async def test_an_ambiguous_body_is_refused(body: bytes) -> None:
     assert transport.is_aborted
 
 
-def test_a_hundred_interim_answers_are_skipped() -> None:
+async def test_a_hundred_interim_answers_are_skipped() -> None:
     """1xx answers before the answer are not the answer."""
     connection, exchange, _, pool = connect()
     connection.data_received(b"HTTP/1.1 102 Processing\r\n\r\n" * 100 + OK)
@@ -202,7 +202,7 @@ def test_a_hundred_interim_answers_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("extra", [b"X", b"HTTP/1.1 200 OK\r\n", OK, b"\0"])
-def test_bytes_after_the_answer_spend_the_connection(extra: bytes) -> None:
+async def test_bytes_after_the_answer_spend_the_connection(extra: bytes) -> None:
     """The answer is good, what follows it in the same read is nobody's."""
     connection, exchange, transport, pool = connect()
     connection.data_received(OK + extra)
@@ -213,7 +213,7 @@ def test_bytes_after_the_answer_spend_the_connection(extra: bytes) -> None:
 
 
 @pytest.mark.parametrize("extra", [b"X", b"\r\n", OK])
-def test_bytes_on_an_idle_connection_close_it(extra: bytes) -> None:
+async def test_bytes_on_an_idle_connection_close_it(extra: bytes) -> None:
     """A server that speaks unasked is not asked again."""
     connection, _, transport, pool = connect()
     connection.data_received(OK)
@@ -222,14 +222,14 @@ def test_bytes_on_an_idle_connection_close_it(extra: bytes) -> None:
     assert transport.is_aborted
 
 
-def test_an_answer_to_head_ends_at_its_head() -> None:
+async def test_an_answer_to_head_ends_at_its_head() -> None:
     """Its lengths describe a body that does not come; bytes that do come belong to nobody."""
     connection, exchange, _, pool = connect("HEAD")
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
     assert (exchange.status, exchange.buffered, pool.told) == (200, 0, ["drop"])
 
 
-def test_http_1_0_is_not_kept_alive() -> None:
+async def test_http_1_0_is_not_kept_alive() -> None:
     """Even where it says keep-alive: its framing is not trusted with a second answer."""
     connection, exchange, _, pool = connect()
     connection.data_received(b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")
@@ -237,7 +237,7 @@ def test_http_1_0_is_not_kept_alive() -> None:
     assert pool.told == ["drop"]
 
 
-def test_a_request_still_unsent_spends_the_connection() -> None:
+async def test_a_request_still_unsent_spends_the_connection() -> None:
     """A provider that answered before it took the request may read the rest as the next one."""
     connection, exchange, transport, pool = connect()
     transport.unsent = 10
@@ -264,7 +264,7 @@ async def test_reading_pauses_while_the_caller_lags() -> None:
     assert connection.deadline == 5.0
 
 
-def test_a_released_connection_reads_again() -> None:
+async def test_a_released_connection_reads_again() -> None:
     """A connection that was paused at its answer's end notices the provider closing it later."""
     connection, _, transport, pool = connect()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"a" * 70_000)
@@ -281,7 +281,7 @@ def request(**options: object) -> httpx.Request:
     return httpx.Request("POST", "http://provider:81/v1/x?y=z", **options)  # type: ignore[arg-type]  # any option
 
 
-def test_a_request_is_written_as_given() -> None:
+async def test_a_request_is_written_as_given() -> None:
     """Order and case of headers stay; the target is path and query."""
     outgoing = encode(request(headers=[("X-Two", "2"), ("x-one", "1")], content=b"{}"))
     assert outgoing.head == (
@@ -294,7 +294,7 @@ class Stream(httpx.AsyncByteStream):
     pass
 
 
-def test_missing_framing_is_added() -> None:
+async def test_missing_framing_is_added() -> None:
     """A request built from a bare stream gets Host and a stated length."""
     assert encode(request(stream=httpx.ByteStream(b"abc"))).head == (
         b"POST /v1/x?y=z HTTP/1.1\r\nHost: provider:81\r\nContent-Length: 3\r\n\r\n"
@@ -306,7 +306,7 @@ def test_missing_framing_is_added() -> None:
     assert encode(ipv6).head == b"GET / HTTP/1.1\r\nHost: [::1]:81\r\n\r\n"
 
 
-def test_bytes_can_be_sent_chunked() -> None:
+async def test_bytes_can_be_sent_chunked() -> None:
     """A caller that says chunked gets one chunk."""
     outgoing = encode(request(headers={"transfer-encoding": "chunked"}, stream=httpx.ByteStream(b"abc")))
     assert outgoing.body == b"3\r\nabc\r\n0\r\n\r\n"
@@ -332,7 +332,7 @@ def test_bytes_can_be_sent_chunked() -> None:
         [("", "1")],
     ],
 )
-def test_an_ambiguous_request_is_not_sent(headers: list[tuple[str, str]]) -> None:
+async def test_an_ambiguous_request_is_not_sent(headers: list[tuple[str, str]]) -> None:
     """A request that two readers could read differently raises before a byte is written."""
     with pytest.raises(httpx.LocalProtocolError) as caught:
         encode(request(headers=headers, stream=httpx.ByteStream(b"abc")))
@@ -340,13 +340,13 @@ def test_an_ambiguous_request_is_not_sent(headers: list[tuple[str, str]]) -> Non
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "GE T", "GÉT", "GET\r\nX: y", ""])
-def test_a_method_must_be_a_token(method: str) -> None:
+async def test_a_method_must_be_a_token(method: str) -> None:
     """So does CONNECT fail: there is no tunnel."""
     with pytest.raises(httpx.LocalProtocolError):
         encode(httpx.Request(method, "http://provider/"))
 
 
-def test_timeouts_are_read_from_the_extension() -> None:
+async def test_timeouts_are_read_from_the_extension() -> None:
     """`first_byte` falls back to `read`; None and absent are no limit."""
     given = {"connect": 1.0, "read": 2.0, "write": None}
     assert read_timeouts({"timeout": given}) == Timeouts(1.0, inf, inf, 2.0, 2.0)
@@ -354,7 +354,7 @@ def test_timeouts_are_read_from_the_extension() -> None:
     assert read_timeouts({}) == Timeouts()
 
 
-def test_a_foreign_error_is_judged_by_its_type() -> None:
+async def test_a_foreign_error_is_judged_by_its_type() -> None:
     """Errors of other transports carry no phase."""
     assert phase_of(httpx.ConnectTimeout("")) == "connect"
     assert phase_of(httpx.PoolTimeout("")) == "connect"
