@@ -66,8 +66,8 @@ def _second(at: int) -> str:
 
 
 def _stamp(at: float) -> str:
-    second = int(at)
-    return f"{_second(second)}.{int((at - second) * 1000):03d}Z"
+    second, millisecond = divmod(round(at * 1000), 1000)
+    return f"{_second(second)}.{millisecond:03d}Z"
 
 
 def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
@@ -128,4 +128,5 @@ def _shown(value: object) -> str:
         return ",".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value)
+    text = str(value)
+    return text if text.isprintable() and " " not in text else repr(text)  # a client must not forge fields or lines

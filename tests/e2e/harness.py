@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -125,9 +126,10 @@ async def start_gateway(
     emulator: EmulatorConfig | None = None,
     environ: Mapping[str, str] | None = None,
     host: str | None = None,
+    wall: Callable[[], float] = time.time,
 ) -> Running:
     """Start an emulator, and a gateway whose config is made from the emulator's base URL."""
-    server = EmulatorServer(emulator)
+    server = EmulatorServer(emulator, wall=wall)
     await server.start()
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(dict(config(server.base_url))))

@@ -62,6 +62,7 @@ class ScriptedAnswer:
         self.status = script.status
         self.headers = script.headers
         self.aclose = script.aclose
+        self.whole: bytes | None = None
         self.chunks: AsyncIterator[bytes] = self._play(script.chunks)
 
     async def _play(

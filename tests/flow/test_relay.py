@@ -147,6 +147,56 @@ async def test_a_last_event_without_its_blank_line_is_forwarded() -> None:
     assert body == DELTA + FINISH + b"data: [DONE]\n"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "torn"),
+    [
+        (CHAT, FINISH[:-18]),
+        (CHAT, FINISH.replace(b'"c"', b'"%b"' % (b"x" * PENDING_LIMIT))[:-18]),
+        (RESPONSES, COMPLETED[:-16]),
+        (RESPONSES, COMPLETED.replace(b'"usage"', b'"x":"%b","usage"' % (b"x" * PENDING_LIMIT))[:-16]),
+        (RESPONSES, b"event: response.completed\n"),
+    ],
+    ids=["chat", "long chat", "responses", "long responses", "name only"],
+)
+@pytest.mark.parametrize("last", [Broken("reset"), b""])
+async def test_a_torn_last_event_ends_nothing(endpoint: Endpoint, torn: bytes, last: Exception | bytes) -> None:
+    """No reader can see the end in it, so the client is told that the stream broke."""
+    first = TEXT if endpoint is RESPONSES else DELTA
+    stage = bench(first, torn, last)
+
+    _, body = await stage.serve(stream=True, endpoint=endpoint)
+
+    assert b"stream_interrupted" in body
+    assert stage.account.outcome == "stream_interrupted"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "event"), [(CHAT, FINISH), (CHAT, DONE), (RESPONSES, COMPLETED)], ids=["finish", "done", "responses"]
+)
+async def test_a_stream_of_nothing_but_its_last_event_is_whole_unless_torn(endpoint: Endpoint, event: bytes) -> None:
+    """Without its blank line it passes as it came; torn, the stream never began and the next target is asked."""
+    whole, torn = event[:-2], event[:-5]
+    alone = bench(whole)
+    stage = Bench([ScriptedUpstream(streamed(torn)), ScriptedUpstream(streamed(event))])
+
+    _, body = await alone.serve(stream=True, endpoint=endpoint)
+    _, second = await stage.serve(stream=True, endpoint=endpoint)
+
+    assert (body, alone.account.outcome) == (whole, "ok")
+    assert (second, stage.account.outcome) == (event, "ok")
+    assert len(stage.upstreams[1].sent) == 1
+
+
+async def test_injected_usage_is_not_shown_without_its_blank_line_either() -> None:
+    """The stream ends right behind it."""
+    stage = bench(DELTA, FINISH, USAGE[:-2])
+
+    _, body = await stage.serve(stream=True)
+
+    assert body == DELTA + FINISH
+    assert stage.account.outcome == "ok"
+
+
 async def test_the_providers_own_error_event_is_not_doubled() -> None:
     """It is forwarded as it came, and nothing is added."""
     error = b'data: {"error":{"message":"overloaded","type":"server_error","code":null}}\n\n'

@@ -1,0 +1,271 @@
+"""The commands that start nothing: what they print, and their exit codes. Failures are sentences, never tracebacks."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from gateway import __version__
+from gateway.cli import main
+from tests.e2e.harness import KEYS, NIGHTLY_KEY, PROVIDER_KEY, WEB_KEY, chat, config_of
+
+ROOT = Path(__file__).parents[2]
+TWO_MISTAKES = (
+    "providers: {main: {dialect: openai, base_url: 'http://x/v1', api_kee: 1}}\nmodels: {'*': {targets: [mian]}}\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """`serve` directs the log to its standard error, which ends with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the machine's own environment plays a part."""
+    for name in ("GATEWAY_CONFIG", "GATEWAY_PORT", "GATEWAY_HOST", "GATEWAY_LOG_FORMAT", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config with keys, a renamed model and a fallback."""
+    models = {
+        "gpt-4o": {"targets": [{"provider": "main", "model": "gpt-4o", "rpm": 500}], "fallbacks": ["renamed"]},
+        "renamed": {"targets": ["main/gpt-4o-mini"]},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of("https://api.openai.com/v1", models=models, keys=KEYS)))
+    return path
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> Path:
+    """A chat request."""
+    path = tmp_path / "request.json"
+    path.write_bytes(orjson.dumps(chat()))
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    output, errors = capsys.readouterr()
+    assert "Traceback" not in errors
+    return code, output, errors
+
+
+def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing else."""
+    assert run(capsys, "version") == (0, f"gateway {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("check",), ("explain",), ("emulate",), ("version",)])
+def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    """On standard output, exit code 0, every command named."""
+    code, output, errors = run(capsys, *command, "--help")
+
+    assert (code, errors) == (0, "")
+    assert output.startswith("usage: gateway")
+    if not command:
+        assert all(name in output for name in ("serve", "check", "explain", "emulate", "version"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (),
+        ("frobnicate",),
+        ("serve", "--port", "x"),
+        ("serve", "--port", "99999"),
+        ("emulate", "--port=-1"),
+        ("serve", "--nope"),
+        ("explain",),
+    ],
+)
+def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str], wrong: tuple[str, ...]) -> None:
+    """With the usage on standard error."""
+    code, output, errors = run(capsys, *wrong)
+
+    assert (code, output) == (2, "")
+    assert "usage: gateway" in errors
+
+
+def test_check_accepts_a_good_config(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    """In one line."""
+    code, output, errors = run(capsys, "check", "-c", config)
+
+    assert (code, output) == (0, "")
+    assert "ok (1 providers, 2 models, 2 keys)" in errors
+
+
+def test_check_accepts_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tour works as it is."""
+    assert run(capsys, "check", "-c", ROOT / "config.example.yaml")[0] == 0
+
+
+def test_check_shows_what_is_compiled_without_secrets(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    """As JSON on standard output, for machines."""
+    code, output, _ = run(capsys, "check", "-c", config, "--show")
+
+    shown: dict[str, Any] = orjson.loads(output)
+    assert code == 0
+    assert shown["models"]["gpt-4o"]["plan"] == ["main/gpt-4o", "main/gpt-4o-mini"]
+    assert all(secret not in output for secret in (PROVIDER_KEY, WEB_KEY, NIGHTLY_KEY))
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_every_problem_of_a_bad_config_is_told_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    """Each on its line, with file and place and a suggestion; exit code 2; nothing is started."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(TWO_MISTAKES)
+
+    code, output, errors = run(capsys, command, "-c", path)
+
+    assert (code, output) == (2, "")
+    lines = errors.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"gateway: {path}:") for line in lines)
+    assert "api_kee" in lines[0]
+    assert "api_key" in lines[0]
+    assert "main" in lines[1]
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_missing_config_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    """Exit code 2."""
+    code, _, errors = run(capsys, command, "-c", tmp_path / "nowhere.yaml")
+
+    assert code == 2
+    assert "nowhere.yaml" in errors
+
+
+def test_the_config_may_be_named_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    """As containers do."""
+    monkeypatch.setenv("GATEWAY_CONFIG", str(config))
+
+    assert run(capsys, "check")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("GATEWAY_PORT", "many"), ("GATEWAY_PORT", "99999"), ("GATEWAY_LOG_FORMAT", "xml")]
+)
+def test_a_bad_variable_of_the_process_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: Path, name: str, value: str
+) -> None:
+    """Exit code 2."""
+    monkeypatch.setenv(name, value)
+
+    code, _, errors = run(capsys, "serve", "-c", config)
+
+    assert code == 2
+    assert errors.startswith(f"gateway: {name}: ")
+
+
+def test_a_host_without_an_address_is_one_sentence(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    """Exit code 1, naming what was asked for."""
+    code, _, errors = run(capsys, "serve", "-c", config, "--host", "no.such.host.invalid")
+
+    assert code == 1
+    assert errors.startswith("gateway: cannot listen on no.such.host.invalid:8080: ")
+    assert len(errors.splitlines()) == 1
+
+
+def test_without_keys_only_this_machine_may_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`--host` is held to the same rule as the file."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of("https://api.openai.com/v1")))
+
+    code, _, errors = run(capsys, "serve", "-c", path, "--host", "0.0.0.0")
+
+    assert code == 2
+    assert "without keys" in errors
+
+
+def test_explain_tells_the_plan_of_a_request(
+    capsys: pytest.CaptureFixture[str], config: Path, request_file: Path
+) -> None:
+    """Key, model, targets in order with limits and prices, clocks; no secret."""
+    code, output, errors = run(capsys, "explain", "-c", config, request_file, "--key", "web")
+
+    assert (code, errors) == (0, "")
+    assert re.search(r"^key +web \(tenant web, lane interactive\)", output, re.MULTILINE)
+    assert re.search(r"1\. main/gpt-4o +\[500 requests/min\]", output)
+    assert re.search(r"2\. main/gpt-4o-mini +\(fallback\)", output)
+    assert "million tokens" in output
+    assert all(secret not in output for secret in (PROVIDER_KEY, WEB_KEY))
+
+
+def test_explain_reads_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    """For pipes."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(orjson.dumps(chat("renamed")))))
+
+    code, output, _ = run(capsys, "explain", "-c", config, "-", "--key", "web")
+
+    assert code == 0
+    assert "becomes 'gpt-4o-mini'" in output
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "told"),
+    [
+        (b"{", ("--key", "web"), "answered with 400 invalid_json"),
+        (orjson.dumps(chat("nope")), ("--key", "web"), "answered with 404 model_not_found"),
+        (orjson.dumps(chat("renamed")), ("--key", "nightly"), "answered with 403 model_not_allowed"),
+        (orjson.dumps(chat()), (), "--key: web, nightly"),
+        (orjson.dumps(chat()), ("--key", "web", "--path", "/v1/nope"), "/v1/chat/completions"),
+    ],
+)
+def test_explain_tells_how_a_request_would_be_refused(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path, body: bytes, arguments: tuple[str, ...], told: str
+) -> None:
+    """In the words of the answer; exit code 1."""
+    path = tmp_path / "request.json"
+    path.write_bytes(body)
+
+    code, output, errors = run(capsys, "explain", "-c", config, path, *arguments)
+
+    assert (code, output) == (1, "")
+    assert told in errors
+
+
+def test_a_request_file_that_is_not_there_is_named(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    """One sentence, exit code 1."""
+    missing = tmp_path / "missing.json"
+
+    code, _, errors = run(capsys, "explain", "-c", config, missing, "--key", "web")
+
+    assert (code, errors) == (1, f"gateway: {missing}: No such file or directory\n")
+
+
+def test_bad_settings_of_the_emulator_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its name; exit code 2."""
+    code, _, errors = run(capsys, "emulate", "--ttft", "soon", "--rpm", "0", "--fault", "e501=1")
+
+    assert code == 2
+    assert len(errors.splitlines()) == 3

@@ -1,0 +1,284 @@
+"""The gateway as a process: how it starts, is told things by signals, and ends. Real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from gateway.emulator import EmulatorConfig, EmulatorServer
+from tests.e2e.harness import PATIENCE_S, chat, config_of, connect, get, post
+
+ROOT = Path(__file__).parents[2]
+CHAT = "/v1/chat/completions"
+STREAM = post(CHAT, orjson.dumps(chat(stream=True)))
+
+
+class Served:
+    """A `gateway` process whose standard error is read line by line."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self.url = ""
+
+    async def says(self, pattern: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while line := (await self.process.stderr.readline()).decode():
+                self.said.append(line)
+                if found := re.search(pattern, line):
+                    return found
+        raise AssertionError(f"it never said {pattern!r}, but: {''.join(self.said)}")
+
+    async def ends(self) -> tuple[int, str, str]:
+        """Wait for its end: exit code, standard output, all of standard error."""
+        async with asyncio.timeout(PATIENCE_S):
+            output, errors = await self.process.communicate()
+        code = self.process.returncode
+        assert code is not None
+        return code, output.decode(), "".join(self.said) + errors.decode()
+
+
+@asynccontextmanager
+async def running(*arguments: str, **environ: str) -> AsyncIterator[Served]:
+    """`python -m gateway …`, killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *arguments, stdout=PIPE, stderr=PIPE, cwd=ROOT, env={**os.environ, **environ}
+    )
+    try:
+        yield Served(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@asynccontextmanager
+async def serving(config: Path, *arguments: str, **environ: str) -> AsyncIterator[Served]:
+    """`gateway serve` on a free port, once it listens."""
+    async with running("serve", "--config", str(config), "--port", "0", *arguments, **environ) as served:
+        served.url = (await served.says(r"listens on (http://[^,\s]+)"))[1]
+        yield served
+
+
+class Provider:
+    """An emulator whose streams stop after their first token until they are let go."""
+
+    def __init__(self) -> None:
+        self.may_go_on = asyncio.Event()
+        self.server = EmulatorServer(EmulatorConfig(tokens_per_second=10.0), sleep=self._sleep)
+
+    async def _sleep(self, _seconds: float) -> None:
+        await self.may_go_on.wait()
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    provider = Provider()
+    await provider.server.start()
+    yield provider
+    await provider.server.stop()
+
+
+def write(folder: Path, base_url: str, **sections: Any) -> Path:
+    """A config file."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of(base_url, **sections)))
+    return path
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Replace a text in a file."""
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.fixture
+def config(tmp_path: Path, provider: Provider) -> Path:
+    return write(tmp_path, provider.server.base_url)
+
+
+async def status_of(url: str, request: bytes) -> int:
+    """The status of a request on a connection of its own."""
+    async with connect(url) as peer:
+        return (await peer.exchange(request)).status
+
+
+async def test_it_serves_and_ends_with_0_on_sigterm(config: Path, provider: Provider) -> None:
+    """One JSON line per call on standard output, its own words on standard error."""
+    provider.may_go_on.set()
+    async with serving(config) as served:
+        assert await status_of(served.url, post()) == 200
+        assert await status_of(served.url, post(CHAT, b"{")) == 400
+        served.process.send_signal(signal.SIGTERM)
+        code, output, errors = await served.ends()
+
+    assert code == 0
+    lines = [orjson.loads(line) for line in output.splitlines()]
+    assert [(line["event"], line["status"]) for line in lines] == [("call", 200), ("refused", 400)]
+    assert "Traceback" not in errors
+
+
+async def test_the_example_config_answers_without_any_key() -> None:
+    """As `make run` does on a fresh clone."""
+    async with serving(ROOT / "config.example.yaml", OPENAI_API_KEY="") as served:
+        assert await status_of(served.url, post()) == 200
+        assert await status_of(served.url, get("/v1/models")) == 200
+        served.process.send_signal(signal.SIGINT)
+        code, _, errors = await served.ends()
+
+    assert code == 0
+    assert "made up" in errors
+
+
+async def test_the_log_may_be_text(config: Path, provider: Provider) -> None:
+    """For people."""
+    provider.may_go_on.set()
+    async with serving(config, "--log-format", "text") as served:
+        assert await status_of(served.url, post()) == 200
+        served.process.terminate()
+        _, output, _ = await served.ends()
+
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} 200 ok .*model=gpt-4o", output)
+
+
+async def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(config: Path, provider: Provider) -> None:
+    """Not ready, no new calls, liveness stays; the stream comes to its end; exit code 0."""
+    async with serving(config) as served, connect(served.url) as streaming, connect(served.url) as kept:
+        assert (await kept.exchange(get("/readyz"))).status == 200
+        streaming.send(STREAM)
+        await streaming.reader.readuntil(b"\r\n\r\n")
+        served.process.terminate()
+        await served.says("stopping")
+
+        ready, live, refused = [await status_of(served.url, one) for one in (get("/readyz"), get("/livez"), post())]
+        on_kept = await kept.exchange(post())
+        provider.may_go_on.set()
+        rest = await streaming.rest()
+        code, output, errors = await served.ends()
+
+    assert (ready, live, refused, on_kept.status) == (503, 200, 503, 503)
+    assert b"data: [DONE]\n\n" in rest
+    assert code == 0
+    assert "Traceback" not in errors
+    assert [orjson.loads(line).get("outcome") for line in output.splitlines()].count("ok") == 1
+
+
+async def test_a_second_signal_ends_it_at_once(config: Path) -> None:
+    """The stream that was waited for ends with an error event, never as if it were complete; exit code 1."""
+    async with serving(config) as served, connect(served.url) as streaming:
+        streaming.send(STREAM)
+        await streaming.reader.readuntil(b"\r\n\r\n")
+        served.process.terminate()
+        await served.says("stopping")
+        served.process.terminate()
+        rest = await streaming.rest()
+        code, _, errors = await served.ends()
+
+    assert code == 1
+    assert b'"code":"shutting_down"' in rest
+    assert b"[DONE]" not in rest
+    assert "Traceback" not in errors
+
+
+async def test_the_grace_has_an_end(tmp_path: Path, provider: Provider) -> None:
+    """A stream that is still running then gets an error event, a call without an answer a 503; exit code 0."""
+    config = write(tmp_path, provider.server.base_url, server={"grace": "100ms"})
+    async with serving(config) as served, connect(served.url) as streaming, connect(served.url) as waiting:
+        streaming.send(STREAM)
+        await streaming.reader.readuntil(b"\r\n\r\n")
+        waiting.send(post())
+        while provider.server.emulator.stats.active < 2:  # noqa: ASYNC110 - a counter sets no event
+            await asyncio.sleep(0.001)
+        served.process.terminate()
+        rest = await streaming.rest()
+        refused = await waiting.response()
+        code, _, errors = await served.ends()
+
+    assert code == 0
+    assert b'"code":"shutting_down"' in rest
+    assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+    assert "Traceback" not in errors
+
+
+async def test_sighup_loads_the_config_again(config: Path, provider: Provider) -> None:
+    """A good one takes over, a bad one is told with its line; the process goes on."""
+    provider.may_go_on.set()
+    async with serving(config) as served:
+        rewrite(config, "gpt-4o-mini", "gpt-4.1")
+        served.process.send_signal(signal.SIGHUP)
+        await served.says("config version 2 is in force")
+        rewrite(config, "models:", "nonsense: 1\nmodels:")
+        served.process.send_signal(signal.SIGHUP)
+        await served.says("config not reloaded")
+        await served.says(r"config\.yaml:\d+: nonsense: unknown field")
+        assert await status_of(served.url, post()) == 200
+        served.process.terminate()
+        code, _, _ = await served.ends()
+
+    assert code == 0
+
+
+async def test_a_port_in_use_is_one_sentence(config: Path) -> None:
+    """Exit code 1, no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with running("serve", "--config", str(config), "--port", str(port)) as served:
+            code, output, errors = await served.ends()
+
+    assert (code, output) == (1, "")
+    assert errors == f"gateway: cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
+async def test_a_reader_of_the_log_that_left_stops_nothing(config: Path, provider: Provider) -> None:
+    """Calls matter more than their log."""
+    provider.may_go_on.set()
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0",
+        stdout=writer, stderr=PIPE, cwd=ROOT,
+    )  # fmt: skip
+    os.close(writer)
+    served = Served(process)
+    try:
+        served.url = (await served.says(r"listens on (http://[^,\s]+)"))[1]
+        for _ in range(3):
+            assert await status_of(served.url, post()) == 200
+        process.terminate()
+        assert process.stderr is not None
+        errors = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert "Traceback" not in errors
+
+
+async def test_the_emulator_is_a_command_of_its_own() -> None:
+    """It says where it listens, answers as it was told to, and ends with 0."""
+    async with running("emulate", "--port", "0", "--models", "a,b", "--fault", "e500=1") as served:
+        url = (await served.says(r"base_url (http://\S+)/v1"))[1]
+        assert await status_of(url, get("/v1/models/a")) == 200
+        assert await status_of(url, post(CHAT, orjson.dumps(chat("a")))) == 500
+        assert await status_of(url, post(CHAT, orjson.dumps(chat("c")))) == 404
+        served.process.terminate()
+        code, _, errors = await served.ends()
+
+    assert code == 0
+    assert "Traceback" not in errors

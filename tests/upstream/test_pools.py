@@ -1,0 +1,112 @@
+"""Transports by provider: shared, kept over reloads, closed when nobody uses them any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from gateway.policy.snapshot import Provider
+from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.pools import FOREIGN_RETIREMENT_S, EmulatedTransport, Pools
+from tests.upstream.raw_server import READ, RawServer
+
+PROVIDER = Provider("p", "openai", "http://p.test/v1")
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def no_emulator(_name: str) -> str:
+    raise AssertionError("no emulator is asked for")
+
+
+async def test_equal_providers_share_one_transport() -> None:
+    """A reload that changes nothing keeps every connection."""
+    pools = Pools(no_emulator)
+
+    assert pools.transport(PROVIDER) is pools.transport(replace(PROVIDER))
+    assert pools.transport(PROVIDER) is not pools.transport(replace(PROVIDER, api_key="other"))
+    await pools.aclose()
+
+
+async def test_a_retired_transport_finishes_its_answers_before_it_closes() -> None:
+    """A reload in the middle of an answer does not cut it."""
+    async with RawServer([[READ, OK[:-1], READ]]) as server:
+        pools = Pools(no_emulator)
+        transport = pools.transport(PROVIDER)
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+
+        pools.keep_only(set(), now=0.0)
+        await pools.close_retired(now=1.0)
+        assert isinstance(transport, Http1Transport)
+        assert transport.stats().active == 1
+
+        await response.aclose()
+        await pools.close_retired(now=2.0)
+        assert transport.stats().active == 0
+        with pytest.raises(httpx.ConnectError):
+            await transport.handle_async_request(httpx.Request("GET", server.url))
+
+
+async def test_a_foreign_transport_is_given_an_hour() -> None:
+    """httpx's own does not tell whether it is busy."""
+    pools = Pools(no_emulator)
+    provider = replace(PROVIDER, transport="httpx")
+    transport = pools.transport(provider)
+
+    assert isinstance(transport, httpx.AsyncHTTPTransport)
+    pools.keep_only(set(), now=0.0)
+    await pools.close_retired(now=FOREIGN_RETIREMENT_S - 1)
+    assert pools.transport(provider) is not transport
+    await pools.close_retired(now=FOREIGN_RETIREMENT_S + 1)
+    await pools.aclose()
+
+
+async def test_stats_name_the_provider_and_the_state() -> None:
+    """What the connections gauge shows."""
+    async with RawServer([[READ, OK]]) as server:
+        pools = Pools(no_emulator)
+        response = await pools.transport(PROVIDER).handle_async_request(httpx.Request("GET", server.url))
+        assert pools.stats() == {"p": {"active": 0, "idle": 1, "waiting": 0}}
+        await response.aclose()
+        await pools.aclose()
+
+
+async def test_an_emulated_provider_starts_the_emulator_with_the_first_request() -> None:
+    """`emulator://NAME` costs nothing until it is used; the path and the body go there unchanged."""
+    async with RawServer([[READ, OK]]) as server:
+        started: list[str] = []
+
+        async def start(name: str) -> str:
+            started.append(name)
+            return server.url
+
+        pools = Pools(start)
+        transport = pools.transport(replace(PROVIDER, base_url="emulator://default"))
+        assert isinstance(transport, EmulatedTransport)
+        assert not started
+
+        request = httpx.Request("POST", "emulator://default/chat/completions", content=b"{}")
+        response = await transport.handle_async_request(request)
+
+        assert response.status_code == 200
+        assert started == ["default"]
+        await response.aclose()
+        await pools.aclose()
+
+
+async def test_a_provider_with_its_own_authority_gets_its_own_context(tmp_path: Path) -> None:
+    """`ca_file` is for that provider alone."""
+    ca_file = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(ca_file)
+    pools = Pools(no_emulator)
+
+    own = pools.transport(replace(PROVIDER, ca_file=str(ca_file)))
+    shared = pools.transport(PROVIDER)
+
+    assert isinstance(own, Http1Transport)
+    assert isinstance(shared, Http1Transport)
+    assert own is not shared
+    await pools.aclose()
