@@ -83,6 +83,9 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
 
 async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
     status, headers = answer.status, answer.headers
+    if status >= 600:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
         await answer.aclose()
@@ -134,6 +137,10 @@ def _accept_json(target: Target, answer: Answer, body: bytes, content_type: byte
     if parsed is None:
         what = "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
+    error = parsed.get("error")
+    if isinstance(error, dict) and error and parsed.get("object") != "response":  # a response may report its own failure
+        status, error_class = classify_in_band(error)
+        return Opened(target, status, answer.headers, body, error_class=error_class)
     reported = parsed.get("usage")
     usage = read_usage(reported) if isinstance(reported, dict) else None
     return Opened(target, answer.status, answer.headers, body, usage=usage)

@@ -94,7 +94,7 @@ class Pipeline:
     def _whole_reply(self, call: Call, opened: Opened) -> Reply:
         body = opened.body
         if opened.error_class is None:
-            usage = self._usage(call, opened.usage, estimate_tokens(body))
+            usage = opened.usage or self._estimate(call, estimate_tokens(body))
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
@@ -102,7 +102,7 @@ class Pipeline:
 
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
-            usage = self._usage(call, usage, output_tokens)
+            usage = usage or self._estimate(call, output_tokens)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
         chunks = relay.chunks(on_end, opened.target.clocks.total_s, self._clock.monotonic)
@@ -121,10 +121,10 @@ class Pipeline:
     def _headers(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
         return self._returned.keep(opened.headers) + trail_headers(call, self._clock.monotonic())
 
-    def _usage(self, call: Call, usage: Usage | None, output_tokens: int) -> Usage | None:
-        """What the provider reported, else an estimate where the endpoint has tokens at all."""
-        if usage is not None or call.endpoint.tokens == "none":
-            return usage
+    def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
+        """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""
+        if call.endpoint.tokens == "none":
+            return None
         return estimate_usage(call.body, output_tokens if call.endpoint.tokens == "both" else 0)
 
 

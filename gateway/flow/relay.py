@@ -83,7 +83,7 @@ class SseRelay:
                     return None
         except self._upstream.errors as exc:
             raise self._upstream.failure(exc) from exc
-        return self._ended_early(bytes(held) + self._cutter.rest())
+        return self._ended_early(bytes(held))
 
     async def chunks(self, on_end: OnEnd, total_s: float, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
         """The stream from its first byte; ends with an error event when the provider's ended without its last event."""
@@ -137,13 +137,20 @@ class SseRelay:
     def _is_complete(self, tail: bytes) -> bool:
         return self._ended if self._endpoint.sse == "responses" else sse.ends_chat(tail)
 
-    def _ended_early(self, everything: bytes) -> dict[str, Any] | None:
-        """The stream ended without a real event: an error in plain JSON, a bare terminal event, or a failure."""
-        error = sse.error_in(everything)
+    def _is_last(self, event: bytes) -> bool:
+        """Whether an event that lacks its blank line is the terminal one and otherwise whole: a torn one ends nothing."""
+        ends = sse.ends_response if self._endpoint.sse == "responses" else sse.ends_chat
+        return ends(event) and (sse.event_json(event) is not None or sse.event_data(event).strip() == b"[DONE]")
+
+    def _ended_early(self, held: bytes) -> dict[str, Any] | None:
+        """The stream ended without a real event: an error in plain JSON, a terminal event alone, or a failure."""
+        rest = self._cutter.rest()
+        error = sse.error_in(held + rest)
         if error is not None:
             return error
-        if self._is_complete(everything):
-            self._held = everything
+        if self._is_last(rest):
+            self._note(rest)
+            self._held = held + rest
             return None
         raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
 
@@ -153,10 +160,8 @@ class SseRelay:
         forwarded = b"".join(self._tail)
         if sse.has_error(forwarded):
             return "stream_error", b""  # the provider's own error event has reached the client
-        if self._is_complete(forwarded + rest) or (
-            rest and self._endpoint.sse == "responses" and sse.ends_response(rest)
-        ):
-            return "ok", rest
+        if self._is_last(rest) or (self._is_complete(forwarded) and not self._cutter.inside):
+            return "ok", sse.without_usage_events(rest) if self._strip else rest
         error = sse.error_in(rest)
         if error is not None:
             why = str(error.get("message", why))

@@ -87,6 +87,45 @@ async def test_a_malformed_request_behind_a_good_one_does_not_spoil_its_answer(g
     await gateway.idle()
 
 
+EITHER = {
+    "36_same_length_twice": head(f"content-length: {len(BODY)}", f"content-length: {len(BODY)}") + BODY,
+    "37_bare_line_feeds": post().replace(b"\r\n", b"\n"),
+    "37_folded_header": post(CHAT, None, "x-request-id: a\r\n b"),
+    "37_tab_before_value": post(CHAT, None, "x-a:\tb"),
+    "37_header_without_name": post(CHAT, None, ": b"),
+    "37_header_without_colon": post(CHAT, None, "b"),
+    "37_delete_in_value": post(CHAT, None, "x-a: \x7f\x01"),
+    "35_chunked_twice": head("transfer-encoding: chunked, chunked") + GOOD_CHUNK + b"0\r\n\r\n",
+    "35_chunked_in_capitals": head("transfer-encoding: CHUNKED") + GOOD_CHUNK + b"0\r\n\r\n",
+    "35_vertical_tab_before_chunked": head("transfer-encoding: \x0bchunked") + GOOD_CHUNK + b"0\r\n\r\n",
+    "38_bad_trailer": chunked(GOOD_CHUNK, end=b"0\r\nno colon\r\n\r\n"),
+    "38_bare_line_feed_in_chunk_head": chunked(GOOD_CHUNK.replace(b"\r\n", b"\n", 1)),
+    "40_asterisk": get("*", method="OPTIONS"),
+    "40_full_url_without_path": get("http://gateway"),
+    "40_other_scheme": get("ftp://gateway/v1/models"),
+    "42_space_in_path": get("/v1/models/a b"),
+    "42_fragment": get("/v1/models#x"),
+    "42_percent_alone": get("/v1/models/%"),
+}
+
+
+@pytest.mark.parametrize("name", EITHER)
+async def test_questionable_http_is_served_or_refused_but_never_breaks(gateway: Running, name: str) -> None:
+    """The parser's judgement; what counts is a clear answer, no smuggled second request, and the next one served."""
+    async with connect(gateway.url) as peer:
+        peer.send(EITHER[name])
+        answer = await peer.response()
+        if answer.header("connection") != "close":
+            assert (await peer.exchange(get("/healthz"))).status == 200
+
+    assert answer.status in (200, 400, 404, 405)
+    if answer.status != 200:
+        assert answer.error["message"]
+    assert gateway.upstream_calls() <= 1
+    async with connect(gateway.url) as peer:
+        assert (await peer.exchange(post())).status == 200
+
+
 SERVED = {
     "35_chunked": chunked(GOOD_CHUNK),
     "35_space_before_chunked": head("transfer-encoding:  chunked") + GOOD_CHUNK + b"0\r\n\r\n",
@@ -383,6 +422,27 @@ async def test_a_refusal_before_the_body_leaves_the_connection_usable(start: Sta
         served = await peer.exchange(post(CHAT, None, f"authorization: Bearer {WEB_KEY}"))
 
     assert (refused.status, served.status) == (401, 200)
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket", "TLS/1.2"])
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_an_offer_to_upgrade_is_declined_by_serving_the_call(gateway: Running, offer: str, framing: str) -> None:
+    """Some HTTP libraries offer h2c with every first request: its body, however large, is read as HTTP/1.1 (RFC 9110, 7.8)."""
+    body = orjson.dumps(chat(user="u" * 500_000))
+    upgrade = ("connection: Upgrade", f"upgrade: {offer}")
+    request = post(CHAT, body, *upgrade)
+    if framing == "chunked":
+        request = head("transfer-encoding: chunked", *upgrade) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    async with connect(gateway.url) as peer:
+        for start in range(0, len(request), 60_000):
+            peer.send(request[start : start + 60_000])
+            await peer.writer.drain()
+        answer = await peer.response()
+        assert await peer.rest() == b""
+
+    assert answer.status == 200
+    assert answer.header("connection") == "close"
+    assert gateway.received()[0]["body"].encode() == body
 
 
 async def test_an_accepted_encoding_changes_nothing(gateway: Running) -> None:
