@@ -120,6 +120,7 @@ class Gateway:
         gc.collect()
         gc.freeze()
         gc.set_threshold(25_000, 20, 50)
+        self._loop = asyncio.get_running_loop()
         self._call_log.start()
         for server in self._servers:
             await server.start()
@@ -155,9 +156,8 @@ class Gateway:
         self._call_log.stop()
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
-        edge = Edge(
-            Pipeline(self._clock, self._telemetry), self._policies, self._telemetry, self._clock, self._inflight
-        )
+        meter = self._telemetry
+        edge = Edge(Pipeline(self._clock, meter), self._policies, meter, self._clock, self._inflight)
         health = health_routes(self._inflight)
         operations = [
             metrics_route(self._telemetry.registry),
@@ -166,10 +166,10 @@ class Gateway:
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
         if admin is None:
-            return [HttpServer(build_front(edge, self._policies, health + operations), _bind(host, port))]
+            return [HttpServer(build_front(edge, self._policies, health + operations, meter), _bind(host, port))]
         return [
-            HttpServer(build_front(edge, self._policies, health), _bind(host, port)),
-            HttpServer(build_app(health + operations), _bind(*admin)),
+            HttpServer(build_front(edge, self._policies, health, meter), _bind(host, port)),
+            HttpServer(build_app(health + operations, meter), _bind(*admin)),
         ]
 
     def _load(self) -> PolicySnapshot:
@@ -186,17 +186,23 @@ class Gateway:
         return Wire(provider, model, self._pools.transport(provider))
 
     def _install(self, snapshot: PolicySnapshot) -> None:
+        """Put a policy in force. Called in the thread that compiled it; everything here is the loop's."""
         self._versions = snapshot.version
+        self._loop.call_soon_threadsafe(self._put_in_force, snapshot)
+
+    def _put_in_force(self, snapshot: PolicySnapshot) -> None:
         self._policies.current = snapshot
         self._telemetry.set_policy(snapshot.version)
-        self._pools.keep_only(set(snapshot.providers.values()), self._clock.monotonic())
+        self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
 
     def _report(self, report: ReloadReport) -> None:
         if report.status == "failed":
-            self._telemetry.reload_failed()
+            self._loop.call_soon_threadsafe(self._telemetry.reload_failed)
             log.error("config not reloaded, version %d stays in force:\n%s", report.version, "\n".join(report.problems))
         elif report.status == "loaded":
             log.info("config version %d is in force", report.version)
+        else:
+            log.info("config unchanged, version %d stays in force", report.version)
 
     def _show_config(self) -> dict[str, Any]:
         last = self._reloader.last
@@ -219,7 +225,7 @@ class Gateway:
             server.tick()
         self._inflight.sweep(now)
         self._telemetry.set_connections(self._pools.stats())
-        await self._pools.close_retired(now)
+        await self._pools.close_retired(self._inflight.present())
         if self._reloader.changed():
             self.reload()
 

@@ -25,7 +25,8 @@ from gateway.app import serve
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
-from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.config import DIALECTS, EmulatorConfig
+from gateway.emulator.faults import FAULTS
 from gateway.emulator.server import EmulatorServer
 from gateway.errors import ConfigError, GatewayError
 from gateway.ingress.explain import explain
@@ -89,12 +90,15 @@ def _parser() -> argparse.ArgumentParser:
         "emulate",
         help="run the emulator: a provider with limits, latency and faults, no key needed",
         description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
+        epilog="faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     command.add_argument("--port", type=_port, default=9000, help="default: %(default)s; 0 takes a free one")
     command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
     for flag, text in _EMULATOR_FLAGS.items():
         command.add_argument(flag, help=text)
+    command.add_argument("--dialect", choices=DIALECTS, help="whose limits and errors (default: openai)")
     command.add_argument("--fault", action="append", metavar="FAULT=PROBABILITY", help="e.g. e500=0.1; may be repeated")
     command.add_argument("--no-limit-headers", dest="limit_headers", action="store_const", const="false")
     command.set_defaults(command=_emulate)
@@ -112,7 +116,6 @@ _EMULATOR_FLAGS = {
     "--rpm": "requests per minute, per key and model",
     "--tpm": "tokens per minute, per key and model",
     "--max-concurrency": "calls in flight, per key and model",
-    "--dialect": "whose limits and errors: openai, azure, anthropic",
     "--seed": "seed of everything random",
     "--models": "comma-separated; others get 404 (default: any name)",
     "--api-key": "the only key that is let in (default: any)",
@@ -173,7 +176,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _emulate(options: argparse.Namespace) -> int:
-    names = [flag[2:].replace("-", "_") for flag in _EMULATOR_FLAGS] + ["fault", "limit_headers"]
+    names = [flag[2:].replace("-", "_") for flag in _EMULATOR_FLAGS] + ["dialect", "fault", "limit_headers"]
     base = EmulatorConfig.demo() if options.demo else EmulatorConfig()
     try:
         config = EmulatorConfig.from_mapping({name: getattr(options, name) for name in names}, base)

@@ -34,6 +34,9 @@ def find_notices(
         notices.append(
             f"limits, budgets and weights are accepted but not enforced yet by this version: {', '.join(limited)}"
         )
+    unused = [name for name, model in models.items() if model.context_fallbacks]
+    if unused:
+        notices.append(f"context_fallbacks are accepted but not used yet by this version: {', '.join(unused)}")
     return tuple(printable(notice) for notice in notices)
 
 

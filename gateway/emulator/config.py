@@ -1,7 +1,7 @@
 """What the emulator can be told: plain frozen values and the one reader that makes them from untrusted mappings.
 
-The CLI's flags, the query of an `emulator://` URL and `POST /__emulator/config` all come through `from_mapping`. It
-must not know what the values are used for. Invariant: what `from_mapping` returns is valid.
+The CLI's flags and `POST /__emulator/config` come through `from_mapping`. It must not know what the values are used for.
+Invariant: what `from_mapping` returns is valid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import parse_qs
 
 from gateway.emulator.faults import FaultRule, parse_rule
 
@@ -88,12 +87,6 @@ class EmulatorConfig:
         if problems:
             raise ValueError("\n".join(problems))
         return config
-
-    @classmethod
-    def from_query(cls, query: str, base: EmulatorConfig | None = None) -> EmulatorConfig:
-        """As `from_mapping`, from a URL query (`rpm=500&fault=e500=0.1&fault=cut=0.01`)."""
-        pairs = parse_qs(query, keep_blank_values=True)
-        return cls.from_mapping({name: found[0] if len(found) == 1 else found for name, found in pairs.items()}, base)
 
     def to_mapping(self) -> dict[str, Any]:
         """The form that `from_mapping` reads back, as JSON values; the key is left out because it is a secret."""

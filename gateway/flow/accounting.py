@@ -39,6 +39,8 @@ class Accounts:
         last = call.attempts[-1] if call.attempts else None
         if last is not None and last.ended_at is None:
             last.ended_at = now
+            if outcome != "ok":
+                last.error_class = outcome  # how a relay ended, or that nobody waited for it
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:
             first_byte_s = last.first_byte_at - last.started_at

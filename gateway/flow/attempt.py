@@ -138,7 +138,9 @@ def _accept_json(target: Target, answer: Answer, body: bytes, content_type: byte
         what = "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
     error = parsed.get("error")
-    if isinstance(error, dict) and error and parsed.get("object") != "response":  # a response may report its own failure
+    if (
+        isinstance(error, dict) and error and parsed.get("object") != "response"
+    ):  # a response may report its own failure
         status, error_class = classify_in_band(error)
         return Opened(target, status, answer.headers, body, error_class=error_class)
     reported = parsed.get("usage")

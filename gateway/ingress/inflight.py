@@ -46,6 +46,10 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._all)
 
+    def present(self) -> frozenset[Serving]:
+        """Those being served at this moment; may be asked from any thread."""
+        return frozenset(self._all)
+
     def enter(self) -> Serving:
         """Note the current task's request."""
         serving = Serving(asyncio.current_task())

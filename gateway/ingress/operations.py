@@ -71,5 +71,5 @@ def require_admin(policies: Policies, request: Request) -> None:
         raise NotFound("The admin API is off; set 'admin.key' in the config to use it.")
     sent = request.headers.get("authorization", "")
     secret = sent[7:].strip() if sent[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(sha256(secret.encode()).digest(), digest):
+    if not secret or not hmac.compare_digest(sha256(secret.encode()).digest(), digest):
         raise Unauthorised("This path needs the admin key as 'Authorization: Bearer <key>'.")

@@ -6,7 +6,6 @@ the only list of them. Every path answers errors in OpenAI's shape.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Mapping
 
 import orjson
@@ -20,8 +19,9 @@ from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.ingress import parse
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
-from gateway.ingress.render import error_body, error_headers
+from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
+from gateway.ports import Meter
 
 ENDPOINTS = (
     Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
@@ -81,21 +81,22 @@ class PassThrough(Route):
         return super().matches(scope)
 
 
-def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute]) -> Front:
+def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute], meter: Meter) -> Front:
     """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
     hot = {prefix + endpoint.path: endpoint for endpoint in ENDPOINTS for prefix in ("/v1", "")}
     routes: list[BaseRoute] = [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     routes += operations
     routes += model_routes(policies)
     routes.append(PassThrough(policies, Served(edge, OTHER)))
-    return Front(edge, hot, build_app(routes))
+    return Front(edge, hot, build_app(routes, meter))
 
 
-def build_app(routes: list[BaseRoute]) -> Starlette:
-    """A starlette application whose errors have OpenAI's shape."""
+def build_app(routes: list[BaseRoute], meter: Meter) -> Starlette:
+    """A starlette application whose errors have OpenAI's shape, and are counted and logged."""
     handlers = {HTTPException: _http_error, GatewayError: _gateway_error, Exception: _defect}
     app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # handlers are typed by exception
     app.router.redirect_slashes = False
+    app.state.meter = meter
     return app
 
 
@@ -123,9 +124,7 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
 
 def json_response(value: object, status: int = 200) -> Response:
     """A JSON answer off the hot path."""
-    return Response(
-        orjson.dumps(value), status, {"x-request-id": f"req_{secrets.token_hex(16)}"}, media_type="application/json"
-    )
+    return Response(orjson.dumps(value), status, {"x-request-id": new_request_id()}, media_type="application/json")
 
 
 def _model_object(name: str, model: Model, created: float) -> dict[str, object]:
@@ -138,10 +137,10 @@ def _may_use(key: Key, name: str) -> bool:
 
 def _error_response(request: Request, error: GatewayError) -> Response:
     body = error_body(error)
+    request_id = parse.request_id(dict(request.scope["headers"])) or new_request_id()
+    request.app.state.meter.refused(request_id, request.scope["path"], error.status, error.code)
     response = Response(body, error.status)
-    sent = parse.request_id(dict(request.scope["headers"]))
-    response.raw_headers = error_headers(error, len(body))
-    response.raw_headers.append((b"x-request-id", (sent or f"req_{secrets.token_hex(16)}").encode()))
+    response.raw_headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
     return response
 
 

@@ -17,6 +17,9 @@ import orjson
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 _COLON = re.compile(rb"\s*:\s*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
+_ESCAPED_LETTER = re.compile(
+    rb"\\u00[4-7]"
+)  # encoders escape accents and controls, never the letters of a field's name
 _NO_FIELDS = re.compile(rb"\s*}")
 
 
@@ -30,9 +33,14 @@ class Field(NamedTuple):
 
 def is_written_once(body: bytes, name: str) -> bool:
     """Whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
-    if body.count(b'"%s"' % name.encode()) == 1 and b"\\u00" not in body:
-        return True
-    return len(find_fields(body, name)) == 1
+    return _is_plain(body, b'"%s"' % name.encode()) or len(find_fields(body, name)) == 1
+
+
+def _is_plain(body: bytes, key: bytes) -> bool:
+    """Whether the quoted `key`, known to be there, can only be the top-level one: no look at the tokens is needed."""
+    if _ESCAPED_LETTER.search(body):
+        return False
+    return body.count(key) == 1 or len(re.findall(re.escape(key) + rb"\s*:", body)) == 1
 
 
 def find_fields(body: bytes, name: str) -> list[Field]:
@@ -99,7 +107,7 @@ def _last_field(body: bytes, name: str) -> Field:
     A plain string search when that is unambiguous, a walk over the tokens otherwise.
     """
     plain = b'"%s"' % name.encode()
-    if b"\\u00" not in body and body.count(plain) == 1:
+    if body.count(plain) == 1 and not _ESCAPED_LETTER.search(body):
         key = body.index(plain)
         colon = _COLON.match(body, key + len(plain))
         if colon is not None and body[colon.end()] == 0x22:

@@ -148,7 +148,8 @@ def _bare_json(text: bytes) -> dict[str, Any] | None:
 
 
 def without_usage_events(block: bytes) -> bytes:
-    """The block less the extra usage event that the gateway asked for and the caller did not (`choices` empty)."""
+    """The block less what asking for usage adds: the extra event (`choices` empty), and `"usage":null` in the others."""
+    block = block.replace(b',"usage":null', b"")
     if b'"choices":[]' not in block and b'"choices": []' not in block:
         return block
     return b"".join(event for event in split_events(block) if not _is_usage_event(event))

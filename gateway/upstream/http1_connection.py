@@ -181,7 +181,9 @@ class Http1Connection(asyncio.Protocol):
     def __init__(self, pool: Pool, now: Callable[[], float]) -> None:
         self._pool = pool
         self._now = now
-        self.new_future = asyncio.get_running_loop().create_future  # looking the loop up is a system call on Python 3.11
+        self.new_future = (
+            asyncio.get_running_loop().create_future
+        )  # looking the loop up is a system call on Python 3.11
         self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
         self._parser: Any = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None

@@ -1,13 +1,14 @@
 """Transports by provider: equal providers share one, a reload that changes nothing keeps every connection.
 
-A transport that no provider uses any more is closed once its last answer has been read. Policies are compiled in a thread,
-so the tables are only ever iterated as copies.
+A transport that no provider uses any more is closed once every call has ended that came in before: a call keeps its policy
+to its end, and may turn to any target of it late. Policies are compiled in a thread, so the tables are only ever iterated as
+copies.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import asdict
 
 import httpx
@@ -17,9 +18,6 @@ from gateway.upstream.http1 import Http1Transport
 
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and tells its base URL."""
-
-
-FOREIGN_RETIREMENT_S = 3600.0
 
 
 class EmulatedTransport(httpx.AsyncBaseTransport):
@@ -52,7 +50,7 @@ class Pools:
     def __init__(self, start_emulator: StartEmulator) -> None:
         self._start_emulator = start_emulator
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
-        self._retired: dict[httpx.AsyncBaseTransport, float] = {}
+        self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None
 
     def transport(self, provider: Provider) -> httpx.AsyncBaseTransport:
@@ -62,23 +60,23 @@ class Pools:
             found = self._by_provider[provider] = self._build(provider)
         return found
 
-    def keep_only(self, providers: set[Provider], now: float) -> None:
-        """Retire the transports that none of these providers uses."""
+    def keep_only(self, providers: set[Provider], calls: Set[object]) -> None:
+        """Retire the transports that none of these providers uses; `calls` are those being served now."""
         for provider in [one for one in self._by_provider if one not in providers]:
-            self._retired[self._by_provider.pop(provider)] = now
+            self._retired[self._by_provider.pop(provider)] = calls
 
-    async def close_retired(self, now: float) -> None:
-        """Close retired transports that serve nobody any more; called about once a second."""
-        for transport in [one for one, since in list(self._retired.items()) if not _may_be_busy(one, now - since)]:
+    async def close_retired(self, calls: Set[object]) -> None:
+        """Close retired transports that none of `calls`, those being served now, can use; called about once a second."""
+        for transport in [one for one, users in list(self._retired.items()) if users.isdisjoint(calls)]:
             del self._retired[transport]
             await transport.aclose()
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Connections by provider and state (`active`, `idle`, `waiting`), where the transport can tell."""
         return {
-            provider.name: asdict(transport.stats())
+            provider.name: asdict(ours.stats())
             for provider, transport in list(self._by_provider.items())
-            if isinstance(transport, Http1Transport)
+            if isinstance(ours := getattr(transport, "inner", transport), Http1Transport)
         }
 
     async def aclose(self) -> None:
@@ -110,12 +108,3 @@ class Pools:
         if self._default_tls is None:
             self._default_tls = ssl.create_default_context()
         return self._default_tls
-
-
-def _may_be_busy(transport: httpx.AsyncBaseTransport, retired_s: float) -> bool:
-    """Ours can tell; for the others an hour is longer than any answer."""
-    if isinstance(transport, EmulatedTransport):
-        transport = transport.inner
-    if isinstance(transport, Http1Transport):
-        return transport.stats().active > 0
-    return retired_s < FOREIGN_RETIREMENT_S

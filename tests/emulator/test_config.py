@@ -34,15 +34,6 @@ def test_flags_as_the_command_line_gives_them_are_read() -> None:
     )
 
 
-def test_a_query_reads_like_the_flags() -> None:
-    """`emulator://default?…`: repeated names make a list, durations may have units."""
-    config = EmulatorConfig.from_query("rpm=60&ttft=300ms&fault=e500=0.1&fault=silence;model=a&models=a,b")
-
-    assert (config.rpm, config.ttft_s, config.models) == (60, 0.3, ("a", "b"))
-    assert [rule.fault.kind for rule in config.faults] == ["e500", "silence"]
-    assert config.faults[1].model == "a"
-
-
 def test_every_problem_is_told_at_once_and_names_its_field() -> None:
     """One line per problem."""
     with pytest.raises(ValueError) as caught:

@@ -10,6 +10,7 @@ import pytest
 from gateway.errors import DeadlineExceeded, ErrorClass, InternalError, NoTargetAvailable, TargetsTimedOut
 from tests.flow.support import (
     ANSWER,
+    RESPONSES,
     SPEECH,
     Bench,
     Broken,
@@ -93,6 +94,7 @@ async def test_missing_usage_is_estimated_and_marked() -> None:
         whole(b"<html>bad gateway</html>", 502),
         whole(b"<html>fine?</html>", 200),
         whole(b"", 200),
+        whole(ERROR, 777),
         Script(307, ((b"location", b"http://elsewhere/"),)),
         Script(chunks=[b'{"half": ', Broken("gone")]),
         streamed(b'data: {"error": {"message": "x", "code": "server_is_overloaded"}}\n\n'),
@@ -304,3 +306,24 @@ async def test_an_in_band_error_becomes_a_real_status_when_nobody_else_serves() 
     assert reply.status == 400
     assert dict(reply.headers)[b"content-type"] == b"application/json"
     assert orjson.loads(body) == {"error": error}
+
+
+async def test_an_error_object_in_a_200_is_no_success() -> None:
+    """The next target is asked; with none left, the client gets the error with the status it should have had."""
+    error = orjson.dumps({"error": {"message": "busy", "type": "overloaded_error", "code": None}})
+    stage = Bench([ScriptedUpstream(whole(error)), ScriptedUpstream(whole())])
+
+    reply, body = await stage.serve()
+    alone, last = await one(whole(error)).serve()
+
+    assert (reply.status, body) == (200, ANSWER)
+    assert (alone.status, last) == (503, error)
+
+
+async def test_a_response_that_tells_of_its_own_failure_is_an_answer() -> None:
+    """The Responses API reports a failed run in a good answer: it has been paid for, and passes as it came."""
+    failed_run = orjson.dumps({"object": "response", "status": "failed", "error": {"code": "server_error"}})
+
+    reply, body = await one(whole(failed_run)).serve(endpoint=RESPONSES)
+
+    assert (reply.status, body) == (200, failed_run)

@@ -9,8 +9,8 @@ from gateway.call import Endpoint
 from gateway.policy.sse import PENDING_LIMIT
 from tests.flow.support import CHAT, RESPONSES, SPEECH, Bench, Broken, Script, ScriptedUpstream, read_all, streamed
 
-DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}],"usage":null}\n\n'
-FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":null}\n\n'
+DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}\n\n'
 DONE = b"data: [DONE]\n\n"
 CHAT_STREAM = DELTA + DELTA + FINISH + USAGE + DONE
@@ -39,7 +39,8 @@ async def test_a_stream_whose_usage_was_asked_for_passes_byte_for_byte() -> None
 
 async def test_injected_usage_is_counted_and_not_shown() -> None:
     """The gateway asks for usage on its own account; the caller does not see the extra event."""
-    stage = bench(CHAT_STREAM)
+    nulled = DELTA.replace(b"]}\n", b'],"usage":null}\n')
+    stage = bench(nulled + DELTA + FINISH + USAGE + DONE)
 
     _, body = await stage.serve(stream=True)
 

@@ -32,7 +32,7 @@ BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 ENDS = (b"\n\n", b"\r\n\r\n", b"\r\n\n", b"\n\r\n")
 EVENT_END = re.compile(rb"(\r?\n\r?\n|\r\r)\Z")
 
-DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}],"usage":null}\n\n'
+DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
 USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
@@ -335,7 +335,7 @@ LIES = (
 def test_text_that_the_model_writes_ends_nothing(lie: str) -> None:
     """In content, tool arguments, keys, however often escaped, and wherever the start of the tail is cut off."""
     delta = {"content": lie, "tool_calls": [{"function": {"arguments": orjson.dumps({lie: lie}).decode()}}], lie: lie}
-    event = data({"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None})
+    event = data({"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
     for at in range(len(event)):
         tail = event[at:]
@@ -359,11 +359,11 @@ def test_no_mixture_of_texts_ends_anything(texts: list[str]) -> None:
 
 # -- the extra usage event ------------------------------------------------------------------------------------------------
 
-AZURE_FIRST = b'data: {"choices":[],"prompt_filter_results":[{"prompt_index":0}],"usage":null}\n\n'
+AZURE_FIRST = b'data: {"choices":[],"prompt_filter_results":[{"prompt_index":0}]}\n\n'
 SPACED = USAGE.replace(b'"choices":[]', b'"choices": []')
-CHOICES_AND_USAGE = DELTA.replace(b"null}\n", b'{"prompt_tokens":1}}\n')
+CHOICES_AND_USAGE = DELTA.replace(b"]}\n", b'],"usage":{"prompt_tokens":1}}\n')
 SAYS_SO = data({"choices": [{"delta": {"content": USAGE.decode()}}], "x": '"choices":[]'})
-NULL_USAGE = b'data: {"choices":[],"usage":null}\n\n'
+NULL_USAGE = b'data: {"choices":[]}\n\n'
 KEPT = (DELTA, AZURE_FIRST, CHOICES_AND_USAGE, SAYS_SO, NULL_USAGE, DONE, b": comment\n\n", b'data: {"choices":[]\n\n')
 
 
@@ -377,6 +377,13 @@ def test_only_the_extra_usage_event_is_taken_out(some: list[bytes], crlf: bool) 
     left = without_usage_events(b"".join(some))
 
     assert left == b"".join(event for event in some if b'"total_tokens":11}}' not in event)
+
+
+def test_the_null_usage_of_other_chunks_is_taken_out() -> None:
+    """It is there because the gateway asked; text that looks like it stays."""
+    said = data({"choices": [{"delta": {"content": ',"usage":null'}}]})
+
+    assert without_usage_events(DELTA.replace(b"]}\n", b'],"usage":null}\n') + said) == DELTA + said
 
 
 def test_a_block_without_usage_is_not_copied() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import trustme
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
-from gateway.upstream.pools import FOREIGN_RETIREMENT_S, EmulatedTransport, Pools
+from gateway.upstream.pools import EmulatedTransport, Pools
 from tests.upstream.raw_server import READ, RawServer
 
 PROVIDER = Provider("p", "openai", "http://p.test/v1")
@@ -31,37 +32,32 @@ async def test_equal_providers_share_one_transport() -> None:
     await pools.aclose()
 
 
-async def test_a_retired_transport_finishes_its_answers_before_it_closes() -> None:
-    """A reload in the middle of an answer does not cut it."""
-    async with RawServer([[READ, OK[:-1], READ]]) as server:
+@pytest.mark.parametrize("kind", ["http1", "httpx"])
+async def test_a_retired_transport_serves_the_calls_that_came_in_before(kind: Literal["http1", "httpx"]) -> None:
+    """A call keeps its policy to its end: a reload neither cuts its answer nor takes away what it may turn to late."""
+    async with RawServer([[READ, OK]] * 2) as server:
+        pools = Pools(no_emulator)
+        transport = pools.transport(replace(PROVIDER, transport=kind))
+
+        pools.keep_only(set(), {"early", "earlier"})
+        await pools.close_retired({"early", "late"})
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        assert response.status_code == 200
+        await response.aclose()
+        await pools.aclose()
+
+
+async def test_a_retired_transport_closes_behind_the_last_of_them() -> None:
+    """Its connections do not wait for their expiry."""
+    async with RawServer([[READ, OK]]) as server:
         pools = Pools(no_emulator)
         transport = pools.transport(PROVIDER)
-        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        pools.keep_only(set(), {"early"})
 
-        pools.keep_only(set(), now=0.0)
-        await pools.close_retired(now=1.0)
-        assert isinstance(transport, Http1Transport)
-        assert transport.stats().active == 1
+        await pools.close_retired({"late"})
 
-        await response.aclose()
-        await pools.close_retired(now=2.0)
-        assert transport.stats().active == 0
         with pytest.raises(httpx.ConnectError):
             await transport.handle_async_request(httpx.Request("GET", server.url))
-
-
-async def test_a_foreign_transport_is_given_an_hour() -> None:
-    """httpx's own does not tell whether it is busy."""
-    pools = Pools(no_emulator)
-    provider = replace(PROVIDER, transport="httpx")
-    transport = pools.transport(provider)
-
-    assert isinstance(transport, httpx.AsyncHTTPTransport)
-    pools.keep_only(set(), now=0.0)
-    await pools.close_retired(now=FOREIGN_RETIREMENT_S - 1)
-    assert pools.transport(provider) is not transport
-    await pools.close_retired(now=FOREIGN_RETIREMENT_S + 1)
-    await pools.aclose()
 
 
 async def test_stats_name_the_provider_and_the_state() -> None:
