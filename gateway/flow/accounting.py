@@ -18,15 +18,13 @@ CLIENT_GONE_STATUS = 499
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_clock", "_meter")
+    __slots__ = ("_clock", "_meter", "opened")
 
     def __init__(self, clock: Clock, meter: Meter) -> None:
         self._clock = clock
         self._meter = meter
-
-    def opened(self) -> None:
-        """A call has come in."""
-        self._meter.began()
+        self.opened = meter.began
+        """To be called when a call has come in."""
 
     def settle(
         self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None

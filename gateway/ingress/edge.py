@@ -79,7 +79,9 @@ class Edge:
         policy = self._policies.current
         headers = exchange.scope["headers"]
         index = parse.index_headers(headers)
-        exchange.identify(parse.request_id(index))
+        sent_id = parse.request_id(index)
+        if sent_id is not None:
+            exchange.identify(sent_id)
         if self._inflight.draining:
             raise ShuttingDown("The gateway is shutting down and takes no new calls.")
         key, credential = parse.authenticate(policy, index)
@@ -94,8 +96,9 @@ class Edge:
         lane = parse.choose_lane(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, self._forwarded, endpoint, index)
-        if credential is not None and all(policy.providers[target.provider].api_key is None for target in model.plan):
-            forwarded += self._account.keep(headers)  # beside a provider's own key they would name another's account
+        account = self._account.keep(headers) if credential is not None else None
+        if account and all(policy.providers[target.provider].api_key is None for target in model.plan):
+            forwarded += account  # beside a provider's own key they would name another's account
         exchange.call = Call(
             id=exchange.request_id,
             endpoint=endpoint,
@@ -209,11 +212,10 @@ class _Exchange:
         self.call: Call | None = None
         self.started = False
 
-    def identify(self, sent: str | None) -> None:
-        """Take the client's own request id, if it sent one."""
-        if sent is not None:
-            self.is_echo = True
-            self.request_id = sent
+    def identify(self, sent: str) -> None:
+        """Take the client's own request id."""
+        self.is_echo = True
+        self.request_id = sent
 
     def awaits_body(self) -> bool:
         """Whether the client waits for `100 Continue`: it may send the body or not, so nothing can follow on its connection."""

@@ -170,7 +170,7 @@ def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now:
             )
         return now + milliseconds / 1000, True
     for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
-        seconds = _seconds(index.get(name))
+        seconds = _seconds(index[name]) if name in index else None
         if seconds is not None:
             return now + seconds, True
     return now + policy.lane_deadline_s[lane], False
@@ -275,10 +275,10 @@ def _as_bearer(secret: bytes | None) -> bytes | None:
     return b"Bearer " + secret if secret else None
 
 
-def _seconds(value: bytes | None) -> float | None:
+def _seconds(value: bytes) -> float | None:
     """An SDK's timeout header; whatever is not a sane number (some send `NOT_GIVEN`) is as good as none."""
     try:
-        seconds = float(value) if value is not None else 0.0
+        seconds = float(value)
     except ValueError:
         return None
     return seconds if 0 < seconds <= MAX_DEADLINE_S else None

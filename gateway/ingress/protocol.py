@@ -85,14 +85,16 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self._framing():
             return  # the parser takes what follows for another protocol; `_stay` reads the body
         super().on_message_complete()
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, with the keep-alive clock left to the sweep: a timer per answer is dear."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         else:

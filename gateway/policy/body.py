@@ -33,14 +33,15 @@ class Field(NamedTuple):
 
 def is_written_once(body: bytes, name: str) -> bool:
     """Whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
-    return _is_plain(body, b'"%s"' % name.encode()) or len(find_fields(body, name)) == 1
+    plain = b'"%s"' % name.encode()
+    if body.count(plain) == 1 and not _ESCAPED_LETTER.search(body):
+        return True
+    return _is_plain(body, plain) or len(find_fields(body, name)) == 1
 
 
 def _is_plain(body: bytes, key: bytes) -> bool:
     """Whether the quoted `key`, known to be there, can only be the top-level one: no look at the tokens is needed."""
-    if _ESCAPED_LETTER.search(body):
-        return False
-    return body.count(key) == 1 or len(re.findall(re.escape(key) + rb"\s*:", body)) == 1
+    return not _ESCAPED_LETTER.search(body) and len(re.findall(re.escape(key) + rb"\s*:", body)) == 1
 
 
 def find_fields(body: bytes, name: str) -> list[Field]:

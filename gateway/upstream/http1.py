@@ -19,7 +19,7 @@ import httpx
 from gateway.upstream.http1_connection import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
 from gateway.upstream.http1_wire import encode, read_timeouts
-from gateway.upstream.messages import RawResponse
+from gateway.upstream.messages import RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of, with_phase
 
 __all__ = ["Http1Transport", "PoolStats", "phase_of"]
@@ -82,8 +82,8 @@ class Http1Transport(httpx.AsyncBaseTransport):
         """
         outgoing = encode(request)
         timeouts = read_timeouts(request.extensions)
-        url = request.url
-        pool = self._pools.get((url.scheme, url.host, url.port)) or self._open_pool(url)
+        origin = request.origin if isinstance(request, RawRequest) else origin_of(request.url)
+        pool = self._pools.get(origin) or self._open_pool(request.url)
         if not self._is_sweeping_fast:
             self._sweep_fast()
         connection = pool.take_idle() or await pool.connect(timeouts)

@@ -12,18 +12,26 @@ from typing import Any
 import httpx
 
 RawHeaders = list[tuple[bytes, bytes]]
+Origin = tuple[str, str, int | None]
+
+
+def origin_of(url: httpx.URL) -> Origin:
+    """Scheme, host and port (None: the scheme's default); httpx works them out anew each time it is asked."""
+    return url.scheme, url.host, url.port
 
 
 class RawRequest(httpx.Request):
     """A request whose head is already encoded: `head` is what HTTP/1.1 writes before `body`.
 
-    `parts` are the headers in `head`, in lists; whoever makes the request answers for them being well-formed.
+    `origin` is `origin_of(url)`, made ahead; `parts` are the headers in `head`, in lists. Whoever makes the request answers
+    for them being well-formed.
     """
 
     def __init__(
         self,
         method: str,
         url: httpx.URL,
+        origin: Origin,
         head: bytes,
         parts: tuple[RawHeaders, ...],
         body: bytes,
@@ -31,6 +39,7 @@ class RawRequest(httpx.Request):
     ) -> None:
         self.method = method
         self.url = url
+        self.origin = origin
         self.head = head
         self.parts = parts
         self.body = body

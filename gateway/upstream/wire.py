@@ -17,7 +17,7 @@ from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.snapshot import Provider
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
 from gateway.upstream.http1_wire import PreparedTimeouts
-from gateway.upstream.messages import RawRequest, RawResponse
+from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of
 
 _PHASES = {"connect": Phase.NOTHING_SENT, "sent": Phase.SENT, "answered": Phase.ANSWERED}
@@ -32,13 +32,13 @@ class HttpAnswer:
         self.status = response.status_code
         stream: Any = response.stream  # an async transport gives an httpx.AsyncByteStream
         self._stream = stream
-        self.chunks: AsyncIterator[bytes] = aiter(stream)
-        self.whole: bytes | None = None
+        self.chunks: AsyncIterator[bytes]
         self.headers: RawHeaders
+        self.whole: bytes | None
         if isinstance(response, RawResponse):
-            self.headers = response.raw_headers
-            self.whole = stream.whole()
+            self.chunks, self.headers, self.whole = stream, response.raw_headers, stream.whole()
         else:
+            self.chunks, self.whole = aiter(stream), None
             self.headers = [(name.lower(), value) for name, value in response.headers.raw]
 
     async def aclose(self) -> None:
@@ -51,6 +51,7 @@ class Route:
     """Where one path goes: prebuilt, because only the caller's headers and the length differ from call to call."""
 
     url: httpx.URL
+    origin: Origin
     head: bytes
     """Request line and the headers that never change, without the last line's end."""
 
@@ -90,7 +91,7 @@ class Wire:
         head = b"\r\n".join((route.head, *map(b": ".join, own), b"\r\n"))
         parts = (self._headers, own)
         extensions = {"timeout": self._timeouts(outgoing)}
-        request = RawRequest(outgoing.method, route.url, head, parts, outgoing.body, extensions)
+        request = RawRequest(outgoing.method, route.url, route.origin, head, parts, outgoing.body, extensions)
         try:
             return HttpAnswer(await self._transport.handle_async_request(request))
         except self.errors as exc:
@@ -111,7 +112,7 @@ class Wire:
     def _build_route(self, outgoing: Outgoing) -> Route:
         url = self._build_url(outgoing.path, outgoing.model, outgoing.query)
         request_line = b"%b %b HTTP/1.1" % (outgoing.method.encode(), url.raw_path)
-        return Route(url, b"\r\n".join((request_line, *map(b": ".join, self._headers))))
+        return Route(url, origin_of(url), b"\r\n".join((request_line, *map(b": ".join, self._headers))))
 
     def _build_url(self, path: str, model: str, query: bytes) -> httpx.URL:
         provider = self._provider

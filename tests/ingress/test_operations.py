@@ -109,6 +109,7 @@ async def test_clients_cannot_add_series(start: StartGateway) -> None:
         await peer.exchange(post(CHAT, orjson.dumps(chat("first"))))
         await peer.exchange(get("/v1/other"))
         await peer.exchange(get("/v1/files/other"))
+        await peer.exchange(get("/nothing"))
         await peer.exchange(post(CHAT, b"{"))
         before = set(await series(peer))
         for _ in range(100):
