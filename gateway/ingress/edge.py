@@ -19,7 +19,7 @@ from gateway.flow.relay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse
 from gateway.ingress.inflight import InFlight, Serving
-from gateway.ingress.protocol import answer_at_once
+from gateway.ingress.protocol import answer_at_once, send_chunk
 from gateway.ingress.render import new_request_id, send_error, send_whole
 from gateway.policy import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
@@ -146,10 +146,10 @@ class Edge:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _reply(self, exchange: _Exchange, reply: Reply) -> None:
+        cycle = exchange.scope["state"].get("cycle") if "state" in exchange.scope else None
         if reply.chunks is None:
             reply.headers.append((b"content-length", b"%d" % len(reply.body)))
             exchange.started = True
-            cycle = exchange.scope["state"].get("cycle") if "state" in exchange.scope else None
             if cycle is None:
                 await send_whole(exchange.send, reply.status, reply.headers, reply.body)
             else:
@@ -159,8 +159,12 @@ class Edge:
         try:
             exchange.started = True
             await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
-            async for chunk in reply.chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if cycle is not None and cycle.chunked_encoding and cycle.scope["method"] != "HEAD":
+                async for chunk in reply.chunks:
+                    await send_chunk(cycle, chunk)
+            else:
+                async for chunk in reply.chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             await reply.close()

@@ -205,6 +205,14 @@ async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, byt
     cycle.on_response()
 
 
+async def send_chunk(cycle: Any, chunk: bytes) -> None:
+    """Give the next part of a chunked answer to a uvicorn request cycle: what its `send` does, without the message."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if chunk and not cycle.disconnected:  # an empty chunk would end the body
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+
 def sweep_connections(connections: set[Any], head_timeout_s: float, keep_alive_s: float) -> None:
     """Close the connections of a uvicorn server that do not finish their request heads, or that idle."""
     now = asyncio.get_running_loop().time()
