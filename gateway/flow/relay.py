@@ -92,10 +92,12 @@ class SseRelay:
         feed = self._cutter.feed
         strip = self._strip
         try:
-            if self._held:
-                held = sse.without_usage_events(self._held) if strip else self._held
-                if held:
-                    yield held
+            held, self._held = self._held, b""
+            if strip:
+                held = sse.without_usage_events(held)
+            if held:
+                yield held
+            del held  # it may be large, and the stream long
             async for chunk in self._chunks:
                 block = feed(chunk)
                 if not block:
