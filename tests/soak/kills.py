@@ -42,7 +42,7 @@ class Round:
     """What came of a round: calls that were complete requests, and how long their providers waited for the news."""
 
     calls: int
-    cancelled_after_s: list[float]
+    cancelled_after_s: list[tuple[float, str]]
 
 
 def draw_death(rng: random.Random, number: int, answer_bytes: int) -> Death:
@@ -64,8 +64,8 @@ def draw_death(rng: random.Random, number: int, answer_bytes: int) -> Death:
     return Death(death.model, death.path, death.body, stage, draw_cut(rng, length), death.manner)
 
 
-async def kill_round(running: Running, streams: int, seed: int, answer_bytes: int) -> Round:
-    """Start `streams` clients at once, let each die its death, and wait until the provider has seen every one."""
+async def kill_round(running: Running, streams: int, seed: int, answer_bytes: int, *, over_s: float = 0.0) -> Round:
+    """Start `streams` clients within `over_s`, let each die its death, and wait until the provider has seen every one."""
     stats = running.emulator.emulator.stats
     stats.clear()
     stats.departures = deque(maxlen=streams)
@@ -74,17 +74,20 @@ async def kill_round(running: Running, streams: int, seed: int, answer_bytes: in
     for death in deaths:
         if death.stage == "waiting":
             running.emulator.emulator.faults.script(death.model, [parse_script_entry("silence")])
-    died_at = dict(await asyncio.gather(*(_live(running, death) for death in deaths)))
+    lives = (_live(running, death, over_s * number / streams) for number, death in enumerate(deaths))
+    died_at = dict(await asyncio.gather(*lives))
     calls = {death.model for death in deaths if death.stage != "request"}
     await wait_for(
         lambda: stats.cancelled >= len(calls), lambda: f"{stats.cancelled} of {len(calls)} cancellations were seen"
     )
     seen_at = {departure["model"]: departure["mono_s"] for departure in stats.departures}
     assert seen_at.keys() == calls
-    return Round(len(calls), [seen_at[model] - died_at[model] for model in calls])
+    told = [(seen_at[death.model] - died_at[death.model], str(death)) for death in deaths if death.model in calls]
+    return Round(len(calls), told)
 
 
-async def _live(running: Running, death: Death) -> tuple[str, float]:
+async def _live(running: Running, death: Death, born_after_s: float) -> tuple[str, float]:
+    await asyncio.sleep(born_after_s)
     async with mortal(running.url) as client:
         await _live_until(running, client, death)
         return death.model, await client.die(death.manner)

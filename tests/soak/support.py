@@ -7,6 +7,7 @@ both ends of the wire. Invariant: a helper that opened something closes it on ev
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ from typing import Literal
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.upstream.http1 import Http1Transport
 from tests.e2e.harness import PATIENCE_S, Running, connect, get
 
 Manner = Literal["reset", "close", "half_close"]
@@ -75,6 +77,18 @@ async def until_only(before: Held, *running: Running, patience_s: float = PATIEN
     while (now := Held.by(*running)) != before:
         assert time.monotonic() < ends_at, f"still held: {now}, before: {before}"
         await asyncio.sleep(0.005)
+
+
+class Nowhere(io.StringIO):
+    """A call log that is not kept."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+def discard_log(running: Running) -> None:
+    """Keep no call log from now on: a sweep's would be what grows."""
+    running.gateway._call_log._stream = Nowhere()
 
 
 # Numbers.
@@ -240,3 +254,31 @@ async def wait_for(fact: Callable[[], bool], why: Callable[[], str], patience_s:
     while not fact():
         assert time.monotonic() < ends_at, why()
         await asyncio.sleep(0.005)
+
+
+# Readers that do not read.
+
+
+def buffered_bytes(running: Running) -> list[int]:
+    """What the gateway itself holds of each streamed answer: read from the provider, not yet taken by the client's socket."""
+    unsent = [one.transport.get_write_buffer_size() for one in running.connections]
+    unread = [
+        one._exchange.buffered
+        for transport in running.gateway._pools._by_provider.values()
+        if isinstance(transport, Http1Transport)
+        for pool in transport._pools.values()
+        for one in pool.connections
+        if one._exchange is not None
+    ]
+    return [sum(pair) for pair in zip(sorted(unsent)[-len(unread) :], sorted(unread), strict=False)] or [0]
+
+
+async def until_still(count: Callable[[], int], turns: int = 40) -> int:
+    """Wait until a counter has not moved for this many looks at it; returns where it stands."""
+    seen, still, ends_at = count(), 0, time.monotonic() + 60.0
+    while still < turns:
+        assert time.monotonic() < ends_at, f"it still moves: {seen}"
+        await asyncio.sleep(0.005)
+        now = count()
+        seen, still = now, (still + 1 if now == seen else 0)
+    return seen
