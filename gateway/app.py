@@ -27,6 +27,7 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.flow.pipeline import Pipeline
+from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.operations import admin_routes, health_routes, metrics_route
@@ -81,6 +82,7 @@ class Gateway:
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
+        self._watch = Watch()
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
         first = self._load()
@@ -103,6 +105,7 @@ class Gateway:
         self._reload_again = False
         self._servers = self._build_servers(first, self._host)
         self._housekeeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -125,6 +128,7 @@ class Gateway:
         for server in self._servers:
             await server.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
+        self._watching = asyncio.create_task(self._keep_watch())
 
     def reload(self) -> None:
         """Load the config again, changed or not (SIGHUP); asked for while one is running, once more behind it."""
@@ -145,7 +149,7 @@ class Gateway:
         """Stop everything; calls still running end with a clear error."""
         self._inflight.draining = True
         self._inflight.abort()
-        for task in (self._housekeeping, self._reloading):
+        for task in (self._housekeeping, self._watching, self._reloading):
             if task is not None:
                 task.cancel()
         for server in self._servers:
@@ -157,7 +161,7 @@ class Gateway:
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
-        edge = Edge(Pipeline(self._clock, meter), self._policies, meter, self._clock, self._inflight)
+        edge = Edge(Pipeline(self._clock, meter, self._watch), self._policies, meter, self._clock, self._inflight)
         health = health_routes(self._inflight)
         operations = [
             metrics_route(self._telemetry.registry),
@@ -207,6 +211,12 @@ class Gateway:
     def _show_config(self) -> dict[str, Any]:
         last = self._reloader.last
         return {"in_force": describe(self.policy), "last_reload": asdict(last) if last else None}
+
+    async def _keep_watch(self) -> None:
+        """End the attempts whose time is up."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._watch.sweep(self._clock.monotonic())
 
     async def _keep_house(self) -> None:
         """Everything that is due about once a second; a failure here is logged and does not end it."""

@@ -26,8 +26,8 @@ class Endpoint:
     path: str
     answer: Literal["json", "binary"] = "json"
     request: Literal["json", "multipart", "any"] = "json"
-    sse: Literal["chat", "responses"] = "chat"
-    """How a stream ends and fails: `chat` with `[DONE]` and error chunks, `responses` with named events."""
+    sse: Literal["chat", "responses", "other"] = "chat"
+    """How a stream ends: `chat` with `[DONE]`, `responses` with a named event, `other` in ways we do not know."""
     usage_option: bool = False
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
     tokens: Literal["none", "input", "both"] = "none"

@@ -55,7 +55,6 @@ class Phase(StrEnum):
     NOTHING_SENT = "nothing_sent"
     SENT = "sent"
     ANSWERED = "answered"
-    STREAMING = "streaming"
 
 
 class GatewayError(Exception):

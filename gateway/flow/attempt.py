@@ -6,6 +6,7 @@ held back until the first real event of a stream, or until a JSON answer is comp
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import orjson
@@ -14,6 +15,7 @@ from gateway.call import Attempt, Call, Usage
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.relay import RawRelay, SseRelay, read_whole
+from gateway.flow.watch import Watch
 from gateway.policy import body as body_edits
 from gateway.policy.classify import classify, classify_in_band
 from gateway.policy.plan import upstream_model
@@ -43,14 +45,15 @@ class Opened:
     error_class: ErrorClass | None = None
 
 
-async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
+async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) -> Opened:
     """Send the call to the target and wait until there is something to give to the client.
 
-    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer.
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
     """
     started_at = clock.monotonic()
     attempt = Attempt(target.name, started_at)
     call.attempts.append(attempt)
+    task = watch.begin(_must_open_by(call, target, started_at))
     try:
         answer = await target.upstream.send(_outgoing(call, target, started_at))
         attempt.status = answer.status
@@ -67,11 +70,17 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
             opened = _accept_json(target, answer, answer.whole, content_type)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type)
+    except asyncio.CancelledError:
+        if not watch.has_expired(task):
+            raise
+        _end_failed(attempt, ErrorClass.TIMEOUT, clock)
+        phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
+        raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
     except UpstreamFailed as failure:
-        attempt.ended_at = clock.monotonic()
-        attempt.status = None
-        attempt.error_class = failure.error_class
+        _end_failed(attempt, failure.error_class, clock)
         raise
+    finally:
+        watch.end(task)
     if opened.relay is None:
         attempt.ended_at = clock.monotonic()
         attempt.status = opened.status
@@ -79,6 +88,20 @@ async def open_answer(call: Call, target: Target, clock: Clock) -> Opened:
     elif isinstance(opened.relay, SseRelay):
         attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
     return opened
+
+
+def _must_open_by(call: Call, target: Target, started_at: float) -> float:
+    """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
+    clocks = target.clocks
+    limit_s = clocks.connect_s + clocks.first_byte_s if call.stream else clocks.total_s
+    ends_at = started_at + min(limit_s, clocks.total_s)
+    return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+
+
+def _end_failed(attempt: Attempt, error_class: ErrorClass, clock: Clock) -> None:
+    attempt.ended_at = clock.monotonic()
+    attempt.status = None
+    attempt.error_class = error_class
 
 
 async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
@@ -89,8 +112,8 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if status >= 400:
         body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
         await answer.aclose()
-        return Opened(target, status, headers, body, error_class=classify(status, body))
-    if status >= 300:
+        return Opened(target, status, headers, _redacted(body, call, target), error_class=classify(status, body))
+    if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
     if call.endpoint.answer == "json":
@@ -100,8 +123,16 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
 
 
+def _redacted(body: bytes, call: Call, target: Target) -> bytes:
+    """An error's body without our own key, which some providers repeat in it."""
+    provider = call.policy.providers.get(target.provider)
+    if provider is None or provider.api_key is None:
+        return body
+    return body.replace(provider.api_key.encode(), b"[redacted]")
+
+
 async def _open_stream(call: Call, target: Target, answer: Answer) -> Opened:
-    relay = SseRelay(call.endpoint, target.upstream, answer, strip_usage=_adds_usage(call))
+    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
     try:
         error = await relay.open()
     except BaseException:
@@ -135,7 +166,7 @@ def _accept_json(target: Target, answer: Answer, body: bytes, content_type: byte
         return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if parsed is None:
-        what = "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+        what = _what_it_is(answer, content_type)
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
     error = parsed.get("error")
     if (
@@ -146,6 +177,12 @@ def _accept_json(target: Target, answer: Answer, body: bytes, content_type: byte
     reported = parsed.get("usage")
     usage = read_usage(reported) if isinstance(reported, dict) else None
     return Opened(target, answer.status, answer.headers, body, usage=usage)
+
+
+def _what_it_is(answer: Answer, content_type: bytes) -> str:
+    if any(name == b"content-encoding" for name, _ in answer.headers):
+        return "a compressed body, although it was asked not to"
+    return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
 
 
 def _outgoing(call: Call, target: Target, now: float) -> Outgoing:

@@ -24,10 +24,11 @@ from gateway.errors import (
 )
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.attempt import Opened, open_answer
-from gateway.flow.relay import RawRelay, SseRelay
+from gateway.flow.relay import RawRelay, SseRelay, why_stopped
 from gateway.flow.trail import trail_headers
+from gateway.flow.watch import Watch
 from gateway.policy.classify import is_openai_shaped, moves_on
-from gateway.policy.headers import response_headers
+from gateway.policy.headers import passthrough_response_headers, response_headers
 from gateway.policy.plan import plan_targets
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
@@ -36,12 +37,14 @@ from gateway.ports import Meter
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
 
-    __slots__ = ("_accounts", "_clock", "_returned")
+    __slots__ = ("_accounts", "_clock", "_returned", "_returned_as_is", "_watch")
 
-    def __init__(self, clock: Clock, meter: Meter) -> None:
+    def __init__(self, clock: Clock, meter: Meter, watch: Watch) -> None:
         self._clock = clock
         self._accounts = Accounts(clock, meter)
+        self._watch = watch
         self._returned = response_headers()
+        self._returned_as_is = passthrough_response_headers()
 
     async def handle(self, call: Call) -> Reply:
         """Serve one call. Raises GatewayError for what the client gets instead of an answer; cancel it to give up.
@@ -57,8 +60,8 @@ class Pipeline:
         except GatewayError as error:
             self._accounts.settle(call, error.status, error.code or error.type)
             raise
-        except asyncio.CancelledError:
-            self._accounts.settle(call, CLIENT_GONE_STATUS, CLIENT_GONE)
+        except asyncio.CancelledError as stopped:
+            self._accounts.settle(call, CLIENT_GONE_STATUS, why_stopped(stopped))
             raise
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")
@@ -71,7 +74,7 @@ class Pipeline:
             if self._clock.monotonic() >= call.deadline:
                 break
             try:
-                opened = await open_answer(call, target, self._clock)
+                opened = await open_answer(call, target, self._clock, self._watch)
             except UpstreamFailed as failure:
                 last = failure
                 continue
@@ -119,7 +122,8 @@ class Pipeline:
         return Reply(opened.status, headers, chunks=chunks, close=close)
 
     def _headers(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
-        return self._returned.keep(opened.headers) + trail_headers(call, self._clock.monotonic())
+        returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
+        return returned.keep(opened.headers) + trail_headers(call, self._clock.monotonic())
 
     def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
         """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""

@@ -7,11 +7,12 @@ What ends a relay is told to its `on_end` callback exactly once.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from gateway.call import Endpoint, Usage
+from gateway.call import Call, Usage
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.accounting import CLIENT_GONE
 from gateway.policy import sse
@@ -19,7 +20,7 @@ from gateway.policy.usage import find_usage
 from gateway.ports import Answer, Upstream
 
 TAIL_BLOCKS = 6
-TAIL_BLOCK_BYTES = 4096
+TAIL_BLOCK_BYTES = 8192
 INTERNAL_ERROR = "internal_error"
 OPENING_LIMIT = 65_536
 """Bytes of announcements held back while waiting for the first real event."""
@@ -37,19 +38,20 @@ class SseRelay:
 
     __slots__ = (
         "_answer",
+        "_call",
         "_chunks",
         "_cutter",
         "_ended",
-        "_endpoint",
         "_events",
         "_held",
         "_strip",
         "_tail",
         "_upstream",
+        "_usage",
     )
 
-    def __init__(self, endpoint: Endpoint, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
-        self._endpoint = endpoint
+    def __init__(self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
+        self._call = call
         self._upstream = upstream
         self._answer = answer
         self._strip = strip_usage
@@ -58,6 +60,7 @@ class SseRelay:
         self._held = b""
         self._ended = False
         self._events = 0
+        self._usage: Usage | None = None
         self._tail: deque[bytes] = deque(maxlen=TAIL_BLOCKS)
 
     async def open(self) -> dict[str, Any] | None:
@@ -111,19 +114,24 @@ class SseRelay:
                     outcome = ErrorClass.TIMEOUT
                     yield self._error_event(f"the answer took longer than the total of {total_s:g} s", outcome)
                     return
-            outcome, last = self._ending("the provider ended the stream before its last event")
+            outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
                 yield last
         except self._upstream.errors as exc:
             outcome, last = self._ending(self._upstream.failure(exc).detail)
             if last:
                 yield last
+        except asyncio.CancelledError as stopped:
+            outcome = why_stopped(stopped)
+            raise
         except Exception:
             outcome = INTERNAL_ERROR
             raise
         finally:
-            await self._answer.aclose()
-            on_end(outcome, find_usage(b"".join(self._tail)), self._events)
+            try:
+                await self._answer.aclose()
+            finally:
+                on_end(outcome, self._usage or find_usage(b"".join(self._tail)), self._events)
 
     async def aclose(self) -> None:
         """Give up on the stream."""
@@ -133,16 +141,28 @@ class SseRelay:
         """Remember the end of a block: enough for usage and the last event, however long the stream."""
         self._events += 1
         self._tail.append(block[-TAIL_BLOCK_BYTES:])
-        if self._endpoint.sse == "responses" and not self._ended:
+        if self._call.endpoint.sse == "responses" and not self._ended:
             self._ended = sse.ends_response(block)
+            if self._ended:
+                self._usage = find_usage(block)  # much may follow it in the same event
 
-    def _is_complete(self, tail: bytes) -> bool:
-        return self._ended if self._endpoint.sse == "responses" else sse.ends_chat(tail)
+    def _is_complete(self, tail: bytes, rest: bytes, *, is_clean: bool) -> bool:
+        """Whether the stream has said its last; `is_clean`: the connection did not break. Three kinds of stream:
 
-    def _is_last(self, event: bytes) -> bool:
-        """Whether an event that lacks its blank line is the terminal one and otherwise whole: a torn one ends nothing."""
-        ends = sse.ends_response if self._endpoint.sse == "responses" else sse.ends_chat
-        return ends(event) and (sse.event_json(event) is not None or sse.event_data(event).strip() == b"[DONE]")
+        1. Responses end with their own event. 2. Chats end with `[DONE]`; some providers leave it out, then a clean end behind
+        a finish reason for every choice will do. 3. Others have no last event that we know: a clean end is all there is.
+        """
+        if self._cutter.inside:
+            return False
+        kind = self._call.endpoint.sse
+        if kind == "responses":
+            return self._ended or sse.ends_response(rest)
+        return is_clean if kind == "other" else sse.ends_chat(tail + rest, self._choices() if is_clean else None)
+
+    def _choices(self) -> int:
+        asked = sse.json_object(self._call.body)
+        count = asked.get("n") if asked is not None else None
+        return count if isinstance(count, int) else 1
 
     def _ended_early(self, held: bytes) -> dict[str, Any] | None:
         """The stream ended without a real event: an error in plain JSON, a terminal event alone, or a failure."""
@@ -150,19 +170,19 @@ class SseRelay:
         error = sse.error_in(held + rest)
         if error is not None:
             return error
-        if self._is_last(rest):
+        if (held or rest) and self._is_complete(held, _unless_torn(rest), is_clean=True):
             self._note(rest)
             self._held = held + rest
             return None
         raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
 
-    def _ending(self, why: str) -> tuple[str, bytes]:
+    def _ending(self, why: str, *, is_clean: bool = False) -> tuple[str, bytes]:
         """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
         rest = self._cutter.rest()
         forwarded = b"".join(self._tail)
         if sse.has_error(forwarded):
             return "stream_error", b""  # the provider's own error event has reached the client
-        if self._is_last(rest) or (self._is_complete(forwarded) and not self._cutter.inside):
+        if self._is_complete(forwarded, _unless_torn(rest), is_clean=is_clean):
             return "ok", sse.without_usage_events(rest) if self._strip else rest
         error = sse.error_in(rest)
         if error is not None:
@@ -170,7 +190,7 @@ class SseRelay:
         return ErrorClass.STREAM_INTERRUPTED, self._error_event(why, ErrorClass.STREAM_INTERRUPTED)
 
     def _error_event(self, message: str, code: str) -> bytes:
-        event = sse.response_error if self._endpoint.sse == "responses" else sse.chat_error
+        event = sse.response_error if self._call.endpoint.sse == "responses" else sse.chat_error
         return (b"\n\n" if self._cutter.inside else b"") + event(message, code)
 
 
@@ -211,14 +231,30 @@ class RawRelay:
         except self._upstream.errors as exc:
             outcome = ErrorClass.STREAM_INTERRUPTED
             raise StreamBroken(self._upstream.failure(exc).detail) from exc
+        except asyncio.CancelledError as stopped:
+            outcome = why_stopped(stopped)
+            raise
         except Exception as exc:
             if not isinstance(exc, StreamBroken):
                 outcome = INTERNAL_ERROR
             raise
         finally:
-            await self._answer.aclose()
-            usage = find_usage(tail) if self._count_tokens else None
-            on_end(outcome, usage, length // 4 if self._count_tokens else 0)
+            try:
+                await self._answer.aclose()
+            finally:
+                usage = find_usage(tail) if self._count_tokens else None
+                on_end(outcome, usage, length // 4 if self._count_tokens else 0)
+
+
+def why_stopped(stopped: asyncio.CancelledError) -> str:
+    """The outcome of a call that was cancelled: its client left, unless whoever cancelled it says otherwise."""
+    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
+
+
+def _unless_torn(rest: bytes) -> bytes:
+    """An unfinished event, if nothing but its blank line is missing: a torn one ends nothing."""
+    data = sse.event_data(rest)
+    return rest if data.strip() == b"[DONE]" or sse.json_object(data) is not None else b""
 
 
 async def read_whole(upstream: Upstream, answer: Answer, limit: int) -> tuple[bytes, bool]:

@@ -29,7 +29,7 @@ ENDPOINTS = (
     Endpoint("embeddings", "/embeddings", tokens="input"),
     Endpoint("responses", "/responses", sse="responses", tokens="both"),
     Endpoint("moderations", "/moderations"),
-    Endpoint("images", "/images/generations"),
+    Endpoint("images", "/images/generations", sse="other"),
     Endpoint("speech", "/audio/speech", answer="binary"),
     Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart"),
 )

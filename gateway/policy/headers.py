@@ -35,12 +35,26 @@ class AllowList:
         return allowed
 
 
+_REQUEST = frozenset(b"content-type accept user-agent traceparent tracestate x-client-request-id".split())
+_REQUEST_PREFIXES = (b"openai-beta", b"x-stainless-", b"anthropic-beta", b"anthropic-version")
+_RESPONSE = frozenset(
+    b"content-type content-encoding content-disposition cache-control retry-after retry-after-ms x-should-retry request-id "
+    b"apim-request-id x-ms-region policy-id deprecation sunset warning".split()
+)
+_RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
+
+
 def request_headers() -> AllowList:
     """Client to provider. Credentials and the content's length are set by the target, not passed on from here."""
-    return AllowList(
-        frozenset((b"content-type", b"accept", b"user-agent", b"traceparent", b"tracestate", b"x-client-request-id")),
-        (b"openai-beta", b"x-stainless-", b"anthropic-beta", b"anthropic-version"),
+    return AllowList(_REQUEST, _REQUEST_PREFIXES)
+
+
+def passthrough_request_headers() -> AllowList:
+    """Client to provider on pass-through paths: also what files and conditional requests need."""
+    more = (
+        b"range if-range if-match if-none-match if-modified-since if-unmodified-since idempotency-key accept-language"
     )
+    return AllowList(_REQUEST | frozenset(more.split()), _REQUEST_PREFIXES)
 
 
 def account_headers() -> AllowList:
@@ -50,24 +64,10 @@ def account_headers() -> AllowList:
 
 def response_headers() -> AllowList:
     """Provider to client."""
-    return AllowList(
-        frozenset(
-            (
-                b"content-type",
-                b"content-encoding",
-                b"content-disposition",
-                b"cache-control",
-                b"retry-after",
-                b"retry-after-ms",
-                b"x-should-retry",
-                b"request-id",
-                b"apim-request-id",
-                b"x-ms-region",
-                b"policy-id",
-                b"deprecation",
-                b"sunset",
-                b"warning",
-            )
-        ),
-        (b"openai-", b"x-ratelimit-", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit", b"x-ratelimitbysize-"),
-    )
+    return AllowList(_RESPONSE, _RESPONSE_PREFIXES)
+
+
+def passthrough_response_headers() -> AllowList:
+    """Provider to client on pass-through paths: also what files, redirects and conditional requests need."""
+    more = b"accept-ranges content-range content-language etag last-modified location x-content-type-options"
+    return AllowList(_RESPONSE | frozenset(more.split()), _RESPONSE_PREFIXES)

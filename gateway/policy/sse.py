@@ -20,7 +20,8 @@ PENDING_LIMIT = 65_536
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
-_CHAT_END = re.compile(rb'^data: ?\[DONE\]\s*?$|(?<!\\)"finish_reason" ?: ?"', re.MULTILINE)
+_DONE = re.compile(rb"^data: ?\[DONE\]\s*?$", re.MULTILINE)
+_FINISH = re.compile(rb'(?<!\\)"finish_reason" ?: ?"')
 _RESPONSES_END = re.compile(
     rb"^event: ?(?:response\.(?:completed|failed|incomplete)|error)\r?$"
     rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|failed|incomplete)|error)"',
@@ -160,9 +161,14 @@ def _is_usage_event(event: bytes) -> bool:
     return parsed is not None and parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
 
 
-def ends_chat(tail: bytes) -> bool:
-    """Whether a chat or completion stream with this tail is complete."""
-    return _CHAT_END.search(tail) is not None
+def ends_chat(tail: bytes, choices: int | None = 1) -> bool:
+    """Whether a chat or completion stream with this tail is complete: it has `[DONE]`, or so many finish reasons.
+
+    With `choices` None only `[DONE]` will do.
+    """
+    if _DONE.search(tail):
+        return True
+    return choices is not None and len(_FINISH.findall(tail)) >= choices
 
 
 def ends_response(block: bytes) -> bool:

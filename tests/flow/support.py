@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from gateway.call import Call, Endpoint, Reply, Settled
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.pipeline import Pipeline
+from gateway.flow.watch import Watch
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Provider, Rates, Server, Target
 from gateway.ports import Clocks, Outgoing
 
@@ -125,10 +126,11 @@ class Bench:
     upstreams: list[ScriptedUpstream]
     clock: FakeClock = field(default_factory=FakeClock)
     meter: Recorder = field(default_factory=Recorder)
+    watch: Watch = field(default_factory=Watch)
     include_usage: bool = True
 
     def __post_init__(self) -> None:
-        self.pipeline = Pipeline(self.clock, self.meter)
+        self.pipeline = Pipeline(self.clock, self.meter, self.watch)
 
     @property
     def account(self) -> Settled:
@@ -203,7 +205,7 @@ def _policy(model: Model) -> PolicySnapshot:
         loaded_at=0.0,
         files=(),
         server=Server(),
-        providers={"p0": Provider("p0", "openai", "http://p0.test")},
+        providers={"p0": Provider("p0", "openai", "http://p0.test", api_key="sk-ours-123")},
         models={"m": model},
         patterns=(),
         keys={},

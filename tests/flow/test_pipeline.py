@@ -7,6 +7,7 @@ import asyncio
 import orjson
 import pytest
 
+from gateway.call import Endpoint
 from gateway.errors import DeadlineExceeded, ErrorClass, InternalError, NoTargetAvailable, TargetsTimedOut
 from tests.flow.support import (
     ANSWER,
@@ -327,3 +328,36 @@ async def test_a_response_that_tells_of_its_own_failure_is_an_answer() -> None:
     reply, body = await one(whole(failed_run)).serve(endpoint=RESPONSES)
 
     assert (reply.status, body) == (200, failed_run)
+
+
+async def test_a_providers_error_does_not_tell_our_key() -> None:
+    """Some repeat the key they refuse."""
+    bench = one(whole(b'{"error": {"message": "bad key sk-ours-123", "type": "t", "param": null, "code": null}}', 401))
+
+    _, body = await bench.serve()
+
+    assert b"sk-ours-123" not in body
+    assert b"[redacted]" in body
+
+
+async def test_pass_through_keeps_redirects_and_range_headers() -> None:
+    """File content may be a redirect; it is the client's to follow."""
+    files = Endpoint("passthrough", "", answer="binary", request="any")
+    moved = Script(302, ((b"location", b"https://files.test/x"), (b"set-cookie", b"a=b"), (b"etag", b'"1"')))
+
+    reply, _ = await one(moved).serve(endpoint=files, method="GET", path="/files/x/content", body=b"")
+
+    assert reply.status == 302
+    assert dict(reply.headers)[b"location"] == b"https://files.test/x"
+    assert b"set-cookie" not in dict(reply.headers)
+
+
+async def test_pictures_do_not_count_by_their_bytes() -> None:
+    """A megabyte of base64 is no quarter of a million tokens."""
+    bench = one(whole(b'{"choices": []}'))
+    image = b'{"model":"m","messages":[{"content":"data:image/png;base64,' + b"A" * 1_000_000 + b'"}]}'
+
+    await bench.serve(body=image)
+
+    assert bench.account.usage is not None
+    assert bench.account.usage.input < 100

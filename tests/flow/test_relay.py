@@ -314,3 +314,52 @@ async def test_a_raw_body_that_breaks_off_breaks_the_clients_connection() -> Non
 
     assert script.closed
     assert stage.account.outcome == "stream_interrupted"
+
+
+async def test_half_of_the_choices_is_not_an_answer() -> None:
+    """With `n: 2`, one finish reason and a break or an end is a cut stream."""
+    body = b'{"model":"m","messages":[],"n":2}'
+    for last in (b"", Broken("reset")):
+        stage = bench(DELTA, FINISH, last)
+
+        _, shown = await stage.serve(stream=True, body=body, stream_options={"include_usage": True})
+
+        assert b"stream_interrupted" in shown
+        assert stage.account.outcome == "stream_interrupted"
+
+
+async def test_a_break_behind_a_finish_reason_is_a_break() -> None:
+    """Without [DONE] only a clean end proves that nothing else was coming."""
+    stage = bench(DELTA, FINISH, Broken("reset"))
+
+    _, shown = await stage.serve(stream=True)
+
+    assert b"stream_interrupted" in shown
+
+
+async def test_streams_of_unknown_kind_end_when_they_end() -> None:
+    """Images stream their own events, without [DONE]: a clean end is good, a break is not."""
+    images = Endpoint("images", "/images/generations", sse="other")
+    event = b'event: image_generation.completed\ndata: {"type":"image_generation.completed"}\n\n'
+
+    good, broken = bench(event), bench(event, Broken("reset"))
+
+    assert (await good.serve(stream=True, endpoint=images))[1] == event
+    assert b"stream_interrupted" in (await broken.serve(stream=True, endpoint=images))[1]
+
+
+async def test_usage_is_found_however_much_follows_it() -> None:
+    """`response.completed` carries the whole response: metadata and tools may stand behind its usage."""
+    response = {
+        "usage": {"input_tokens": 1000, "output_tokens": 500},
+        "metadata": {str(n): "x" * 500 for n in range(60)},
+    }
+    completed = b"event: response.completed\ndata: " + orjson.dumps(
+        {"type": "response.completed", "response": response}
+    )
+    stage = bench(CREATED + TEXT, completed + b"\n\n")
+
+    await stage.serve(stream=True, endpoint=RESPONSES)
+
+    assert stage.account.usage is not None
+    assert (stage.account.usage.input, stage.account.usage.output) == (1000, 500)
