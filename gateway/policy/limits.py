@@ -1,0 +1,339 @@
+"""The limits of one target or key, taken and given back together.
+
+A set reserves the estimate before a call is sent and settles to the truth after it. It must not know which call it is,
+who waits, or why. Every granted reservation ends in exactly one `settle` or `cancel`. Invariant: all or nothing; a
+refused reservation changes no level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, inf
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from gateway.policy.bucket import Bucket, Limit, Slots, Window
+
+if TYPE_CHECKING:
+    from gateway.policy.hints import Learned, Reading
+    from gateway.policy.snapshot import Limits
+
+Source = Literal["configured", "learned"]
+
+_MINUTE_S = 60.0
+_DAY_S = 86_400.0
+_REQUESTS, _INPUT, _OUTPUT, _TOKENS, _SLOT = range(5)
+
+_PART_OF = {
+    "requests_per_min": _REQUESTS,
+    "requests_per_day": _REQUESTS,
+    "input_tokens_per_min": _INPUT,
+    "output_tokens_per_min": _OUTPUT,
+    "tokens_per_min": _TOKENS,
+    "concurrency": _SLOT,
+}
+_SECOND_OF_TOKENS_LASTS_S = 10.0  # the burst of a limit told per second: one large call must still fit
+
+
+class Cost(NamedTuple):
+    """What one call takes from each limit. A joint token limit takes the sum of both."""
+
+    requests: float = 1
+    input_tokens: float = 0
+    output_tokens: float = 0
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a provider counts: in windows of so many seconds, or (None) by continuous refill.
+
+    `request_burst` is the share of a minute's requests that may go at once under continuous refill; the default is all
+    of them, as OpenAI and Anthropic document. Tokens always have one minute's worth.
+    """
+
+    request_window_s: float | None = None
+    token_window_s: float | None = None
+    request_burst: float = 1.0
+
+
+CONTINUOUS = Style()
+AZURE = Style(request_window_s=10.0, token_window_s=60.0)
+
+
+class LimitRow(NamedTuple):
+    """One limit as an operator sees it; `next_free_s` is when one more unit fits, None when only a release can tell."""
+
+    name: str
+    level: float
+    capacity: float
+    source: Source
+    next_free_s: float | None
+
+
+class _Row:
+    """One limit of a set, which part of a cost it counts, and the operator's own number (None: learned)."""
+
+    __slots__ = ("amount", "configured", "limit", "name", "part", "since")
+
+    def __init__(self, name: str, limit: Limit, amount: float, configured: float | None, since: float) -> None:
+        self.name = name
+        self.part = _PART_OF[name]
+        self.limit = limit
+        self.amount = amount
+        self.configured = configured
+        self.since = since
+
+
+class LimitSet:
+    """Requests and tokens per minute, requests per day and concurrency: whichever of them are known.
+
+    Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
+    """
+
+    __slots__ = ("_generation", "_rows", "_style")
+
+    def __init__(
+        self,
+        limits: Limits,
+        now: float,
+        style: Style = CONTINUOUS,
+        *,
+        input_tokens_per_min: float | None = None,
+        output_tokens_per_min: float | None = None,
+    ) -> None:
+        self._style = style
+        self._rows: list[_Row] = []
+        self._generation = 0
+        self.configure(
+            limits, now, input_tokens_per_min=input_tokens_per_min, output_tokens_per_min=output_tokens_per_min
+        )
+
+    def configure(
+        self,
+        limits: Limits,
+        now: float,
+        *,
+        input_tokens_per_min: float | None = None,
+        output_tokens_per_min: float | None = None,
+    ) -> None:
+        """Puts new numbers of the operator in force. Levels are kept; what is no longer named is no longer limited."""
+        wanted = {
+            "requests_per_min": limits.requests_per_min,
+            "tokens_per_min": limits.tokens_per_min,
+            "input_tokens_per_min": input_tokens_per_min,
+            "output_tokens_per_min": output_tokens_per_min,
+            "requests_per_day": limits.requests_per_day,
+            "concurrency": limits.max_concurrency,
+        }
+        self._rows = [row for row in self._rows if row.configured is None or wanted[row.name] is not None]
+        self._generation += 1
+        for name, amount in wanted.items():
+            if amount is not None:
+                self._put(name, amount, now, configured=amount)
+
+    def reserve(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+        """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `wait_s`."""
+        wait_s = self.wait_s(cost, now, keep_percent)
+        if wait_s == 0.0:
+            parts = _parts(cost, 1)
+            for row in self._rows:
+                row.limit.take(parts[row.part], now)
+        return wait_s
+
+    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+        """Seconds until all limits fit at once: 0.0 now, inf never, None when a slot must be given back first.
+
+        `keep_percent` of each limit's capacity must be left over; what is too large for that waits for a full limit.
+        """
+        parts = _parts(cost, 1)
+        longest_s = 0.0
+        is_unknown = False
+        for row in self._rows:
+            limit = row.limit
+            wait_s = limit.wait_s(parts[row.part], now, limit.capacity * keep_percent / 100 if keep_percent else 0.0)
+            if wait_s is None:
+                is_unknown = True
+            elif wait_s > longest_s:
+                longest_s = wait_s
+        return None if is_unknown and longest_s < inf else longest_s
+
+    def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
+        """When `cost` fits after `ahead` (the sum of those before it) was taken; inf: never.
+
+        Exact while one and the same limit holds up all of them, else the earliest possible; for concurrency an estimate.
+        """
+        parts, before = _parts(cost, 1), _parts(ahead, ahead.requests)
+        return max(
+            (
+                row.limit.ready_at(parts[row.part], now, before[row.part], row.limit.capacity * keep_percent / 100)
+                for row in self._rows
+            ),
+            default=now,
+        )
+
+    def settle(self, reserved: Cost, actual: Cost, now: float, reserved_at: float | None = None) -> None:
+        """Corrects what was reserved to what was used, and frees the slot; called once for each granted reservation.
+
+        With `reserved_at`, a window takes nothing back from before it began, nor a limit from before it existed.
+        """
+        before, after = _parts(reserved, 1), _parts(actual, 0)
+        for row in self._rows:
+            if reserved_at is not None and reserved_at < row.since:
+                continue
+            more = after[row.part] - before[row.part]
+            if more < 0:
+                row.limit.give_back(-more, now, reserved_at)
+            elif more > 0:
+                row.limit.force(more, now)
+
+    def cancel(self, reserved: Cost, now: float, reserved_at: float | None = None) -> None:
+        """Gives everything back: nothing was sent."""
+        self.settle(reserved, NOTHING, now, reserved_at)
+
+    def which(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str | None:
+        """The name of the limit that blocks longest, a slot that must be freed before any clock; None: it fits."""
+        parts = _parts(cost, 1)
+        worst, worst_s = None, 0.0
+        for row in self._rows:
+            wait_s = row.limit.wait_s(parts[row.part], now, row.limit.capacity * keep_percent / 100)
+            order_s = 1e300 if wait_s is None else wait_s  # after every finite wait, before never
+            if order_s > worst_s:
+                worst, worst_s = row.name, order_s
+        return worst
+
+    def mark(self) -> tuple[float, ...]:
+        """How much was taken so far from each limit; kept at a grant, it makes `learn` exact for that call's answer."""
+        return (self._generation, *[row.limit.taken for row in self._rows])
+
+    def learn(
+        self, learned: Learned, now: float, sent_at: float | None = None, mark: tuple[float, ...] | None = None
+    ) -> None:
+        """Corrects levels and capacities from an answer's limit headers; a limit nobody configured appears.
+
+        A configured limit is only ever narrowed by the provider. `sent_at` and `mark` are those of the answer's own
+        reservation; without them the numbers are taken to be true now.
+        """
+        for name, reading in learned.by_limit():
+            row = self._find(name)
+            if reading.limit is not None:
+                row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
+            if row is not None:
+                self._reconcile(row, reading, now, sent_at, mark)
+
+    def slow_start(self, now: float) -> None:
+        """To be called when a pause ends: at most a fifth of a second's requests go at once, so no herd follows.
+
+        Windows are left alone: after a pause the provider's is a new one, too.
+        """
+        for row in self._rows:
+            limit = row.limit
+            if row.name == "requests_per_min" and isinstance(limit, Bucket):
+                few = max(1.0, 0.2 * limit.rate_per_s)
+                if limit.level_at(now) > few:
+                    limit.correct(few, now)
+
+    def rows(self, now: float) -> list[LimitRow]:
+        """Every limit, for `/admin/limits` and the gauges."""
+        return [
+            LimitRow(
+                row.name,
+                row.limit.level_at(now),
+                row.limit.capacity,
+                "learned" if row.configured is None else "configured",
+                row.limit.wait_s(min(1.0, row.limit.capacity), now),
+            )
+            for row in self._rows
+        ]
+
+    def _find(self, name: str) -> _Row | None:
+        for row in self._rows:
+            if row.name == name:
+                return row
+        return None
+
+    def _put(
+        self, name: str, amount: float, now: float, *, configured: float | None = None, reading: Reading | None = None
+    ) -> _Row:
+        """Makes or resizes the limit `name` to `amount` per its period."""
+        row = self._find(name)
+        if row is None:
+            row = _Row(name, self._make(name, amount, now, reading), amount, configured, now)
+            self._rows.append(row)
+            return row
+        if configured is not None:
+            row.configured = configured
+        elif row.configured is not None:
+            amount = min(amount, row.configured)
+        if amount != row.amount:
+            row.amount = amount
+            row.limit.resize(*self._shape(name, amount, reading), now)
+        return row
+
+    def _make(self, name: str, amount: float, now: float, reading: Reading | None) -> Limit:
+        rate_per_s, capacity = self._shape(name, amount, reading)
+        if name == "concurrency":
+            return Slots(capacity)
+        window_s = self._window_s(name)
+        if window_s is None:
+            return Bucket(rate_per_s, capacity, now)
+        window = Window(capacity, window_s, now)
+        window.resize(rate_per_s, capacity, now)
+        return window
+
+    def _shape(self, name: str, amount: float, reading: Reading | None) -> tuple[float, float]:
+        """Refill per second, and capacity."""
+        if name == "concurrency":
+            return 0.0, amount
+        rate_per_s = amount / _period_s(name)
+        window_s = self._window_s(name)
+        if window_s is not None:
+            capacity = rate_per_s * window_s
+            return rate_per_s, max(1.0, floor(capacity + 1e-9)) if name == "requests_per_min" else capacity
+        if reading is not None and reading.period_s < _MINUTE_S:
+            tells_tokens = _PART_OF[name] != _REQUESTS
+            return rate_per_s, max(1.0, rate_per_s * (_SECOND_OF_TOKENS_LASTS_S if tells_tokens else reading.period_s))
+        share = self._style.request_burst if name == "requests_per_min" else 1.0
+        return rate_per_s, max(1.0, amount * share)
+
+    def _window_s(self, name: str) -> float | None:
+        if name == "requests_per_day":
+            return None
+        return self._style.request_window_s if name == "requests_per_min" else self._style.token_window_s
+
+    def _reconcile(
+        self, row: _Row, reading: Reading, now: float, sent_at: float | None, mark: tuple[float, ...] | None
+    ) -> None:
+        limit = row.limit
+        taken_then = limit.taken
+        if mark is not None:
+            if mark[0] != self._generation:
+                return  # the config has changed since: the mark speaks of other limits
+            index = 1 + self._rows.index(row)
+            taken_then = mark[index] if index < len(mark) else 0.0
+        sent_at = now if sent_at is None else sent_at
+        if reading.remaining is not None and reading.period_s >= _MINUTE_S:
+            level = limit.level_at(now)
+            limit.reconcile(reading.remaining, now, sent_at, taken_then, reading.grain)
+            if not _may_raise(row, reading) and limit.level_at(now) > level:
+                limit.correct(level, now)
+        if reading.reset_s is not None and isinstance(limit, Window):
+            limit.align(reading.reset_s, now, sent_at)
+
+
+def _parts(cost: Cost, slots: float) -> tuple[float, float, float, float, float]:
+    requests, input_tokens, output_tokens = cost
+    return requests, input_tokens, output_tokens, input_tokens + output_tokens, slots
+
+
+def _may_raise(row: _Row, reading: Reading) -> bool:
+    """Whether the provider's bucket is ours. Where we are to use less of it, its level says nothing about our share."""
+    is_same = row.configured is None or (
+        reading.limit is not None and reading.limit * (_period_s(row.name) / reading.period_s) <= row.configured
+    )
+    return is_same and (reading.remaining or 0.0) <= row.limit.capacity
+
+
+def _period_s(name: str) -> float:
+    return _DAY_S if name == "requests_per_day" else _MINUTE_S

@@ -1,0 +1,417 @@
+"""What providers say about limits: their own words, and whatever else may stand in a header or body."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.hints import (
+    Learned,
+    Reading,
+    never_fits,
+    provider_of,
+    read_limit_headers,
+    retry_delay_s,
+)
+from gateway.policy.instants import parse_reset
+
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+
+NOW = 1_795_176_000.0
+"""2026-11-20T12:00:00Z."""
+
+OPENAI_TPM = (
+    b'{"error":{"message":"Rate limit reached for gpt-4o-mini in organization org-x on tokens per min (TPM): Limit '
+    b'200000, Used 195869, Requested 4412. Please try again in 84ms.","type":"tokens","code":"rate_limit_exceeded"}}'
+)
+OPENAI_TOO_LARGE = (
+    b'{"error":{"message":"Request too large for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, '
+    b'Requested 45012. The input or output tokens must be reduced in order to run successfully."}}'
+)
+AZURE_CALLS = (
+    b'{"error":{"code":"429","message":"Requests to the ChatCompletions_Create Operation under Azure OpenAI API version'
+    b" 2024-10-21 have exceeded call rate limit of your current OpenAI S0 pricing tier. Please retry after 6 seconds."
+    b' Please go here: https://aka.ms/oai/quotaincrease"}}'
+)
+GEMINI = (
+    b'[{"error":{"code":429,"message":"You exceeded your current quota","status":"RESOURCE_EXHAUSTED","details":[{"@type"'
+    b':"type.googleapis.com/google.rpc.RetryInfo","retryDelay": "34.07s"}]}}]'
+)
+
+NUMBERS = st.from_regex(rb"-?[0-9]{0,20}(\.[0-9]{0,3})?", fullmatch=True)
+VALUES = st.binary(max_size=80) | NUMBERS | st.from_regex(rb"([0-9]{1,12}(h|m|s|ms|us)){1,4}", fullmatch=True)
+NAMES = st.sampled_from(
+    [
+        *(
+            b"x-ratelimit-%b-%b" % (field, of)
+            for field in (b"limit", b"remaining", b"reset")
+            for of in (b"requests", b"tokens")
+        ),
+        *(b"anthropic-ratelimit-requests-%b" % field for field in (b"limit", b"remaining", b"reset")),
+        *(b"retry-after", b"retry-after-ms", b"x-ratelimit-limit", b"x-tokenlimit-limit", b"ratelimitbysize-reset"),
+        *(b"ratelimitbysize-query-cost", b"x-ratelimit-over-limit", b"x-ratelimit-remaining-project-tokens"),
+    ]
+)
+HEADERS = st.lists(st.tuples(NAMES | st.binary(max_size=20), VALUES), max_size=12)
+PROVIDERS = st.sampled_from(["", "openai", "groq", "together", "azure", "anthropic"])
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("2026-11-20T12:00:05Z", 5.0),
+        ("2026-11-20T12:00:05.25Z", 5.25),
+        ("2026-11-20T13:00:05+01:00", 5.0),
+        ("2026-11-20T11:30:05-00:30", 5.0),
+        ("6m0s", 360.0),
+        ("1s", 1.0),
+        ("2m59.56s", 179.56),
+        ("7.66s", 7.66),
+        ("120ms", 0.12),
+        ("1h0m3s", 3603.0),
+        ("9m", 540.0),
+        ("0s", 0.0),
+        ("1795176030000", 30.0),
+        ("1795176030", 30.0),
+        ("1795176030.5", 30.5),
+        ("55", 55.0),
+        (" 55 ", 55.0),
+        ("0.25", 0.25),
+        ("0", 0.0),
+        ("2678400", 2_678_400.0),
+    ],
+)
+def test_a_reset_is_read_in_every_format(value: str, seconds: float) -> None:
+    """RFC 3339, Go durations, epochs and plain seconds, as text and as bytes."""
+    assert parse_reset(value, NOW) == pytest.approx(seconds)
+    assert parse_reset(value.encode(), NOW) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "",
+            " ",
+            "-1",
+            "-5s",
+            "soon",
+            "nan",
+            "inf",
+            "1e3",
+            "0x10",
+            "1_000",
+            "+5",
+            "5.",
+            ".5",
+            "1,5",
+            "5 s",
+            "s",
+            "ms",
+        ),
+        *("1m2h", "99999999999s", "2678401", "32d", "745h", "1795175999", "1795175999000", "1" * 70, "\u0665", "5µs"),
+        *("2026-11-20T11:59:59Z", "2026-13-01T00:00:00Z", "2026-11-20T25:00:00Z", "2026-11-20", "2026-11-20T12:00:05"),
+        *("0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-11-20 12:00:05Z"),
+    ],
+)
+def test_a_reset_without_sense_is_none(value: str) -> None:
+    """Garbage, what is past, and what is further away than 31 days."""
+    assert parse_reset(value, NOW) is None
+    assert parse_reset(value.encode(), NOW) is None
+
+
+OPENAI_HEADERS = [
+    (b"content-type", b"application/json"),
+    (b"x-ratelimit-limit-requests", b"60"),
+    (b"x-ratelimit-limit-tokens", b"150000"),
+    (b"x-ratelimit-remaining-requests", b"59"),
+    (b"x-ratelimit-remaining-tokens", b"149984"),
+    (b"x-ratelimit-reset-requests", b"1s"),
+    (b"x-ratelimit-reset-tokens", b"6m0s"),
+]
+GROQ_HEADERS = [
+    (b"x-ratelimit-limit-requests", b"14400"),
+    (b"x-ratelimit-limit-tokens", b"18000"),
+    (b"x-ratelimit-remaining-requests", b"14370"),
+    (b"x-ratelimit-remaining-tokens", b"17997"),
+    (b"x-ratelimit-reset-requests", b"2m59.56s"),
+    (b"x-ratelimit-reset-tokens", b"7.66s"),
+]
+ANTHROPIC_HEADERS = [
+    (b"anthropic-ratelimit-requests-limit", b"4000"),
+    (b"anthropic-ratelimit-requests-remaining", b"3999"),
+    (b"anthropic-ratelimit-requests-reset", b"2026-11-20T12:00:01Z"),
+    (b"anthropic-ratelimit-tokens-limit", b"90000"),
+    (b"anthropic-ratelimit-tokens-remaining", b"90000"),
+    (b"anthropic-ratelimit-input-tokens-limit", b"450000"),
+    (b"anthropic-ratelimit-input-tokens-remaining", b"449000"),
+    (b"anthropic-ratelimit-input-tokens-reset", b"2026-11-20T12:00:05Z"),
+    (b"anthropic-ratelimit-output-tokens-limit", b"90000"),
+    (b"anthropic-ratelimit-output-tokens-remaining", b"90000"),
+]
+MISTRAL_HEADERS = [
+    (b"x-ratelimitbysize-limit-minute", b"500000"),
+    (b"x-ratelimitbysize-remaining-minute", b"467993"),
+    (b"x-ratelimitbysize-limit-month", b"1000000000"),
+    (b"ratelimitbysize-limit", b"500000"),
+    (b"ratelimitbysize-reset", b"40"),
+    (b"ratelimitbysize-query-cost", b"32007"),
+]
+TOGETHER_HEADERS = [
+    (b"x-ratelimit-limit", b"10"),
+    (b"x-ratelimit-remaining", b"9"),
+    (b"x-ratelimit-reset", b"1"),
+    (b"x-tokenlimit-limit", b"3000"),
+    (b"x-tokenlimit-remaining", b"2900"),
+]
+FIREWORKS_HEADERS = [
+    (b"x-ratelimit-limit-tokens-prompt", b"60000"),
+    (b"x-ratelimit-limit-tokens-cache-adjusted-prompt", b"15000"),
+    (b"x-ratelimit-limit-tokens-generated", b"600"),
+    (b"x-ratelimit-remaining-tokens-generated", b"600"),
+    (b"x-ratelimit-over-limit", b"yes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("provider", "headers", "learned"),
+    [
+        pytest.param(
+            "openai",
+            OPENAI_HEADERS,
+            Learned(requests=Reading(60, 59, 1.0), tokens=Reading(150_000, 149_984, 360.0)),
+            id="openai",
+        ),
+        pytest.param(
+            "openai",
+            [*OPENAI_HEADERS, (b"x-ratelimit-remaining-project-tokens", b"700")],
+            Learned(requests=Reading(60, 59, 1.0), tokens=Reading(None, 700)),
+            id="the tighter of organization and project",
+        ),
+        pytest.param(
+            "openai",
+            [
+                (b"x-ratelimit-limit-requests", b"10000"),
+                (b"x-ratelimit-remaining-requests", b"9999"),
+                (b"x-ratelimit-reset-requests", b"8.64s"),
+            ],
+            Learned(requests_per_day=Reading(10_000, 9999, 8.64, 86_400.0)),
+            id="a day's requests, told by how slowly they come back",
+        ),
+        pytest.param(
+            "groq",
+            GROQ_HEADERS,
+            Learned(requests_per_day=Reading(14_400, 14_370, 179.56, 86_400.0), tokens=Reading(18_000, 17_997, 7.66)),
+            id="groq: requests are per day",
+        ),
+        pytest.param(
+            "azure",
+            [(b"x-ratelimit-remaining-requests", b"9"), (b"x-ratelimit-remaining-tokens", b"9000")],
+            Learned(requests=Reading(None, 9), tokens=Reading(None, 9000)),
+            id="azure: what remains, without the limit",
+        ),
+        pytest.param(
+            "azure",
+            [(b"x-rate-limit-reset-tokens", b"55"), (b"policy-id", b"DeploymentRatelimit-Token")],
+            Learned(tokens=Reading(None, None, 55.0)),
+            id="azure: the older spelling",
+        ),
+        pytest.param(
+            "anthropic",
+            ANTHROPIC_HEADERS,
+            Learned(
+                requests=Reading(4000, 3999, 1.0),
+                input_tokens=Reading(450_000, 449_000, 5.0, grain=1000.0),
+                output_tokens=Reading(90_000, 90_000, grain=1000.0),
+            ),
+            id="anthropic: the joint number only repeats",
+        ),
+        pytest.param(
+            "anthropic",
+            ANTHROPIC_HEADERS[3:5],
+            Learned(tokens=Reading(90_000, 90_000, grain=1000.0)),
+            id="anthropic: the joint number alone",
+        ),
+        pytest.param(
+            "mistral",
+            MISTRAL_HEADERS,
+            Learned(tokens=Reading(500_000, 467_993, 40.0), charged_tokens=32_007.0),
+            id="mistral",
+        ),
+        pytest.param(
+            "together",
+            TOGETHER_HEADERS,
+            Learned(requests=Reading(10, 9, 1.0, 1.0), tokens=Reading(3000, 2900, None, 1.0)),
+            id="together: per second",
+        ),
+        pytest.param(
+            "fireworks",
+            FIREWORKS_HEADERS,
+            Learned(
+                input_tokens=Reading(15_000, None, None, 1.0),
+                output_tokens=Reading(600, 600, None, 1.0),
+                is_over=True,
+            ),
+            id="fireworks: per second, uncached input",
+        ),
+    ],
+)
+def test_each_providers_headers_are_understood(
+    provider: str, headers: list[tuple[bytes, bytes]], learned: Learned
+) -> None:
+    """In one vocabulary."""
+    assert read_limit_headers(headers, NOW, provider) == learned
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"content-type", b"application/json"), (b"retry-after", b"5")],
+        [(b"x-ratelimit-limit-tokens", b"-1"), (b"x-ratelimit-remaining-tokens", b"0")],
+        [(b"x-ratelimit-limit-tokens", b"0"), (b"x-ratelimit-remaining-tokens", b"0")],
+        [(b"x-ratelimit-limit-tokens", b"unlimited"), (b"x-ratelimit-remaining-tokens", b"0")],
+        [(b"x-ratelimit-limit-tokens", b"9" * 15), (b"x-ratelimit-remaining-tokens", b"0")],
+        [(b"x-ratelimit-remaining-tokens", b"-1"), (b"x-ratelimit-reset-tokens", b"-1")],
+    ],
+)
+def test_headers_without_sense_teach_nothing(headers: list[tuple[bytes, bytes]]) -> None:
+    """Nor does a remaining beside a limit that makes none."""
+    learned = read_limit_headers(headers, NOW)
+
+    assert learned is None or learned.by_limit() == []
+
+
+def test_more_remaining_than_the_limit_is_not_believed() -> None:
+    """The limit is."""
+    headers = [(b"x-ratelimit-limit-tokens", b"100"), (b"x-ratelimit-remaining-tokens", b"500")]
+
+    assert read_limit_headers(headers, NOW) == Learned(tokens=Reading(100))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "delay_s"),
+    [
+        pytest.param(429, [(b"retry-after-ms", b"1500"), (b"retry-after", b"2")], b"", 1.5, id="milliseconds first"),
+        pytest.param(
+            429, [(b"retry-after-ms", b"x"), (b"retry-after", b"2")], OPENAI_TPM, 2.0, id="garbage is skipped"
+        ),
+        pytest.param(503, [(b"retry-after", b"12")], b"", 12.0, id="seconds"),
+        pytest.param(429, [(b"retry-after", b"0.5")], b"", 0.5, id="fractions"),
+        pytest.param(429, [(b"retry-after", b"0")], OPENAI_TPM, 0.0, id="zero is an answer"),
+        pytest.param(429, [(b"retry-after", b"Fri, 20 Nov 2026 12:00:30 GMT")], b"", 30.0, id="HTTP date"),
+        pytest.param(429, [(b"retry-after", b"Friday, 20-Nov-26 12:00:30 GMT")], b"", 30.0, id="RFC 850 date"),
+        pytest.param(429, [(b"retry-after", b"Fri Nov 20 12:00:30 2026")], b"", 30.0, id="asctime date"),
+        pytest.param(429, [(b"retry-after", b"Fri, 20 Nov 2026 11:00:00 GMT")], b"", 0.0, id="a past date is now"),
+        pytest.param(429, [(b"retry-after", b"-5")], b"", None, id="negative"),
+        pytest.param(429, [(b"retry-after", b"99999999")], b"", None, id="absurd"),
+        pytest.param(429, [(b"retry-after", b"Fri, 20 Foo 2026 12:00:30 GMT")], b"", None, id="no such month"),
+        pytest.param(429, [], GEMINI, 34.07, id="Google's RetryInfo"),
+        pytest.param(429, [], b'{"retryDelay":"36000s"}', 36_000.0, id="ten hours are obeyed"),
+        pytest.param(429, [], OPENAI_TPM, 0.084, id="OpenAI's words"),
+        pytest.param(429, [], AZURE_CALLS, 6.0, id="Azure's words"),
+        pytest.param(429, [], b"Please retry after 86400 seconds.", 86_400.0, id="Azure's trial"),
+        pytest.param(429, [], b"Please try again in 5.289s.", 5.289, id="Groq's words"),
+        pytest.param(429, [], b"Please try again in 1h2m3.5s.", 3723.5, id="hours"),
+        pytest.param(429, [], b"Try again in 2m59.56s", 179.56, id="minutes"),
+        pytest.param(429, [], b"try again in 5 minutes 10 seconds", 310.0, id="words for units"),
+        pytest.param(429, [], b"please try again in a moment; retry in 3s", 3.0, id="the second mention counts"),
+        pytest.param(429, [], b"wait; allowed after 34 seconds", 34.0, id="after so many seconds"),
+        pytest.param(
+            400, [], b"You will regain access on 2026-11-21 at 00:00 UTC.", 43_200.0, id="Anthropic's spend limit"
+        ),
+        pytest.param(429, [], b"You will regain access on 2027-11-21 at 00:00 UTC.", None, id="next year"),
+        pytest.param(429, [], b"<html>Too many requests</html>", None, id="no word of it"),
+        pytest.param(
+            429,
+            [*OPENAI_HEADERS[1:3], (b"x-ratelimit-remaining-requests", b"0"), *OPENAI_HEADERS[4:]],
+            b"",
+            1.0,
+            id="the reset of what is used up",
+        ),
+        pytest.param(429, [(b"x-rate-limit-reset-tokens", b"55")], b"", 55.0, id="a reset alone"),
+        pytest.param(429, OPENAI_HEADERS, b"", None, id="nothing is used up"),
+        pytest.param(500, [(b"x-rate-limit-reset-tokens", b"55")], b"", None, id="resets are for rate limits only"),
+    ],
+)
+def test_the_delay_is_the_first_that_makes_sense(
+    status: int, headers: list[tuple[bytes, bytes]], body: bytes, delay_s: float | None
+) -> None:
+    """Headers before Google's detail, before words, before resets."""
+    found = retry_delay_s(status, headers, body, NOW)
+
+    assert found == (None if delay_s is None else pytest.approx(delay_s))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (OPENAI_TOO_LARGE, True),
+        (OPENAI_TPM, False),
+        (b"on tokens per min (TPM): Limit 12000, Used 11000, Requested 12001.", True),
+        (b"Limit 12,000, Requested 13,000, please reduce", True),
+        (b"Limit 12000, Requested 12000", False),
+        (b"Limit , Requested ,", False),
+        (b"Limit: 20, Requested: 21", True),
+        (b"", False),
+        (b"x" * 20_000 + OPENAI_TOO_LARGE, False),
+    ],
+)
+def test_asking_for_more_than_the_limit_never_fits(body: bytes, expected: bool) -> None:
+    """Whatever the class of the error; only the first 16 KB are read."""
+    assert never_fits(body) is expected
+
+
+@pytest.mark.parametrize(
+    ("base_url", "name"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://mine.openai.azure.com/openai/v1", "azure"),
+        ("https://api.groq.com/openai/v1", "groq"),
+        ("https://api.together.xyz/v1", "together"),
+        ("https://api.fireworks.ai/inference/v1", "fireworks"),
+        ("https://groq.com.example/v1", ""),
+        ("http://127.0.0.1:8000/v1", ""),
+        ("emulator://fast", ""),
+        ("http://[::1", ""),
+    ],
+)
+def test_a_provider_is_known_by_its_host(base_url: str, name: str) -> None:
+    """Not by what else stands in the address."""
+    assert provider_of(base_url) == name
+
+
+@BOUNDED
+@given(HEADERS, st.binary(max_size=200), st.integers(100, 599), PROVIDERS, st.floats(0.0, 4e9))
+def test_hints_are_total(
+    headers: list[tuple[bytes, bytes]], body: bytes, status: int, provider: str, wall_now: float
+) -> None:
+    """On any bytes, and whatever comes out is a sane number."""
+    learned = read_limit_headers(headers, wall_now, provider)
+    delay_s = retry_delay_s(status, headers, b"try again in " + body, wall_now, provider)
+    never_fits(b"Limit " + body)
+
+    assert delay_s is None or 0.0 <= delay_s <= 31 * 86_400
+    for _, reading in learned.by_limit() if learned is not None else ():
+        assert reading.limit is None or (isfinite(reading.limit) and reading.limit > 0)
+        assert reading.remaining is None or 0 <= reading.remaining <= (reading.limit or 1e12)
+        assert reading.reset_s is None or 0.0 <= reading.reset_s <= 31 * 86_400
+
+
+@BOUNDED
+@given(VALUES | st.text(max_size=80), st.floats(0.0, 4e9))
+def test_a_reset_is_total(value: bytes | str, wall_now: float) -> None:
+    """On any bytes and any text."""
+    seconds = parse_reset(value, wall_now)
+
+    assert seconds is None or 0.0 <= seconds <= 31 * 86_400
+
+
+@pytest.mark.parametrize("body", [b"retry in " * 2000, b"Limit 1" * 3000, b"1" * 10**7, b"Limit " + b"1," * 10**6])
+def test_a_hostile_body_costs_little(body: bytes) -> None:
+    """Only its beginning is read, and no pattern goes back over it; this would hang for minutes otherwise."""
+    assert retry_delay_s(429, [], body, NOW) is None
+    assert never_fits(body) is False
