@@ -53,7 +53,7 @@ def load_snapshot(
     providers = provider_section(document, config)
     keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
-    _check_passthrough(document, config)
+    _check_passthrough(document, config, providers)
     if problems:
         raise _config_error(problems)
 
@@ -114,11 +114,17 @@ def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str,
         return read_policies(None, environ, document.problems)
 
 
-def _check_passthrough(document: Document, config: ConfigFile) -> None:
+def _check_passthrough(document: Document, config: ConfigFile, providers: Mapping[str, Provider]) -> None:
     path: Path = ("passthrough",)
-    if config.passthrough is not None and config.passthrough not in config.providers:
-        suggestion = "" if path in document.origins else did_you_mean(config.passthrough, config.providers)
-        document.complain(path, f"no provider {document.show(path, config.passthrough)}{suggestion}")
+    name = config.passthrough
+    provider = providers.get(name or "")
+    if name is not None and name not in config.providers:
+        suggestion = "" if path in document.origins else did_you_mean(name, config.providers)
+        document.complain(path, f"no provider {document.show(path, name)}{suggestion}")
+    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
+        document.complain(
+            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
+        )
 
 
 def _connect_all(
@@ -132,7 +138,7 @@ def _connect_all(
     for provider, model in dict.fromkeys(pairs):
         try:
             upstreams[provider, model] = connect(providers[provider], model)
-        except (OSError, ValueError, ImportError) as error:  # a bad CA file; http2 without its package
+        except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
             document.complain(("providers", provider), f"cannot be set up: {_reason(error)}")
     return upstreams
 
@@ -140,7 +146,7 @@ def _connect_all(
 def _reason(error: Exception) -> str:
     """The kind of error only: its text may hold a URL with a password in it."""
     if isinstance(error, ImportError):
-        return "a Python package that it needs is not installed (http2 needs the extra of that name)"
+        return "a Python package that it needs is not installed"
     return getattr(error, "strerror", None) or type(error).__name__
 
 

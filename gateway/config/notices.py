@@ -22,7 +22,7 @@ def find_notices(
     keys: Mapping[bytes, Key],
 ) -> tuple[str, ...]:
     """All notices about a sound config."""
-    notices = [*_provider_notices(providers)]
+    notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
     literal = [path_text(path) for path in _secret_paths(config) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
@@ -47,6 +47,15 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
             yield f"provider {name} is the emulator inside this process: its answers are made up"
         elif url.scheme == "http" and provider.api_key and not is_loopback(url.hostname or ""):
             yield f"provider {name}: its api_key travels unencrypted to {url.hostname}: use https"
+
+
+def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
+    """Falling back must not show one provider's secret to another unseen; the emulator shows it to nobody."""
+    keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
+    for name, model in models.items():
+        shown_to = dict.fromkeys(target.provider for target in model.plan if target.provider in keyless)
+        if len(shown_to) > 1:
+            yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
 
 
 def _secret_paths(config: ConfigFile) -> Iterator[Path]:

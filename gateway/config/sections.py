@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase, translate
+from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from gateway.config.check import check
@@ -69,6 +70,8 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
         for field in ("http2", "proxy"):
             if getattr(entry, field):
                 document.complain((*path, field), "needs `transport: httpx`")
+    elif entry.http2 and find_spec("h2") is None:  # the transport itself would notice with its first call
+        document.complain((*path, "http2"), "needs the Python package h2, which is not installed (the extra http2)")
     if entry.ca_file is not None and not _is_file(_beside(document, entry.ca_file)):
         document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
 

@@ -2,8 +2,8 @@
 
 `Http1Transport` behaves as any `httpx.AsyncBaseTransport`, at a fraction of the cost: no task, timer or context manager
 per request. One periodic sweep looks after every deadline, so timeouts are late by at most `sweep_interval_s`. It knows
-nothing of retries beyond one: a kept-alive connection that turns out dead before any byte of the answer is replaced
-once. Invariant: when a request has failed, been cancelled or been read to its end, it holds nothing.
+nothing of retries beyond one: a kept-alive connection that turns out dead as soon as it is written to is replaced once.
+Invariant: when a request has failed, been cancelled or been read to its end, it holds nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from gateway.errors import Phase
 from gateway.upstream.http1_connection import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
 from gateway.upstream.http1_wire import encode, read_timeouts
@@ -120,10 +121,10 @@ class Http1Transport(httpx.AsyncBaseTransport):
         default_port = _DEFAULT_PORTS.get(url.scheme)
         if default_port is None or not url.host:
             raise with_phase(
-                httpx.UnsupportedProtocol(f"not an http or https URL with a host: {url.scheme}:"), "connect"
+                httpx.UnsupportedProtocol(f"not an http or https URL with a host: {url.scheme}:"), Phase.NOTHING_SENT
             )
         if self._is_closed:
-            raise with_phase(httpx.ConnectError("the transport is closed"), "connect")
+            raise with_phase(httpx.ConnectError("the transport is closed"), Phase.NOTHING_SENT)
         tls = self._verifying_context() if url.scheme == "https" else None
         origin = Origin(url.raw_host.decode("ascii"), url.port or default_port, tls)
         pool = OriginPool(
@@ -146,7 +147,12 @@ class Http1Transport(httpx.AsyncBaseTransport):
         self._sweeper = asyncio.get_running_loop().call_later(self._sweep_interval_s, self._tick)
 
     def _tick(self) -> None:
-        self.sweep()
+        try:
+            self.sweep()
+        finally:  # whatever went wrong with one deadline, the next ones must still be seen
+            self._sweep_again()
+
+    def _sweep_again(self) -> None:
         stats = self.stats()
         if stats.active or stats.waiting:
             self._sweep_fast()

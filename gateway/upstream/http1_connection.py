@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import httptools
 import httpx
 
+from gateway.errors import Phase
+from gateway.ports import RawHeaders
 from gateway.upstream.http1_wire import (
     MAX_HEAD_BYTES,
-    Outgoing,
-    RawHeaders,
+    EncodedRequest,
     Timeouts,
     accept_head,
     ends_with_connection,
@@ -31,6 +32,9 @@ from gateway.upstream.phase import with_phase
 HIGH_WATER_BYTES = 64 * 1024  # unread body above this stops reading from the provider until the caller has drained it
 PIECE_BYTES = 64 * 1024  # a longer request body is written in pieces, each within the write timeout
 MAX_INTERIM_ANSWERS = 100
+STALE_WITHIN_S = 1.0
+"""A peer that had closed before it was written to says so within a round trip. One that closes later may have worked on
+the request, and is not made to work twice."""
 
 
 class Pool(Protocol):
@@ -45,7 +49,7 @@ class Exchange(httpx.AsyncByteStream):
     """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
 
     Chunks that arrived since the last step come as one; `is_complete` after a step says that it was the last. Raises
-    httpx errors of phase `answered`. A caller that is cancelled, or calls `aclose` early, closes the connection.
+    httpx errors of phase `ANSWERED`. A caller that is cancelled, or calls `aclose` early, closes the connection.
     """
 
     __slots__ = (
@@ -54,29 +58,29 @@ class Exchange(httpx.AsyncByteStream):
         "_new_future",
         "_waiter",
         "buffered",
-        "can_replay",
         "error",
         "headers",
         "is_complete",
         "is_stale",
         "reason",
+        "replay_until",
         "status",
         "timeouts",
         "version",
     )
 
-    def __init__(self, connection: Http1Connection, timeouts: Timeouts, can_replay: bool) -> None:
+    def __init__(self, connection: Http1Connection, timeouts: Timeouts, replay_until: float) -> None:
         self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._new_future = connection.new_future
         self.buffered = 0
-        self.can_replay = can_replay
         self.error: BaseException | None = None
         self.headers: RawHeaders = []
         self.is_complete = False
         self.is_stale = False  # a kept-alive connection was already dead: nothing answered, safe to send again
         self.reason = b""
+        self.replay_until = replay_until  # of the connection's `now`; a silent end before makes it stale
         self.status = 0  # 0 until the head is complete
         self.timeouts = timeouts
         self.version = b""
@@ -189,7 +193,7 @@ class Http1Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._writer: asyncio.Task[None] | None = None  # only for bodies that do not fit into one write
         self._drained: asyncio.Future[None] | None = None
-        self._headers: RawHeaders = []
+        self._headers: list[tuple[bytes, bytes]] = []
         self._reason = b""
         self._interim_answers = 0
         self._unfruitful_bytes = 0  # received since the start of the head or the last body byte
@@ -206,10 +210,11 @@ class Http1Connection(asyncio.Protocol):
 
     # What the pool does with it.
 
-    def start(self, outgoing: Outgoing, timeouts: Timeouts) -> Exchange:
+    def start(self, outgoing: EncodedRequest, timeouts: Timeouts) -> Exchange:
         """Write the request and return its exchange. The connection must be open and unused."""
         can_replay = self.was_used and outgoing.body is not None
-        exchange = self._exchange = Exchange(self, timeouts, can_replay)
+        exchange = Exchange(self, timeouts, self._now() + STALE_WITHIN_S if can_replay else -inf)
+        self._exchange = exchange
         self.was_used = True
         self._headers = []
         self._reason = b""
@@ -264,7 +269,7 @@ class Http1Connection(asyncio.Protocol):
         self._stop_writing()
         if isinstance(error, httpx.TransportError) and not hasattr(error, "phase"):
             is_answered = exchange.status or self._reason
-            with_phase(error, "answered" if is_answered else "sent")
+            with_phase(error, Phase.ANSWERED if is_answered else Phase.SENT)
         if is_stale:
             exchange.is_stale = True
             self.abort()
@@ -406,7 +411,8 @@ class Http1Connection(asyncio.Protocol):
             self._finish(exchange)
         else:
             is_silent = not exchange.status and not self._unfruitful_bytes
-            self.fail(self._why_ended(exchange, exc, is_silent), is_stale=exchange.can_replay and is_silent)
+            is_stale = is_silent and self._now() < exchange.replay_until
+            self.fail(self._why_ended(exchange, exc, is_silent), is_stale=is_stale)
 
     def _why_ended(self, exchange: Exchange, exc: Exception | None, is_silent: bool) -> httpx.TransportError:
         if exc is None:
@@ -454,7 +460,7 @@ class Http1Connection(asyncio.Protocol):
 
     # Request bodies that take more than one write.
 
-    async def _write_body(self, outgoing: Outgoing) -> None:
+    async def _write_body(self, outgoing: EncodedRequest) -> None:
         written, length = 0, outgoing.length
         async for piece in _pieces(outgoing):
             written += len(piece)
@@ -494,7 +500,7 @@ class Http1Connection(asyncio.Protocol):
             writer.cancel()
 
 
-async def _pieces(outgoing: Outgoing) -> AsyncIterator[bytes]:
+async def _pieces(outgoing: EncodedRequest) -> AsyncIterator[bytes]:
     if outgoing.body is not None:
         for start in range(0, len(outgoing.body), PIECE_BYTES):
             yield outgoing.body[start : start + PIECE_BYTES]

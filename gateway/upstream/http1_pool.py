@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from gateway.errors import Phase
 from gateway.upstream.http1_connection import Http1Connection
 from gateway.upstream.http1_wire import Timeouts
 from gateway.upstream.phase import with_phase
@@ -170,7 +171,7 @@ class OriginPool:
         return connection
 
     def _unreachable(self, kind: type[httpx.TransportError], reason: str) -> httpx.TransportError:
-        return with_phase(kind(f"cannot connect to {self._origin}: {reason}"), "connect")
+        return with_phase(kind(f"cannot connect to {self._origin}: {reason}"), Phase.NOTHING_SENT)
 
     async def _dial(self) -> Http1Connection:
         loop = asyncio.get_running_loop()
@@ -241,7 +242,7 @@ class OriginPool:
     def _give_up(self, turn: asyncio.Future[Http1Connection | None], error: httpx.TransportError) -> None:
         self._waiting.pop(turn, None)
         if not turn.done():
-            turn.set_exception(with_phase(error, "connect"))
+            turn.set_exception(with_phase(error, Phase.NOTHING_SENT))
 
     def close(self) -> None:
         """Close every connection and refuse every waiting request."""

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import httpx
 
+from gateway.errors import Phase
+from gateway.ports import RawHeaders
 from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 
@@ -20,8 +22,6 @@ MAX_HEAD_BYTES = 64 * 1024
 
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VERSIONS = {"1.1": b"HTTP/1.1", "1.0": b"HTTP/1.0"}
-
-RawHeaders = list[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class PreparedTimeouts(dict[str, float]):
 
 
 @dataclass(slots=True)
-class Outgoing:
+class EncodedRequest:
     """A request ready to be written: the head, and the body as bytes or as a stream."""
 
     head: bytes
@@ -74,13 +74,13 @@ def read_timeouts(extensions: Any) -> Timeouts:
     )
 
 
-def encode(request: httpx.Request) -> Outgoing:
+def encode(request: httpx.Request) -> EncodedRequest:
     """Turn a request into bytes; raises `httpx.LocalProtocolError` (nothing sent) when no safe form exists.
 
     A missing Host, Content-Length or Transfer-Encoding is added (RFC 9112 sections 3.2 and 6).
     """
     if isinstance(request, RawRequest):
-        return Outgoing(request.head, request.body, None, len(request.body), request.method != "HEAD")
+        return EncodedRequest(request.head, request.body, None, len(request.body), request.method != "HEAD")
     headers = request.headers.raw
     names = [name.lower() for name, _ in headers]
     stream = request.stream
@@ -90,13 +90,13 @@ def encode(request: httpx.Request) -> Outgoing:
         headers.insert(0, (b"Host", request.url.netloc))
     head = _encode_head(request, headers, names)
     if body is None:
-        return Outgoing(head, None, cast(httpx.AsyncByteStream, stream), length, request.method != "HEAD")
+        return EncodedRequest(head, None, cast(httpx.AsyncByteStream, stream), length, request.method != "HEAD")
     if length is None:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-    return Outgoing(head, body, None, length, request.method != "HEAD")
+    return EncodedRequest(head, body, None, length, request.method != "HEAD")
 
 
-def _frame_request(headers: RawHeaders, names: list[bytes], body: bytes | None) -> int | None:
+def _frame_request(headers: list[tuple[bytes, bytes]], names: list[bytes], body: bytes | None) -> int | None:
     """Make the headers state the body's length exactly once; returns it, None when chunked."""
     lengths, codings = names.count(b"content-length"), names.count(b"transfer-encoding")
     if lengths + codings > 1:
@@ -139,7 +139,7 @@ def _encode_head(request: httpx.Request, headers: RawHeaders, names: list[bytes]
 
 
 def _unsendable(reason: str) -> httpx.LocalProtocolError:
-    return with_phase(httpx.LocalProtocolError(f"the request cannot be sent: {reason}"), "connect")
+    return with_phase(httpx.LocalProtocolError(f"the request cannot be sent: {reason}"), Phase.NOTHING_SENT)
 
 
 def accept_head(status: int, version: str, reason: bytes) -> bytes:

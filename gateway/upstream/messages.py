@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-RawHeaders = list[tuple[bytes, bytes]]
+from gateway.ports import RawHeaders
+
 Origin = tuple[str, str, int | None]
 
 

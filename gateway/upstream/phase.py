@@ -1,17 +1,17 @@
 """How far a request got before it failed: the one fact that decides whether it may be tried again.
 
-`connect`: no byte of the request left this process. `sent`: the provider may have seen it, nothing was answered.
-`answered`: a status line arrived and the rest broke. Exceptions of `Http1Transport` carry the phase; those of other
-httpx transports are judged by their type. Invariant: `connect` is only said when it is certain.
+`NOTHING_SENT`: no byte of the request left this process. `SENT`: the provider may have seen it, nothing was answered.
+`ANSWERED`: a status line arrived and the rest broke. Exceptions of `Http1Transport` carry the phase; those of other
+httpx transports are judged by their type. Invariant: `NOTHING_SENT` is only said when it is certain.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import httpx
 
-Phase = Literal["connect", "sent", "answered"]
+from gateway.errors import Phase
 
 _E = TypeVar("_E", bound=httpx.TransportError)
 
@@ -37,5 +37,5 @@ def phase_of(error: BaseException, *, answered: bool = False) -> Phase:
     if marked is not None:
         return marked
     if answered:
-        return "answered"
-    return "connect" if isinstance(error, _NOTHING_SENT) else "sent"
+        return Phase.ANSWERED
+    return Phase.NOTHING_SENT if isinstance(error, _NOTHING_SENT) else Phase.SENT

@@ -89,7 +89,7 @@ class Pools:
     def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
         if provider.base_url.startswith("emulator://"):
             return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator)
-        context = self._tls(provider.ca_file)
+        context = self._tls(provider)
         if provider.transport == "httpx":
             limits = httpx.Limits(
                 max_connections=provider.max_connections,
@@ -101,10 +101,16 @@ class Pools:
             ssl_context=context, max_connections=provider.max_connections, idle_expiry_s=provider.idle_expiry_s
         )
 
-    def _tls(self, ca_file: str | None) -> ssl.SSLContext:
-        """Loading the system's authorities takes time and memory: providers without their own share one context."""
-        if ca_file is not None:
-            return ssl.create_default_context(cafile=ca_file)
-        if self._default_tls is None:
-            self._default_tls = ssl.create_default_context()
-        return self._default_tls
+    def _tls(self, provider: Provider) -> ssl.SSLContext:
+        """Loading the system's authorities takes time and memory: providers without their own share one context.
+
+        The httpx transport gets one to itself, because it sets the protocols of each connection on the context.
+        """
+        is_shared = provider.ca_file is None and provider.transport == "http1"
+        if is_shared and self._default_tls is not None:
+            return self._default_tls
+        context = ssl.create_default_context(cafile=provider.ca_file)
+        context.set_alpn_protocols(["http/1.1"])
+        if is_shared:
+            self._default_tls = context
+        return context

@@ -20,7 +20,7 @@ from gateway.upstream.http1_wire import PreparedTimeouts
 from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of
 
-_PHASES = {"connect": Phase.NOTHING_SENT, "sent": Phase.SENT, "answered": Phase.ANSWERED}
+_MAX_KEPT_ADDRESSES = 256
 
 
 class HttpAnswer:
@@ -47,7 +47,7 @@ class HttpAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Address:
     """Where one path goes: prebuilt, because only the caller's headers and the length differ from call to call."""
 
     url: httpx.URL
@@ -59,7 +59,18 @@ class Route:
 class Wire:
     """Sends a call to one target. Implements `ports.Upstream`."""
 
-    __slots__ = ("_auth", "_clocks", "_headers", "_model", "_provider", "_routes", "_timeout", "_transport")
+    __slots__ = (
+        "_addresses",
+        "_api_version",
+        "_auth",
+        "_clocks",
+        "_header_names",
+        "_headers",
+        "_model",
+        "_provider",
+        "_timeout",
+        "_transport",
+    )
 
     errors: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.StreamError)
 
@@ -72,7 +83,9 @@ class Wire:
         self._auth = _auth_header(provider)
         if self._auth is not None:
             self._headers.append(self._auth)
-        self._routes: dict[str, Route] = {}
+        self._header_names = frozenset(name for name, _ in self._headers)
+        self._api_version = provider.api_version if provider.dialect == "azure" else None
+        self._addresses: dict[str, Address] = {}
         self._clocks: Clocks | None = None
         self._timeout = PreparedTimeouts(0, 0, 0, 0, 0)
 
@@ -80,18 +93,21 @@ class Wire:
         return f"Wire({self._provider.name}/{self._model or '*'})"
 
     async def send(self, outgoing: Outgoing) -> Answer:
-        """Send the request and wait for the head of the answer. Raises UpstreamFailed when none arrives."""
-        route = self._route(outgoing)
-        own = list(outgoing.headers)
+        """Send the request and wait for the head of the answer. Raises UpstreamFailed when none arrives.
+
+        Of a header that the provider's config sets, the caller's own is left out.
+        """
+        address = self._address(outgoing)
+        own = [header for header in outgoing.headers if header[0] not in self._header_names]
         if self._auth is None and outgoing.credential is not None:
-            own.append((b"authorization", outgoing.credential))
+            own.append(self._pass_on(outgoing.credential))
         if outgoing.body or outgoing.method != "GET":
             own.append((b"content-length", b"%d" % len(outgoing.body)))
         # Safe to put together: the config was checked, and what the client sent has passed a strict parser.
-        head = b"\r\n".join((route.head, *map(b": ".join, own), b"\r\n"))
+        head = b"\r\n".join((address.head, *map(b": ".join, own), b"\r\n"))
         parts = (self._headers, own)
         extensions = {"timeout": self._timeouts(outgoing)}
-        request = RawRequest(outgoing.method, route.url, route.origin, head, parts, outgoing.body, extensions)
+        request = RawRequest(outgoing.method, address.url, address.origin, head, parts, outgoing.body, extensions)
         try:
             return HttpAnswer(await self._transport.handle_async_request(request))
         except self.errors as exc:
@@ -101,25 +117,35 @@ class Wire:
         """What an error means that came while the answer was being read."""
         return _failure(error, answered=True)
 
-    def _route(self, outgoing: Outgoing) -> Route:
-        if self._model is None or outgoing.query or outgoing.method != "POST":
-            return self._build_route(outgoing)
-        route = self._routes.get(outgoing.path)
-        if route is None:
-            route = self._routes[outgoing.path] = self._build_route(outgoing)
-        return route
+    def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
+        """The caller's credential, as the dialect wants it; an Entra token (a JWT) is a bearer token for Azure too."""
+        scheme, _, token = credential.partition(b" ")
+        if self._provider.dialect == "azure" and scheme.lower() == b"bearer" and token.count(b".") != 2:
+            return (b"api-key", token.strip())
+        return (b"authorization", credential)
 
-    def _build_route(self, outgoing: Outgoing) -> Route:
+    def _address(self, outgoing: Outgoing) -> Address:
+        """Kept where the path alone decides: a deployment's holds the model. Clients may ask for any path: not for ever."""
+        if outgoing.query or outgoing.method != "POST" or (self._api_version and self._model is None):
+            return self._build_address(outgoing)
+        address = self._addresses.get(outgoing.path)
+        if address is None:
+            if len(self._addresses) >= _MAX_KEPT_ADDRESSES:
+                self._addresses.clear()
+            address = self._addresses[outgoing.path] = self._build_address(outgoing)
+        return address
+
+    def _build_address(self, outgoing: Outgoing) -> Address:
         url = self._build_url(outgoing.path, outgoing.model, outgoing.query)
         request_line = b"%b %b HTTP/1.1" % (outgoing.method.encode(), url.raw_path)
-        return Route(url, origin_of(url), b"\r\n".join((request_line, *map(b": ".join, self._headers))))
+        return Address(url, origin_of(url), b"\r\n".join((request_line, *map(b": ".join, self._headers))))
 
     def _build_url(self, path: str, model: str, query: bytes) -> httpx.URL:
         provider = self._provider
         base = provider.base_url
-        if provider.dialect == "azure" and provider.api_version is not None:
-            version = quote(provider.api_version)
-            return httpx.URL(f"{base}/openai/deployments/{quote(model, safe='')}{path}?api-version={version}")
+        if self._api_version:
+            version = quote(self._api_version)
+            return httpx.URL(f"{base}/openai/deployments/{_path_segment(model)}{path}?api-version={version}")
         if provider.dialect == "azure":
             base += "/openai/v1"
         return httpx.URL(base + path + ("?" + query.decode("latin-1") if query else ""))
@@ -134,6 +160,13 @@ class Wire:
         return self._timeout
 
 
+def _path_segment(model: str) -> str:
+    """A model's name as one step of a path. Raises UpstreamFailed where it would lead to another one."""
+    if model in ("", ".", "..") or not model.isprintable():
+        raise UpstreamFailed(ErrorClass.BAD_REQUEST, Phase.NOTHING_SENT, "the model's name cannot be part of a URL")
+    return quote(model, safe="")
+
+
 def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
     """`first_byte` is ours, other transports fall back to `read`; waiting for a connection counts as connecting."""
     return PreparedTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
@@ -141,7 +174,7 @@ def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
 
 def _failure(error: Exception, *, answered: bool) -> UpstreamFailed:
     """A transport error in our words. Its text may carry a URL, never a credential: those travel in headers only."""
-    phase = _PHASES[phase_of(error, answered=answered)]
+    phase = phase_of(error, answered=answered)
     error_class = ErrorClass.CONNECTION
     if isinstance(error, httpx.TimeoutException):
         error_class = ErrorClass.TIMEOUT

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import sections
 from gateway.config.load import load_snapshot
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import Limits, Provider
@@ -92,6 +93,10 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             'config.yaml:3: policies: the folder "config.yaml" cannot be read: Not a directory',
         ),
         (config(passthrough="opnai"), 'config.yaml:3: passthrough: no provider "opnai"; did you mean "openai"?'),
+        (
+            provider(f"{AZURE}, api_version: 2024-10-21") + "passthrough: p",
+            "config.yaml:3: passthrough: p has an api_version: Azure's deployments have none of the other endpoints",
+        ),
         ("models: {m: {targets: [p]}}", "config.yaml:1: providers: is missing: at least one provider is needed"),
         (config(models="{}"), 'config.yaml:2: models: is missing: at least one model is needed; "*" takes every name'),
         ("[]", "config.yaml:1: expected a mapping, not a list"),
@@ -505,8 +510,19 @@ def test_numbers_and_flags_may_come_from_the_environment(tmp_path: Path) -> None
     assert (target.model, target.limits, target.weight) == ("8443", Limits(requests_per_min=100), 0.5)
 
 
-def test_provider_fields_reach_the_snapshot(tmp_path: Path) -> None:
+def test_http2_without_its_package_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found at load, not by the first call."""
+    monkeypatch.setattr(sections, "find_spec", lambda _name: None)
+
+    assert problems_of(tmp_path, provider(f"{OPENAI}, transport: httpx, http2: true")) == [
+        "config.yaml:1: providers.p.http2: needs the Python package h2, which is not installed (the extra http2)"
+    ]
+    assert problems_of(tmp_path, provider(f"{OPENAI}, transport: httpx")) == []
+
+
+def test_provider_fields_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trailing slashes go, empty headers go, the CA file is found beside the config."""
+    monkeypatch.setattr(sections, "find_spec", lambda name: name)  # as if every package were installed
     (tmp_path / "ca.pem").write_text("")
     fields = (
         "dialect: azure, base_url: 'https://x.example/', api_key: k, headers: {X-Team: search, X-Empty: ''}, "
@@ -732,3 +748,19 @@ def test_key_over_plain_http_is_announced(tmp_path: Path, url: str, announced: b
     notices = load_text(tmp_path, text, {"K": "k"}).notices
 
     assert notices == (("provider p: its api_key travels unencrypted to vllm: use https",) if announced else ())
+
+
+def test_credential_shown_to_several_providers_is_announced(tmp_path: Path) -> None:
+    """Of a whole plan, fallbacks included; the emulator and providers with a key of their own do not see it."""
+    url = "dialect: openai, base_url: 'https://x'"
+    text = config(
+        providers=f"{{a: {{{url}}}, b: {{{url}}}, own: {{{url}, api_key: '${{K}}'}}, "
+        "fake: {dialect: openai, base_url: 'emulator://x'}}",
+        models="{m: {targets: [a/1, a/2, own, fake], fallbacks: [n]}, n: {targets: [b]}}",
+    )
+
+    notices = load_text(tmp_path, text, {"K": KEY}).notices
+
+    assert [notice for notice in notices if "credential" in notice] == [
+        "model m: the caller's credential is passed to every one of: a, b"
+    ]

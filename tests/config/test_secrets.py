@@ -16,6 +16,7 @@ CANARY = "canary-4f9a1c7e55"
 FULL = f"""\
 admin: {{key: {CANARY}-admin, listen: "[::1]:9090"}}
 providers:
+  q: {{dialect: openai, base_url: https://q.example}}
   p:
     dialect: azure
     base_url: https://x.example/v1
@@ -29,7 +30,7 @@ models:
   "*": {{targets: [p]}}
 keys:
   - {{name: web, key: {CANARY}-caller, lane: batch, budget_usd_per_day: 2}}
-passthrough: p
+passthrough: q
 """
 
 

@@ -74,6 +74,7 @@ class RawServer:
     requests: list[Received] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)  # bytes of requests that did not come whole
     connections: int = 0
+    protocols: list[str | None] = field(default_factory=list)  # what ALPN chose, per TLS connection
     gone: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # one permit per closed connection
     port: int = 0
     _server: asyncio.Server | None = None
@@ -110,6 +111,8 @@ class RawServer:
         self._tasks.add(task)
         script = self.scripts[min(self.connections, len(self.scripts) - 1)]
         self.connections += 1
+        if self.tls is not None:
+            self.protocols.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
         try:
             await self._play(script, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError) as exc:

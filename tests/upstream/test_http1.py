@@ -12,7 +12,9 @@ import httpx
 import pytest
 import trustme
 
+from gateway.errors import Phase
 from gateway.upstream.http1 import Http1Transport, PoolStats, phase_of
+from gateway.upstream.http1_connection import STALE_WITHIN_S
 from tests.upstream.answers import chunked, head
 from tests.upstream.conftest import FakeClock, fetch, read_body, server_tls
 from tests.upstream.raw_server import (
@@ -150,7 +152,7 @@ async def test_waiting_for_a_connection_has_its_own_timeout(new: NewTransport, c
         with pytest.raises(httpx.PoolTimeout) as caught:
             await waiter
         holder.cancel()
-    assert phase_of(caught.value) == "connect"
+    assert phase_of(caught.value) == Phase.NOTHING_SENT
 
 
 async def test_a_failed_exchange_passes_its_slot_on(new: NewTransport) -> None:
@@ -264,6 +266,23 @@ async def test_a_stale_connection_is_replaced_once(new: NewTransport, end: Scrip
         assert transport.stats() == PoolStats(active=0, idle=1, waiting=0)
 
 
+async def test_a_connection_that_dies_later_is_not_stale(new: NewTransport, clock: FakeClock) -> None:
+    """The provider may have worked on the request all the time: sending it again could pay for it twice."""
+    transport = new()
+    worked = asyncio.Event()
+    async with RawServer([[READ, OK, READ, worked, CLOSE], [READ, OK]]) as server:
+        await fetch(transport, post(server))
+        task = await start(transport, post(server))
+        await until(lambda: len(server.requests) == 2)
+        clock.advance(STALE_WITHIN_S)
+        worked.set()
+        with pytest.raises(httpx.RemoteProtocolError, match="without answering") as caught:
+            await task
+        assert server.connections == 1
+    assert phase_of(caught.value) == Phase.SENT
+    assert transport.stats() == PoolStats(0, 0, 0)
+
+
 async def test_its_replacement_is_not_replaced(new: NewTransport) -> None:
     """A fresh connection that dies is an error."""
     transport = new()
@@ -272,7 +291,7 @@ async def test_its_replacement_is_not_replaced(new: NewTransport) -> None:
         with pytest.raises(httpx.RemoteProtocolError, match="without answering") as caught:
             await fetch(transport, post(server))
         assert server.connections == 2
-    assert phase_of(caught.value) == "sent"
+    assert phase_of(caught.value) == Phase.SENT
     assert transport.stats() == PoolStats(0, 0, 0)
 
 
@@ -299,7 +318,7 @@ async def test_a_stream_is_not_sent_again(new: NewTransport) -> None:
 
 
 async def test_a_stale_connection_that_cannot_be_replaced_frees_its_slot(new: NewTransport) -> None:
-    """The provider went away altogether: phase `connect` now, since the second try sent nothing."""
+    """The provider went away altogether: phase `NOTHING_SENT` now, since the second try sent nothing."""
     transport = new(max_connections=1)
     server = RawServer([[READ, OK, READ, CLOSE]])
     async with server:
@@ -328,7 +347,7 @@ async def test_connecting_has_a_timeout(new: NewTransport, clock: FakeClock, tru
         transport.sweep()
         with pytest.raises(httpx.ConnectTimeout) as caught:
             await task
-    assert phase_of(caught.value) == "connect"
+    assert phase_of(caught.value) == Phase.NOTHING_SENT
     assert transport.stats() == PoolStats(0, 0, 0)
 
 
@@ -388,7 +407,7 @@ async def test_a_stalled_body_is_a_read_timeout(new: NewTransport, clock: FakeCl
         transport.sweep()
         with pytest.raises(httpx.ReadTimeout, match="stalled") as caught:
             await anext(stream)
-    assert phase_of(caught.value) == "answered"
+    assert phase_of(caught.value) == Phase.ANSWERED
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["bytes", "stream"])
@@ -417,7 +436,7 @@ async def test_a_provider_that_stops_reading_is_a_write_timeout(
         transport.sweep()
         with pytest.raises(httpx.WriteTimeout) as caught:
             await task
-    assert phase_of(caught.value) == "sent"
+    assert phase_of(caught.value) == Phase.SENT
 
 
 async def test_no_clock_runs_while_the_caller_makes_the_body(new: NewTransport, clock: FakeClock) -> None:
@@ -466,6 +485,30 @@ async def test_the_sweep_runs_by_itself_while_something_is_active(clock: FakeClo
     await transport.aclose()
 
 
+async def test_a_sweep_that_fails_is_not_the_last(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect shows in the log; the timeouts after it still fire."""
+    transport = Http1Transport(now=clock, sweep_interval_s=0.0)
+    sweep, defects, logged = transport.sweep, [RuntimeError("defect")], []
+
+    def sweep_or_fail() -> None:
+        if defects:
+            raise defects.pop()
+        sweep()
+
+    monkeypatch.setattr(transport, "sweep", sweep_or_fail)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(str(context["exception"])))
+    async with RawServer([[READ]]) as server:
+        task = await start(transport, post(server))
+        await until(lambda: len(server.requests) == 1)
+        await until(lambda: not defects)
+        clock.advance(4.0)
+        await until(task.done)
+    with pytest.raises(httpx.ReadTimeout):
+        await task
+    assert logged == ["defect"]
+    await transport.aclose()
+
+
 # Failures, and their phase.
 
 
@@ -492,7 +535,7 @@ async def test_a_stream_that_belies_its_length_fails(new: NewTransport, declared
         headers = {"content-length": declared}
         with pytest.raises(httpx.LocalProtocolError) as caught:
             await fetch(transport, httpx.Request("POST", server.url, stream=Source(b"x", more), headers=headers))
-    assert phase_of(caught.value) == "sent"
+    assert phase_of(caught.value) == Phase.SENT
 
 
 async def test_a_break_in_the_head_is_an_answer(new: NewTransport) -> None:
@@ -501,7 +544,7 @@ async def test_a_break_in_the_head_is_an_answer(new: NewTransport) -> None:
     async with RawServer([[READ, b"HTTP/1.1 200 OK\r\nX-A: b", CLOSE]]) as server:
         with pytest.raises(httpx.RemoteProtocolError, match="in the middle of its answer") as caught:
             await fetch(transport, post(server))
-    assert phase_of(caught.value) == "answered"
+    assert phase_of(caught.value) == Phase.ANSWERED
 
 
 async def test_a_server_that_speaks_first_gets_no_request(new: NewTransport) -> None:
@@ -511,7 +554,7 @@ async def test_a_server_that_speaks_first_gets_no_request(new: NewTransport) -> 
         try:
             await fetch(transport, post(server))
         except httpx.ConnectError as error:
-            assert phase_of(error) == "connect"  # noqa: PT017  # or the banner loses the race and is the answer
+            assert phase_of(error) == Phase.NOTHING_SENT  # noqa: PT017  # or the banner loses the race and is the answer
         assert transport.stats().active == 0
 
 
@@ -520,7 +563,7 @@ async def test_an_impossible_host_is_a_connect_error(new: NewTransport) -> None:
     transport = new()
     with pytest.raises(httpx.ConnectError, match="cannot connect to") as caught:
         await fetch(transport, httpx.Request("GET", f"http://{'x' * 70}.invalid/"))
-    assert phase_of(caught.value) == "connect"
+    assert phase_of(caught.value) == Phase.NOTHING_SENT
     assert transport.stats() == PoolStats(0, 0, 0)
 
 

@@ -8,8 +8,9 @@ from math import inf
 import httpx
 import pytest
 
+from gateway.errors import Phase
 from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Exchange, Http1Connection
-from gateway.upstream.http1_wire import MAX_HEAD_BYTES, Outgoing, Timeouts, encode, read_timeouts
+from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, Timeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
 
@@ -69,7 +70,7 @@ def connect(method: str = "POST", timeouts: Timeouts | None = None) -> tuple[Htt
     wire, pool = Wire(), Pool()
     connection = Http1Connection(pool, lambda: 0.0)
     connection.connection_made(wire)
-    outgoing = Outgoing(b"HEAD\r\n\r\n", b"", None, 0, method != "HEAD")
+    outgoing = EncodedRequest(b"HEAD\r\n\r\n", b"", None, 0, method != "HEAD")
     return connection, connection.start(outgoing, timeouts or Timeouts()), wire, pool
 
 
@@ -159,7 +160,7 @@ async def test_an_ambiguous_head_is_refused(wire: bytes, size: int) -> None:
         connection.data_received(wire[start : start + size])
     assert isinstance(exchange.error, httpx.RemoteProtocolError)
     assert exchange.status == 0
-    assert phase_of(exchange.error) in {"sent", "answered"}
+    assert phase_of(exchange.error) in {Phase.SENT, Phase.ANSWERED}
     assert transport.is_aborted
     assert pool.told[0] == "drop"
     assert "release" not in pool.told
@@ -183,14 +184,14 @@ _BODIES_REFUSED = {
 
 @pytest.mark.parametrize("body", _BODIES_REFUSED.values(), ids=_BODIES_REFUSED.keys())
 async def test_an_ambiguous_body_is_refused(body: bytes) -> None:
-    """What was good is handed out, then the error comes, of phase `answered`."""
+    """What was good is handed out, then the error comes, of phase `ANSWERED`."""
     connection, exchange, transport, _ = connect()
     connection.data_received(b"HTTP/1.1 200 OK\r\n" + _CHUNKED)
     for start in range(0, len(body), 10_000):
         connection.data_received(body[start : start + 10_000]) if exchange.error is None else None
     with pytest.raises(httpx.RemoteProtocolError) as caught:
         await body_of(exchange)
-    assert phase_of(caught.value) == "answered"
+    assert phase_of(caught.value) == Phase.ANSWERED
     assert transport.is_aborted
 
 
@@ -336,7 +337,7 @@ async def test_an_ambiguous_request_is_not_sent(headers: list[tuple[str, str]]) 
     """A request that two readers could read differently raises before a byte is written."""
     with pytest.raises(httpx.LocalProtocolError) as caught:
         encode(request(headers=headers, stream=httpx.ByteStream(b"abc")))
-    assert phase_of(caught.value) == "connect"
+    assert phase_of(caught.value) == Phase.NOTHING_SENT
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "GE T", "GÉT", "GET\r\nX: y", ""])
@@ -356,7 +357,7 @@ async def test_timeouts_are_read_from_the_extension() -> None:
 
 async def test_a_foreign_error_is_judged_by_its_type() -> None:
     """Errors of other transports carry no phase."""
-    assert phase_of(httpx.ConnectTimeout("")) == "connect"
-    assert phase_of(httpx.PoolTimeout("")) == "connect"
-    assert phase_of(httpx.ReadTimeout("")) == "sent"
-    assert phase_of(httpx.ReadError(""), answered=True) == "answered"
+    assert phase_of(httpx.ConnectTimeout("")) == Phase.NOTHING_SENT
+    assert phase_of(httpx.PoolTimeout("")) == Phase.NOTHING_SENT
+    assert phase_of(httpx.ReadTimeout("")) == Phase.SENT
+    assert phase_of(httpx.ReadError(""), answered=True) == Phase.ANSWERED

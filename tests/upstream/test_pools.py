@@ -13,6 +13,7 @@ import trustme
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
 from gateway.upstream.pools import EmulatedTransport, Pools
+from tests.upstream.conftest import fetch, server_tls
 from tests.upstream.raw_server import READ, RawServer
 
 PROVIDER = Provider("p", "openai", "http://p.test/v1")
@@ -105,4 +106,26 @@ async def test_a_provider_with_its_own_authority_gets_its_own_context(tmp_path: 
     assert isinstance(own, Http1Transport)
     assert isinstance(shared, Http1Transport)
     assert own is not shared
+    await pools.aclose()
+
+
+@pytest.mark.parametrize("own_authority", [False, True], ids=["the system's", "its own"])
+async def test_http2_of_one_provider_does_not_reach_another(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_authority: bool
+) -> None:
+    """httpx asks for HTTP/2 on its own TLS context; the others go on asking for HTTP/1.1 alone."""
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+    both = server_tls(authority, "localhost")
+    both.set_alpn_protocols(["h2", "http/1.1"])
+    pools = Pools(no_emulator)
+    plain = pools.transport(replace(PROVIDER, ca_file=str(ca_file) if own_authority else None))
+    http2 = pools.transport(replace(PROVIDER, transport="httpx", http2=True))
+
+    async with RawServer([[READ, OK]], tls=server_tls(authority, "localhost")) as only_http1:
+        await fetch(http2, httpx.Request("GET", f"https://localhost:{only_http1.port}"))
+    async with RawServer([[READ, OK]], tls=both) as server:
+        await fetch(plain, httpx.Request("GET", f"https://localhost:{server.port}"))
+        assert server.protocols == ["http/1.1"]
     await pools.aclose()

@@ -73,6 +73,40 @@ async def test_without_a_key_the_callers_credential_is_passed_through() -> None:
     assert request.headers["authorization"] == "Bearer callers-own"
 
 
+@pytest.mark.parametrize("api_version", ["2024-10-21", None])
+@pytest.mark.parametrize(
+    ("credential", "header"),
+    [
+        (b"Bearer callers-own", ("api-key", "callers-own")),
+        (b"bearer  callers.own", ("api-key", "callers.own")),
+        (b"Bearer head.claims.signature", ("authorization", "Bearer head.claims.signature")),
+        (b"Basic dTpw", ("authorization", "Basic dTpw")),
+    ],
+)
+async def test_azure_gets_the_callers_key_as_its_own_kind(
+    credential: bytes, header: tuple[str, str], api_version: str | None
+) -> None:
+    """A key as `api-key`, an Entra token (it looks like a JWT) as a bearer token."""
+    azure = replace(AZURE, api_key=None, api_version=api_version)
+
+    request = await sent(azure, replace(CHAT, credential=credential))
+
+    credentials = {(n, v) for n, v in request.headers.items() if n in ("api-key", "authorization")}
+    assert credentials == {header}
+
+
+async def test_a_configured_header_wins_over_the_callers() -> None:
+    """It goes out once; what is not configured passes."""
+    provider = replace(OPENAI, headers=(("User-Agent", "gateway"), ("OpenAI-Beta", "a")))
+    headers = [(b"user-agent", b"sdk/1"), (b"openai-beta", b"b"), (b"accept", b"*/*")]
+
+    request = await sent(provider, replace(CHAT, headers=headers))
+
+    assert request.headers.get_list("user-agent") == ["gateway"]
+    assert request.headers.get_list("openai-beta") == ["a"]
+    assert request.headers.get_list("accept") == ["*/*"]
+
+
 async def test_without_any_credential_none_is_sent() -> None:
     """A local server that asks for none gets none."""
     request = await sent(replace(OPENAI, api_key=None), replace(CHAT, credential=None))
@@ -87,6 +121,42 @@ async def test_azure_with_a_version_speaks_deployments() -> None:
     assert request.url.raw_path == b"/openai/deployments/my%20deployment%2F1/chat/completions?api-version=2024-10-21"
     assert request.headers["api-key"] == "azure-secret"
     assert "authorization" not in request.headers
+
+
+@pytest.mark.parametrize("model", [".", "..", "", "a\nb", "a\0", "\ud800"])
+async def test_a_model_that_is_no_step_of_a_path_is_refused(model: str) -> None:
+    """A client's model never leads to another path of the provider; nothing is sent."""
+    with pytest.raises(UpstreamFailed) as caught:
+        await sent(AZURE, replace(CHAT, model=model), None)
+
+    assert (caught.value.error_class, caught.value.phase) == (ErrorClass.BAD_REQUEST, Phase.NOTHING_SENT)
+
+
+async def test_an_address_is_made_once_where_the_path_decides() -> None:
+    """For a target of any model too, unless the model is in the URL."""
+    sent_to: list[httpx.URL] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent_to.append(request.url)
+        return httpx.Response(200)
+
+    for provider in (OPENAI, AZURE):
+        target = Wire(provider, None, httpx.MockTransport(answer))
+        for model in ("a", "b"):
+            await read(await target.send(replace(CHAT, model=model)))
+
+    assert sent_to[0] is sent_to[1]
+    assert [url.path for url in sent_to[2:]] == [f"/openai/deployments/{m}/chat/completions" for m in "ab"]
+
+
+async def test_addresses_do_not_pile_up() -> None:
+    """A client may ask for any path of a pass-through provider."""
+    target = wire(respx.Router(assert_all_mocked=False), OPENAI, None)
+
+    for number in range(600):
+        await read(await target.send(replace(CHAT, path=f"/batches/{number}/cancel")))
+
+    assert len(target._addresses) <= 256
 
 
 async def test_azure_without_a_version_speaks_v1() -> None:
