@@ -23,6 +23,10 @@ from gateway.upstream.http1_connection import Http1Connection
 from gateway.upstream.http1_wire import Timeouts
 from gateway.upstream.phase import with_phase
 
+READ_BYTES = (
+    32 * 1024
+)  # what the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -50,6 +54,7 @@ class OriginPool:
         "_origin",
         "_waiting",
         "connections",
+        "read_buffer",
         "slots_taken",
     )
 
@@ -62,6 +67,7 @@ class OriginPool:
         self._waiting: OrderedDict[asyncio.Future[Http1Connection | None], float] = OrderedDict()  # with deadlines
         self._connecting: dict[asyncio.Task[Http1Connection], float] = {}  # with deadlines
         self._is_closed = False
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[Http1Connection] = set()
         self.slots_taken = 0
 

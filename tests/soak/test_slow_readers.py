@@ -18,8 +18,9 @@ from tests.soak.support import Mortal, Served, descriptors, mortal, rss_kib, ser
 pytestmark = pytest.mark.soak
 
 READERS = 200
-KIB_EACH = 64 + 2 * 64
-"""What a reader may cost, with what waits on its two sockets: reading and writing pause at marks of 64 KiB."""
+KIB_EACH = 512
+"""What a reader may cost: reading and writing pause at marks of 32 and 64 KiB, and what is between them waits as it came,
+framed, and partly written. Bounded, and no more with a longer stream; the allocator keeps some of it."""
 OTHERS_PER_S = 50.0
 SIPS, SIP_BYTES = 20, 200_000
 

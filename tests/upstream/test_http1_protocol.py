@@ -54,6 +54,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.read_buffer = memoryview(bytearray(1024))
 
     def release(self, connection: Http1Connection) -> None:
         self.told.append("release")
