@@ -90,6 +90,7 @@ class Gateway:
             self._host or first.server.host
         )  # the port stays where it is: what a reload says of it changes nothing
         self._versions = first.version
+        self._addresses = _addresses(first)
         self._policies = Policies(first)
         self._telemetry.set_policy(first.version)
         self._reloader = Reloader(
@@ -170,10 +171,11 @@ class Gateway:
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
         if admin is None:
-            return [HttpServer(build_front(edge, self._policies, health + operations, meter), _bind(host, port))]
+            front = build_front(edge, self._policies, health + operations, meter)
+            return [HttpServer(front, _bind(host, port), meter.refused)]
         return [
-            HttpServer(build_front(edge, self._policies, health, meter), _bind(host, port)),
-            HttpServer(build_app(health + operations, meter), _bind(*admin)),
+            HttpServer(build_front(edge, self._policies, health, meter), _bind(host, port), meter.refused),
+            HttpServer(build_app(health + operations, meter), _bind(*admin), meter.refused),
         ]
 
     def _load(self) -> PolicySnapshot:
@@ -195,6 +197,8 @@ class Gateway:
         self._loop.call_soon_threadsafe(self._put_in_force, snapshot)
 
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
+        if _addresses(snapshot) != self._addresses:
+            log.warning("server.port or admin.listen has changed: that takes effect after a restart")
         self._policies.current = snapshot
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
@@ -210,7 +214,11 @@ class Gateway:
 
     def _show_config(self) -> dict[str, Any]:
         last = self._reloader.last
-        return {"in_force": describe(self.policy), "last_reload": asdict(last) if last else None}
+        return {
+            "in_force": describe(self.policy),
+            "listening": [server.url for server in self._servers],
+            "last_reload": asdict(last) if last else None,
+        }
 
     async def _keep_watch(self) -> None:
         """End the attempts whose time is up."""
@@ -244,6 +252,10 @@ class Gateway:
         while self._reload_again:
             self._reload_again = False
             await asyncio.to_thread(self._reloader.reload)
+
+
+def _addresses(policy: PolicySnapshot) -> tuple[object, ...]:
+    return policy.server.port, policy.server.admin_listen
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -48,6 +48,7 @@ class Edge:
         self._clock = clock
         self._inflight = inflight
         self._forwarded = allow_lists.request_headers()
+        self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,6 +63,8 @@ class Edge:
         except (ClientGone, StreamBroken):
             exchange.abort(connection)
         except GatewayError as error:
+            if isinstance(error, InternalError):
+                log.exception("defect while serving %s", exchange.request_id, exc_info=error.__cause__ or error)
             await self._refuse(exchange, error)
         except asyncio.CancelledError:
             if serving.stopped is None:
@@ -90,12 +93,14 @@ class Edge:
         now = self._clock.monotonic()
         if endpoint.request == "any":
             peeked, model = parse.Peeked(""), parse.passthrough_model(policy, key)
+            allowed = self._passed_through
         else:
+            allowed = self._forwarded
             peeked = parse.peek(endpoint, body, index)
             model = parse.find_model(policy, key, peeked.model)
         lane = parse.choose_lane(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
-        forwarded = parse.forwarded_headers(headers, self._forwarded, endpoint, index)
+        forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)
         account = self._account.keep(headers) if credential is not None else None
         if account and all(policy.providers[target.provider].api_key is None for target in model.plan):
             forwarded += account  # beside a provider's own key they would name another's account

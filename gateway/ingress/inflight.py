@@ -23,10 +23,10 @@ class Serving:
         """While its body is being read: when that has to be done."""
 
     def stop(self, reason: StopReason) -> None:
-        """Cancel the request; the first reason counts."""
+        """Cancel the request, with the reason as the message of its CancelledError; the first reason counts."""
         if self.stopped is None and self.task is not None:
             self.stopped = reason
-            self.task.cancel()
+            self.task.cancel(reason)
 
     def client_gone(self) -> None:
         """What the connection calls when it is lost."""

@@ -28,6 +28,8 @@ LANES: tuple[Lane, ...] = ("interactive", "batch", "background")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
+_BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
+_LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
@@ -72,10 +74,11 @@ def request_id(index: dict[bytes, bytes]) -> str | None:
 def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key, bytes | None]:
     """The caller's key, and the credential that may be passed through to a provider which has none of its own.
 
-    A secret that opened the gateway never goes on to a provider. Raises Unauthorised.
+    A secret that opened the gateway never goes on to a provider. Raises Unauthorised, or Forbidden for a web page.
     """
     authorization = index.get(b"authorization")
     if not policy.keys:
+        _refuse_pages(index)
         return policy.anonymous, authorization or _as_bearer(index.get(b"x-api-key") or index.get(b"api-key"))
     bearer = _bearer_token(authorization)
     if bearer is not None:
@@ -87,7 +90,7 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
         if secret is not None:
             key = policy.find_key(secret)
             if key is not None:
-                return key, None if _holds_key(policy, authorization) else authorization
+                return key, authorization if _is_another_token(policy, authorization, secret) else None
     if authorization is None and b"x-api-key" not in index and b"api-key" not in index:
         raise Unauthorised(
             "No API key was sent; send the gateway's key as 'Authorization: Bearer <key>' or 'x-api-key'."
@@ -95,9 +98,30 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
     raise Unauthorised("The API key is not one of this gateway's keys; check the key that the client sends.")
 
 
-def _holds_key(policy: PolicySnapshot, authorization: bytes | None) -> bool:
-    """Whether a secret of the gateway is in there, however it is written."""
-    return authorization is not None and any(policy.find_key(word) for word in authorization.split())
+def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secret: bytes) -> bool:
+    """Whether it is one plain bearer token and no secret of ours: in any other form one could hide."""
+    bearer = _BEARER.fullmatch(authorization or b"")
+    return bearer is not None and secret not in bearer[1] and policy.find_key(bearer[1]) is None
+
+
+def _refuse_pages(index: dict[bytes, bytes]) -> None:
+    """Raises Forbidden for a request of a web page: without keys, any page open on this machine could spend money.
+
+    A page of another site gives itself away by its `Origin`, one whose name was made to resolve to this machine (DNS
+    rebinding) by its `Host`. Without keys the gateway listens on loopback only, so whoever may call it says so.
+    """
+    origin = index.get(b"origin")
+    if origin is not None and not _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]):
+        raise Forbidden(
+            "Without keys, pages of other sites may not call this gateway; add 'keys' to the config.",
+            code="origin_not_allowed",
+        )
+    host = index.get(b"host")
+    if host and not _LOCAL_HOST.fullmatch(host):
+        raise Forbidden(
+            "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
+            code="host_not_allowed",
+        )
 
 
 def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
@@ -127,9 +151,9 @@ def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
 
 
 def passthrough_path(scope: Mapping[str, Any]) -> str:
-    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs."""
+    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start."""
     path: bytes = scope["raw_path"]
-    if _CLIMBS.search(path):
+    if not path.startswith(b"/v1/") or _CLIMBS.search(path):
         raise NotFound("Unknown path.")
     return path.removeprefix(b"/v1").decode("ascii")
 

@@ -1,7 +1,9 @@
 """The HTTP/1.1 server protocol: uvicorn's httptools one, with the gaps closed that matter at an edge.
 
 Malformed HTTP is answered in OpenAI's error shape, heads are bounded in size, a connection that does not finish its head in
-time is closed, and a lost connection tells the request that it serves at once (no task waits on `receive` for that).
+time is closed, so is one whose client takes nothing of its answer, and a lost connection tells the request that it serves at
+once (no task waits on `receive` for that). A client that ends its side of the connection has left: whether it would still
+read (`printf … | nc -N`) cannot be told from an application that was closed, whose call must not go on at the provider.
 Invariant: an error of the protocol never takes the place of an answer that is due to an earlier request.
 """
 
@@ -18,6 +20,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
 from gateway.ingress.render import error_body, error_headers, new_request_id
 
+Refused = Callable[[str, str, int, str | None], None]
+"""Hears of a request that was answered here: its id, its path as far as known, status and code."""
+
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 256
 
@@ -25,14 +30,17 @@ MAX_HEADERS = 256
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, refused: Refused, **options: Any) -> None:
+        super().__init__(**options)
+        self._tell_refused = refused
         self.on_gone: Callable[[], None] | None = None
         """Set by the edge while it serves a request of this connection."""
         self.head_since: float | None = self.loop.time()
         """Since when a request head is awaited on a new connection or being received; None while there is none."""
         self.idle_since: float | None = None
         """Since when the connection waits for another request."""
+        self._unsent: tuple[int, float] | None = None
+        """While the client takes nothing: how many bytes wait for it, and since when."""
         self._head_bytes = 0
         self._piece_bytes = 0
         self._refusal: GatewayError | None = None
@@ -74,6 +82,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refusal = _head_too_large()
         elif len(self.headers) > MAX_HEADERS:
             self._refusal = HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
+        elif self.parser.get_http_version() == "1.1" and not any(name == b"host" for name, _ in self.headers):
+            self._refusal = InvalidRequest("An HTTP/1.1 request needs a Host header.", code="invalid_http")
         if self._refusal is not None:
             raise ValueError("stops the parser")
         super().on_headers_complete()
@@ -100,11 +110,28 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             self.idle_since = self.loop.time()
 
-    def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float) -> None:
-        """Close the connection if its request head takes too long, or if it idles; called about once a second."""
+    def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
+        """Close the connection if its request head takes too long, if it idles, or if its client takes nothing.
+
+        Called about once a second. The last of these frees what the call holds at its provider.
+        """
+        stuck_since = self._stuck_since(now)
+        if stuck_since is not None and now - stuck_since > write_timeout_s:
+            self.transport.abort()
+            return
         head_is_late = self.head_since is not None and now - self.head_since > head_timeout_s
         if head_is_late or (self.idle_since is not None and now - self.idle_since > keep_alive_s):
             self.transport.close()
+
+    def _stuck_since(self, now: float) -> float | None:
+        """Since when the client has taken none of the bytes that wait for it; a slow one takes some."""
+        if not self.flow.write_paused:
+            self._unsent = None
+            return None
+        size = self.transport.get_write_buffer_size()
+        if self._unsent is None or self._unsent[0] != size:
+            self._unsent = (size, now)
+        return self._unsent[1]
 
     def _stay(self, rest: bytes) -> None:
         """Decline an offer of another protocol (h2c, WebSocket) by serving the request (RFC 9110, 7.8).
@@ -144,7 +171,9 @@ class GatewayProtocol(HttpToolsProtocol):
                 cycle.keep_alive = False
                 return
             cycle.disconnected = True
-        self.transport.write(_wire_error(error))
+        request_id = new_request_id()
+        self._tell_refused(request_id, "", error.status, error.code)
+        self.transport.write(_wire_error(error, request_id))
         if cycle is not None and cycle.more_body:
             self.transport.close()
         else:
@@ -176,11 +205,11 @@ def _head_too_large() -> GatewayError:
     return HeadersTooLarge(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.")
 
 
-def _wire_error(error: GatewayError) -> bytes:
+def _wire_error(error: GatewayError, request_id: str) -> bytes:
     """The bytes of an error that answers no request."""
     body = error_body(error)
     headers = error_headers(error, len(body))
-    headers += [(b"x-request-id", new_request_id().encode()), (b"connection", b"close")]
+    headers += [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
     return b"".join((STATUS_LINE[error.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body))
 
 
@@ -213,8 +242,10 @@ async def send_chunk(cycle: Any, chunk: bytes) -> None:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
-def sweep_connections(connections: set[Any], head_timeout_s: float, keep_alive_s: float) -> None:
-    """Close the connections of a uvicorn server that do not finish their request heads, or that idle."""
+def sweep_connections(
+    connections: set[Any], head_timeout_s: float, keep_alive_s: float, write_timeout_s: float
+) -> None:
+    """Close the connections of a uvicorn server whose clients keep them waiting, with a head, a request or reading."""
     now = asyncio.get_running_loop().time()
     for connection in list(connections):
-        connection.sweep(now, head_timeout_s, keep_alive_s)
+        connection.sweep(now, head_timeout_s, keep_alive_s, write_timeout_s)

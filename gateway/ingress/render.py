@@ -43,13 +43,6 @@ async def send_error(send: Any, error: GatewayError, extra: list[RawHeader]) -> 
     await send_whole(send, error.status, error_headers(error, len(body)) + extra, body)
 
 
-async def send_json(send: Any, value: Any, extra: list[RawHeader], status: int = 200) -> None:
-    """Answer with a JSON value."""
-    body = orjson.dumps(value)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *extra]
-    await send_whole(send, status, headers, body)
-
-
 async def send_whole(send: Any, status: int, headers: list[RawHeader], body: bytes) -> None:
     """Answer in one piece."""
     await send({"type": "http.response.start", "status": status, "headers": headers})

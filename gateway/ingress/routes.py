@@ -6,6 +6,7 @@ the only list of them. Every path answers errors in OpenAI's shape.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Mapping
 
 import orjson
@@ -22,6 +23,8 @@ from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
 from gateway.ports import Meter
+
+log = logging.getLogger("gateway.edge")
 
 ENDPOINTS = (
     Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
@@ -160,4 +163,5 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _defect(request: Request, error: Exception) -> Response:
+    log.error("defect while serving %s", request.scope["path"], exc_info=error)
     return _error_response(request, InternalError("The gateway failed on this request; its log has the details."))

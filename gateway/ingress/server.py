@@ -15,11 +15,13 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.ingress.protocol import GatewayProtocol, sweep_connections
+from gateway.ingress.protocol import GatewayProtocol, Refused, sweep_connections
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
 HEAD_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 60.0
+"""How long a client may take nothing of what waits for it."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -29,14 +31,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """One port and the application behind it."""
+    """One port and the application behind it; `refused` hears of requests that do not get as far as the application."""
 
-    def __init__(self, app: Any, listener: socket.socket) -> None:
+    def __init__(self, app: Any, listener: socket.socket, refused: Refused) -> None:
         # The access log is ours, and uvicorn's error log repeats what the edge has answered already.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn.access").handlers.clear()
         logging.getLogger("uvicorn.access").propagate = False
         self._socket = listener
+        self._refused = refused
         self._state = ServerState()
         self._server: asyncio.Server | None = None
         self._config = uvicorn.Config(
@@ -65,9 +68,9 @@ class HttpServer:
         self._server = await loop.create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
 
     def tick(self) -> None:
-        """Renew the date header and close connections whose request head does not arrive; called about once a second."""
+        """Renew the date header and close connections whose client keeps them waiting; called about once a second."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        sweep_connections(self._state.connections, HEAD_TIMEOUT_S, KEEP_ALIVE_S)
+        sweep_connections(self._state.connections, HEAD_TIMEOUT_S, KEEP_ALIVE_S, WRITE_TIMEOUT_S)
 
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""
@@ -85,4 +88,4 @@ class HttpServer:
         self._server = None
 
     def _protocol(self) -> GatewayProtocol:
-        return GatewayProtocol(config=self._config, server_state=self._state, app_state={})
+        return GatewayProtocol(self._refused, config=self._config, server_state=self._state, app_state={})

@@ -8,19 +8,24 @@ because two parsers may disagree about which of two wins.
 from __future__ import annotations
 
 import re
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 import orjson
 
-# One token that matters for depth: a whole string, or a bracket. Everything else is skipped by the search itself.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 # Possessive, because one remembered way back per character of a long string would take 100 times its size.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 _COLON = re.compile(rb"\s*:\s*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
 _ESCAPED_LETTER = re.compile(
     rb"\\u00[4-7]"
 )  # encoders escape accents and controls, never the letters of a field's name
+_LETTERS = re.compile(r"[A-Za-z_]+")
 _NO_FIELDS = re.compile(rb"\s*}")
+_MARK = b"\0"  # never in JSON, where it is escaped
+_BRACES = bytes.maketrans(b"[]", b"{}")
+_NO_STRUCTURE = bytes(set(range(256)).difference(b'"{}[]' + _MARK))
 
 
 class Field(NamedTuple):
@@ -33,43 +38,65 @@ class Field(NamedTuple):
 
 def is_written_once(body: bytes, name: str) -> bool:
     """Whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
-    plain = b'"%s"' % name.encode()
-    if body.count(plain) == 1 and not _ESCAPED_LETTER.search(body):
-        return True
-    return _is_plain(body, plain) or len(find_fields(body, name)) == 1
-
-
-def _is_plain(body: bytes, key: bytes) -> bool:
-    """Whether the quoted `key`, known to be there, can only be the top-level one: no look at the tokens is needed."""
-    return not _ESCAPED_LETTER.search(body) and len(re.findall(re.escape(key) + rb"\s*:", body)) == 1
+    key = _key_pattern(body, name)
+    return _only_match(key, body) is not None or _key_depths(body, key).count(1) == 1
 
 
 def find_fields(body: bytes, name: str) -> list[Field]:
     """Every place where the top-level object has a key that reads `name`."""
+    key = _key_pattern(body, name)
+    keys = [found.span() for found, depth in zip(key.finditer(body), _key_depths(body, key), strict=True) if depth == 1]
+    return [Field(at, start, _value_end(body, start)) for at, start in keys]
+
+
+def _key_pattern(body: bytes, name: str) -> re.Pattern[bytes]:
+    """What matches a key that reads `name`, at any depth, with its colon and the space up to its value.
+
+    Its first quote is not the escaped one inside a longer key, and what ends in a quote and a colon is a key.
+    """
+    if _LETTERS.fullmatch(name) and not _ESCAPED_LETTER.search(body):
+        plain = name.encode()  # a search for one fixed text is several times as fast
+        return re.compile(rb'"%s"(?<!\\"%s")\s*:\s*' % (plain, plain))
+    return re.compile(rb'"(?<!\\")%s"\s*:\s*' % b"".join(map(_spellings, name)))
+
+
+def _only_match(key: re.Pattern[bytes], body: bytes) -> re.Match[bytes] | None:
+    first, second = islice(chain(key.finditer(body), (None, None)), 2)
+    return first if second is None else None
+
+
+def _spellings(character: str) -> bytes:
+    """A pattern for the ways to write a character inside a JSON string: as it is, escaped, by number."""
+    units = character.encode("utf-16-be")
+    number = b"".join(rb"\\u(?i:%04x)" % int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2))
+    return b"(?:%s|%s)" % (re.escape(orjson.dumps(character)[1:-1]), number)
+
+
+def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
+    """How deep each match of `key` stands, in their order; 1 is the top level.
+
+    A walk over the tokens would block the loop for seconds when a body has millions, so whole passes in C take away what
+    does not count: escapes, then all but brackets and quotes, then strings (every other piece between quotes).
+    """
+    bare = key.sub(_MARK, body).replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACES, _NO_STRUCTURE)
+    brackets = b"".join(bare.replace(b'""', b"").split(b'"')[::2])
+    pieces = brackets.split(_MARK)[:-1]
+    rises = {piece: piece.count(b"{") - piece.count(b"}") for piece in set(pieces)}
+    return list(accumulate(map(rises.__getitem__, pieces)))
+
+
+def _value_end(body: bytes, start: int) -> int:
+    """Where the value that starts there ends."""
+    if body[start] not in b'"{[':
+        end = _SCALAR_END.search(body, start)
+        return end.start() if end is not None else len(body)
     depth = 0
-    found: list[Field] = []
-    open_key: tuple[int, int] | None = None  # a wanted key whose value is a container or string still being passed
-    for token in _TOKEN.finditer(body):
+    for token in _TOKEN.finditer(body, start):
         mark = body[token.start()]
-        if open_key is not None and open_key[1] == token.start() and mark == 0x22:  # its value is a string
-            found.append(Field(*open_key, token.end()))
-            open_key = None
-        elif mark in b"{[":
-            depth += 1
-        elif mark in b"}]":
-            depth -= 1
-            if open_key is not None and depth == 1:
-                found.append(Field(*open_key, token.end()))
-                open_key = None
-        elif depth == 1 and open_key is None:
-            colon = _COLON.match(body, token.end())
-            if colon is not None and orjson.loads(token.group()) == name:
-                start = colon.end()
-                if body[start] in b'"{[':
-                    open_key = (token.start(), start)
-                else:
-                    found.append(Field(token.start(), start, _scalar_end(body, start)))
-    return found
+        depth += (mark in b"{[") - (mark in b"}]")
+        if depth == 0:
+            return token.end()
+    return len(body)
 
 
 def replace_field(body: bytes, name: str, value: bytes) -> bytes:
@@ -105,7 +132,7 @@ def with_include_usage(body: bytes, stream_options: object) -> bytes:
 def _last_field(body: bytes, name: str) -> Field:
     """The field of that name, the last one when it is repeated: that is the one which was parsed.
 
-    A plain string search when that is unambiguous, a walk over the tokens otherwise.
+    A plain string search when that is unambiguous, a look at the depths otherwise.
     """
     plain = b'"%s"' % name.encode()
     if body.count(plain) == 1 and not _ESCAPED_LETTER.search(body):
@@ -115,9 +142,7 @@ def _last_field(body: bytes, name: str) -> Field:
             string = _TOKEN.match(body, colon.end())
             if string is not None:
                 return Field(key, colon.end(), string.end())
+    only = _only_match(_key_pattern(body, name), body)
+    if only is not None:
+        return Field(only.start(), only.end(), _value_end(body, only.end()))
     return find_fields(body, name)[-1]
-
-
-def _scalar_end(body: bytes, start: int) -> int:
-    end = _SCALAR_END.search(body, start)
-    return end.start() if end is not None else len(body)

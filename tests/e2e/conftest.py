@@ -47,7 +47,7 @@ async def gateway(start: StartGateway) -> Running:
 
 @pytest.fixture(autouse=True)
 def _no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a test does to the gateway, no defect may show in its log."""
+    """Whatever a test does to the gateway, no defect may show in its log; a test that makes one clears it."""
     caplog.set_level(logging.INFO)
     yield
     for phase in ("setup", "call"):

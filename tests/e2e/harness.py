@@ -262,7 +262,7 @@ def post(
     content = body if isinstance(body, bytes) else orjson.dumps(chat() if body is None else body)
     lines = [
         f"{method} {path} HTTP/1.1",
-        "host: gateway",
+        "host: localhost",
         f"content-length: {len(content) if length is None else length}",
     ]
     if not any(header.lower().startswith("content-type") for header in headers):
@@ -272,7 +272,7 @@ def post(
 
 def get(path: str, *headers: str, method: str = "GET") -> bytes:
     """The bytes of a request without a body."""
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: gateway", *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: localhost", *headers, "", ""]).encode("latin-1")
 
 
 def chat(model: str = "gpt-4o", **extra: Any) -> dict[str, Any]:

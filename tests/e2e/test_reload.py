@@ -17,9 +17,14 @@ TYPO = "providers: {main: {dialect: openai, base_url: 'http://x/v1', api_kee: 1}
 
 
 def config(url: str, served_by: str = "gpt-4o", **sections: Any) -> dict[str, Any]:
-    """A config whose model `m` and whose fallback name the same upstream model: half of another would show."""
+    """A config whose provider and whose models `m` and `n` name the same upstream model: half of another would show.
+
+    Another provider means another pool of connections, so a change of it retires the old one.
+    """
+    provider = {"dialect": "openai", "base_url": url, "api_key": "sk-x", "headers": {"x-stainless-for": served_by}}
     return config_of(
         url,
+        providers={"main": provider},
         admin={"key": ADMIN_KEY},
         models={"m": {"targets": [f"main/{served_by}"]}, "n": {"targets": [f"main/{served_by}"]}},
         **sections,
@@ -91,6 +96,22 @@ async def test_an_unreadable_config_changes_nothing(start: StartGateway) -> None
 
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(post(CHAT, orjson.dumps(chat("m"))))).status == 200
+
+
+async def test_a_change_of_port_waits_for_a_restart_and_says_so(
+    start: StartGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The admin view tells where the gateway listens, whatever the new file says."""
+    gateway = await start(config)
+    gateway.write_config(config(gateway.emulator.base_url, server={"port": 1}))
+
+    await reload(gateway)
+    await until(lambda: gateway.gateway.policy.version == 2)
+    async with connect(gateway.url) as peer:
+        shown = await last_reload(peer)
+
+    assert shown["listening"] == [gateway.url]
+    assert sum("takes effect after a restart" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_the_same_config_again_is_no_new_version(start: StartGateway) -> None:
@@ -182,11 +203,17 @@ async def test_reloads_under_load_fail_no_call_and_mix_no_config(start: StartGat
         await reload(gateway)
     await asyncio.gather(*calling)
     version = gateway.gateway.policy.version
+    received = gateway.received()
+    await gateway.gateway._tick(0.0)
+    assert len(gateway.gateway._pools.stats()) == 1
     await gateway.stop()
 
     assert statuses == [200] * 200
     calls = [one for one in gateway.records if one["event"] == "call"]
     assert {one["outcome"] for one in calls} == {"ok"}
     assert version > 10
+    assert len(received) == 200
+    for request in received:
+        assert orjson.loads(request["body"])["model"] == dict(request["headers"])["x-stainless-for"]
     targets = {(one["policy"], one["target"]) for one in calls}
     assert len(targets) == len({policy for policy, _ in targets})

@@ -7,6 +7,7 @@ to judge, byte for byte as it was sent.
 from __future__ import annotations
 
 import gzip
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,9 @@ import orjson
 import pytest
 
 from gateway.emulator import EmulatorConfig
+from gateway.ingress import parse
+from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.body import with_model
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 
@@ -242,3 +246,23 @@ async def test_a_request_of_many_megabytes_below_the_cap_is_served(start: StartG
 
     assert answer.status == 200
     assert gateway.received()[0]["body_bytes"] == len(body)
+
+
+@pytest.mark.parametrize("start", [b'"metadata":{"model":"x"}', b'"user":"\\u0041"'], ids=["model_deeper", "escape"])
+def test_a_body_of_many_pieces_takes_no_step_for_each(start: bytes) -> None:
+    """One caller's 20 MB must not stop everybody for seconds: what has to be looked for is looked for in whole passes."""
+    body = b'{"model":"m",%s,"input":[%s""]}' % (start, b'"",' * 100_000)
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        parse.peek(ENDPOINTS[0], body, {})
+        with_model(body, "n")
+    finally:
+        sys.setprofile(None)
+
+    assert steps < 1000

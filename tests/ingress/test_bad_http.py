@@ -21,7 +21,7 @@ BODY = orjson.dumps(chat())
 
 def head(*lines: str, path: str = CHAT) -> bytes:
     """The head of a request with these header lines, as they are written."""
-    return "\r\n".join([f"POST {path} HTTP/1.1", "host: gateway", *lines, "", ""]).encode("latin-1")
+    return "\r\n".join([f"POST {path} HTTP/1.1", "host: localhost", *lines, "", ""]).encode("latin-1")
 
 
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
@@ -50,12 +50,13 @@ MALFORMED = {
     "38_chunk_without_line_end": chunked(b"5\r\nhelloX\r\n"),
     "40_http2_preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "40_tls_hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "40_authority_form": b"GET gateway:80 HTTP/1.1\r\nhost: gateway\r\n\r\n",
+    "40_authority_form": b"GET gateway:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "40_connect": b"CONNECT provider:443 HTTP/1.1\r\nhost: provider:443\r\n\r\n",
-    "40_version_3": b"GET /v1/models HTTP/3.0\r\nhost: gateway\r\n\r\n",
-    "40_no_such_method": b"FETCH /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n",
+    "40_version_3": b"GET /v1/models HTTP/3.0\r\nhost: localhost\r\n\r\n",
+    "40_no_such_method": b"FETCH /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "40_line_noise": b"hello?\r\n\r\n",
-    "42_raw_utf8_in_path": "GET /v1/m\N{ROCKET} HTTP/1.1\r\nhost: gateway\r\n\r\n".encode(),
+    "41_no_host": post().replace(b"host: localhost\r\n", b""),
+    "42_raw_utf8_in_path": "GET /v1/m\N{ROCKET} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(),
 }
 
 
@@ -73,6 +74,10 @@ async def test_malformed_http_is_answered_with_400_and_the_connection_closed(gat
     assert gateway.upstream_calls() == 0
     async with connect(gateway.url) as peer:
         assert (await peer.exchange(post())).status == 200
+        assert b'gateway_requests_refused_total{code="invalid_http"} 1.0' in (await peer.exchange(get("/metrics"))).body
+    await gateway.stop()
+    refused = [one for one in gateway.records if one["event"] == "refused"]
+    assert [(one["id"], one["status"]) for one in refused] == [(answer.header("x-request-id"), 400)]
 
 
 async def test_a_malformed_request_behind_a_good_one_does_not_spoil_its_answer(gateway: Running) -> None:
@@ -132,11 +137,8 @@ SERVED = {
     "38_trailer": chunked(GOOD_CHUNK, end=b"0\r\nx-checksum: 1\r\n\r\n"),
     "38_chunk_extension": chunked(b"%x;a=b\r\n%s\r\n" % (len(BODY), BODY)),
     "40_absolute_form": post("http://elsewhere.example/v1/chat/completions"),
-    "41_no_host": post().replace(b"host: gateway\r\n", b""),
-    "41_empty_host": post().replace(b"host: gateway", b"host: "),
-    "41_host_with_path": post().replace(b"host: gateway", b"host: x/v1/models?"),
-    "41_host_with_at": post().replace(b"host: gateway", b"host: a#b@c"),
-    "41_host_ipv6": post().replace(b"host: gateway", b"host: [::1]:80"),
+    "41_empty_host": post().replace(b"host: localhost", b"host: "),
+    "41_host_ipv6": post().replace(b"host: localhost", b"host: [::1]:80"),
     "45_idempotency_key_of_1000": post(CHAT, None, "idempotency-key: " + "k" * 1000),
     "45_idempotency_key_not_ascii": post(CHAT, None, "idempotency-key: \xe4\xff"),
     "46_request_id_of_10_kb": post(CHAT, None, "x-request-id: " + "r" * 10_000),
@@ -307,7 +309,18 @@ async def test_each_spelling_of_a_path_is_one_endpoint_or_none(start: StartGatew
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/../admin/config", "/v1/%2e%2e/x", "/v1//files", "/v1/a%2fb", "/v1/a%00", "/v1/a%5cb", "/v1/a\\b"]
+    "path",
+    [
+        "/v1/../admin/config",
+        "/v1/%2e%2e/x",
+        "/v1//files",
+        "/v1/a%2fb",
+        "/v1/a%00",
+        "/v1/a%5cb",
+        "/v1/a\\b",
+        "/%76%31/x",
+        "/v1%2ffiles",
+    ],
 )
 async def test_a_path_that_climbs_is_not_relayed(start: StartGateway, path: str) -> None:
     """42: with pass-through on, only plain paths below /v1 reach the provider."""

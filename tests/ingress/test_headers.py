@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.e2e.conftest import StartGateway
-from tests.e2e.harness import PROVIDER_KEY, Running, chat, config_of, connect, post
+from tests.e2e.harness import PROVIDER_KEY, Running, chat, config_of, connect, get, post
 from tests.upstream.raw_server import READ, RawServer
 
 CHAT = "/v1/chat/completions"
@@ -27,7 +27,7 @@ NOT_FOR_PROVIDERS = {
     "proxy-authorization": "Basic canary",
     "proxy-connection": "keep-alive",
     "referer": "http://canary/",
-    "origin": "http://canary",
+    "origin": "http://localhost:3000",
     "accept-language": "canary",
     "x-gateway-lane": "interactive",
     "x-gateway-deadline-ms": "10000",
@@ -43,6 +43,30 @@ FOR_PROVIDERS = {
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "x-client-request-id": "mine",
 }
+
+
+PASSED_THROUGH = {
+    "range": "bytes=0-1",
+    "if-none-match": '"a"',
+    "if-modified-since": "Sat, 01 Jan 2000 00:00:00 GMT",
+    "if-match": '"a"',
+    "idempotency-key": "mine",
+}
+
+
+async def test_other_endpoints_get_what_files_and_conditions_need(start: StartGateway) -> None:
+    """More than calls do, and still no cookie and no address of the client."""
+    gateway = await start(lambda url: config_of(url, passthrough="main"))
+    sent = NOT_FOR_PROVIDERS | {"accept-language": "en"} | FOR_PROVIDERS | PASSED_THROUGH
+    lines = [f"{name}: {value}" for name, value in sent.items()]
+
+    async with connect(gateway.url) as peer:
+        await peer.exchange(get("/v1/files", *lines))
+
+    (request,) = gateway.received()
+    headers = dict(request["headers"])
+    assert headers.items() >= (FOR_PROVIDERS | PASSED_THROUGH).items()
+    assert "canary" not in str({name: value for name, value in headers.items() if name != "authorization"})
 
 
 async def test_only_listed_headers_reach_the_provider(gateway: Running) -> None:
@@ -150,7 +174,7 @@ async def test_no_field_header_or_query_steers_where_a_call_goes(gateway: Runnin
         ]
         async with connect(gateway.url) as peer:
             answer = await peer.exchange(post(path + query, body, *headers, f"host: {elsewhere.url[7:]}"
-                                              ).replace(b"host: gateway\r\n", b""))  # fmt: skip
+                                              ).replace(b"host: localhost\r\n", b""))  # fmt: skip
         await asyncio.sleep(0)
 
         assert elsewhere.connections == 0

@@ -5,6 +5,7 @@ Invariant of all of it: a secret that opens the gateway never reaches a provider
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import orjson
@@ -245,6 +246,12 @@ async def test_with_keys_a_second_credential_may_be_the_providers(start: StartGa
         (f"x-api-key: {WEB_KEY}", f"authorization: Basic {NIGHTLY_KEY}"),
         (f"x-api-key: {WEB_KEY}", f"authorization: Bearer\t{WEB_KEY}"),
         (f"authorization: Bearer {WEB_KEY}", f"api-key: {NIGHTLY_KEY}"),
+        (f"x-api-key: {WEB_KEY}", f"authorization: Basic {b64encode(f'u:{WEB_KEY}'.encode()).decode()}"),
+        (f"x-api-key: {WEB_KEY}", f'authorization: Bearer "{WEB_KEY}"'),
+        (f"x-api-key: {WEB_KEY}", f"authorization: Bearer,{WEB_KEY}"),
+        (f"x-api-key: {WEB_KEY}", f"authorization: Bearer sk-{WEB_KEY}"),
+        (f"x-api-key: {WEB_KEY}", f"authorization: Bearer a, Bearer {WEB_KEY}"),
+        (f"x-api-key: {WEB_KEY}", f"authorization: Bearer {NIGHTLY_KEY}"),
     ],
 )
 async def test_the_gateways_secret_never_reaches_a_provider(start: StartGateway, headers: tuple[str, ...]) -> None:
@@ -258,3 +265,49 @@ async def test_the_gateways_secret_never_reaches_a_provider(start: StartGateway,
     assert "authorization" not in received
     assert WEB_KEY not in str(received)
     assert NIGHTLY_KEY not in str(received)
+
+
+PAGES = {
+    "other_site": ("origin: https://evil.example", "origin_not_allowed"),
+    "sandboxed": ("origin: null", "origin_not_allowed"),
+    "looks_local": ("origin: http://localhost.evil.example", "origin_not_allowed"),
+    "looks_like_an_address": ("origin: http://127.0.0.1.evil.example", "origin_not_allowed"),
+    "rebound_name": ("host: evil.example", "host_not_allowed"),
+    "rebound_name_and_port": ("host: evil.example:8080", "host_not_allowed"),
+    "rebound_odd": ("host: a#b@localhost", "host_not_allowed"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_without_keys_no_web_page_can_spend_the_operators_money(start: StartGateway, name: str) -> None:
+    """A page needs no permission to send a text body to this machine, so its origin and the name it used are looked at."""
+    gateway = await start(lambda url: config_of(url, passthrough="main"))
+    line, code = PAGES[name]
+
+    async with connect(gateway.url) as peer:
+        for request in (post(CHAT, None, "content-type: text/plain"), post("/v1/files"), get("/v1/models")):
+            sent = request.replace(b"host: localhost", line.encode() if line.startswith("host") else
+                                   b"host: localhost\r\n" + line.encode())  # fmt: skip
+            answer = await peer.exchange(sent)
+            assert (answer.status, answer.error["code"]) == (403, code)
+
+    assert gateway.upstream_calls() == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.1.2.3:8080", "[::1]", "[::1]:80"])
+async def test_without_keys_this_machine_is_served_under_each_of_its_names(gateway: Running, host: str) -> None:
+    """Also a page of its own."""
+    request = post(CHAT, None, f"origin: http://{host}").replace(b"host: localhost", f"host: {host}".encode())
+
+    async with connect(gateway.url) as peer:
+        assert (await peer.exchange(request)).status == 200
+
+
+async def test_with_keys_origin_and_host_do_not_matter(start: StartGateway) -> None:
+    """The key is what a page does not have."""
+    gateway = await start(with_keys)
+    lines = ("origin: https://app.example", f"authorization: Bearer {WEB_KEY}")
+
+    async with connect(gateway.url) as peer:
+        request = post(CHAT, None, *lines).replace(b"host: localhost", b"host: gateway.internal")
+        assert (await peer.exchange(request)).status == 200

@@ -23,10 +23,12 @@ HOUR_S = 3600.0
 MEGABYTE = 1_000_000
 
 
-def sweep(gateway: Running, later_s: float, *, head_s: float = 30.0, keep_alive_s: float = 75.0) -> None:
+def sweep(
+    gateway: Running, later_s: float, *, head_s: float = 30.0, keep_alive_s: float = 75.0, write_s: float = 60.0
+) -> None:
     """What housekeeping does, as if it were this much later."""
     now = asyncio.get_running_loop().time()
-    sweep_connections(gateway.connections, head_s - later_s, keep_alive_s - later_s)
+    sweep_connections(gateway.connections, head_s - later_s, keep_alive_s - later_s, write_s - later_s)
     gateway.inflight.sweep(now + later_s)
 
 
@@ -46,7 +48,7 @@ async def test_a_body_of_100_mb_is_refused_when_it_passes_the_cap(gateway: Runni
     chunk = b"%x\r\n%s\r\n" % (MEGABYTE, b"x" * MEGABYTE)
     before = peak_rss_bytes()
     async with connect(gateway.url) as peer:
-        peer.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        peer.send(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         for _ in range(100):
             peer.send(chunk)
             await peer.writer.drain()
@@ -201,10 +203,8 @@ async def test_a_client_that_leaves_cancels_its_call_at_the_provider(gateway: Ru
     assert [(one["status"], one["outcome"]) for one in gateway.records] == [(499, "client_gone")]
 
 
-async def test_a_reader_that_never_reads_holds_up_nobody_and_little_memory(start: StartGateway) -> None:
-    """48: the provider is slowed down instead of buffered; when the client leaves, everything is let go."""
-    gateway = await start(emulator=EmulatorConfig(output_tokens=200_000))
-    before = peak_rss_bytes()
+async def lazy_reader(gateway: Running) -> socket.socket:
+    """A client that asks for a stream and has little room for it."""
     lazy = socket.socket()
     lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     lazy.setblocking(False)
@@ -212,6 +212,39 @@ async def test_a_reader_that_never_reads_holds_up_nobody_and_little_memory(start
     host, _, port = gateway.url.removeprefix("http://").partition(":")
     await loop.sock_connect(lazy, (host, int(port)))
     await loop.sock_sendall(lazy, STREAM)
+    return lazy
+
+
+async def test_a_client_that_takes_nothing_is_dropped_and_its_call_cancelled(start: StartGateway) -> None:
+    """After 60 s in which not one byte went out, not before: it must not hold what it has at the provider for ever."""
+    gateway = await start(emulator=EmulatorConfig(output_tokens=200_000))
+    with await lazy_reader(gateway) as lazy:
+        (connection,) = gateway.connections
+        await until(lambda: bool(connection.flow.write_paused))
+        sweep(gateway, 0.0)
+        sweep(gateway, 59.0)
+        assert not connection.transport.is_closing()
+        before = connection.transport.get_write_buffer_size()
+        while connection.transport.get_write_buffer_size() == before:
+            await asyncio.get_running_loop().sock_recv(lazy, 65536)  # slow is not stuck: the clock starts again
+        sweep(gateway, 0.0)
+        await until(lambda: bool(connection.flow.write_paused))
+        sweep(gateway, 59.0)
+        assert not connection.transport.is_closing()
+
+        sweep(gateway, 61.0)
+        await until(lambda: gateway.emulator.emulator.stats.cancelled == 1)
+        await gateway.idle()
+
+    await gateway.stop()
+    assert [one["outcome"] for one in gateway.records] == ["client_gone"]
+
+
+async def test_a_reader_that_never_reads_holds_up_nobody_and_little_memory(start: StartGateway) -> None:
+    """48: the provider is slowed down instead of buffered; when the client leaves, everything is let go."""
+    gateway = await start(emulator=EmulatorConfig(output_tokens=200_000))
+    before = peak_rss_bytes()
+    lazy = await lazy_reader(gateway)
     stats = gateway.emulator.emulator.stats
     await until(lambda: stats.bytes_out > MEGABYTE)
 
