@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
 
@@ -96,6 +98,8 @@ class Call:
     query: bytes = b""
     echo_request_id: bool = False
     """The client sent the id itself and expects it back."""
+    task: asyncio.Task[None] | None = None
+    """The task that serves it, if the edge knows; None: whichever runs."""
     attempts: list[Attempt] = field(default_factory=list)
     settled: bool = False
     """Its account is closed; it is closed once."""

@@ -53,7 +53,7 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
     started_at = clock.monotonic()
     attempt = Attempt(target.name, started_at)
     call.attempts.append(attempt)
-    task = watch.begin(_must_open_by(call, target, started_at))
+    task = watch.begin(_must_open_by(call, target, started_at), call.task)
     try:
         answer = await target.upstream.send(_outgoing(call, target, started_at))
         attempt.status = answer.status

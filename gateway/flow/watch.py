@@ -21,9 +21,9 @@ class Watch:
         self._ends_at: dict[asyncio.Task[Any], float] = {}
         self._expired: set[asyncio.Task[Any]] = set()
 
-    def begin(self, ends_at: float) -> asyncio.Task[Any] | None:
-        """Watch the current task."""
-        task = asyncio.current_task()
+    def begin(self, ends_at: float, task: asyncio.Task[Any] | None) -> asyncio.Task[Any] | None:
+        """Watch the current task, which is `task` if it is known already."""
+        task = task or asyncio.current_task()
         if task is not None:
             self._ends_at[task] = ends_at
         return task

@@ -53,15 +53,15 @@ class Edge:
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to a data-plane endpoint, from its head to the last byte of its answer."""
-        serving = self._inflight.enter()
-        connection = scope["state"].get("connection") if "state" in scope else None
+        exchange = _Exchange(scope, send)
+        connection = exchange.connection
+        serving = self._inflight.enter(connection.loop if connection is not None else None)
         if connection is not None:
             connection.on_gone = serving.client_gone
-        exchange = _Exchange(scope, send)
         try:
             await self._serve(endpoint, exchange, receive, serving)
         except (ClientGone, StreamBroken):
-            exchange.abort(connection)
+            exchange.abort()
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", exchange.request_id, exc_info=error.__cause__ or error)
@@ -125,6 +125,7 @@ class Edge:
             path=endpoint.path or parse.passthrough_path(exchange.scope),
             query=exchange.scope["query_string"],
             echo_request_id=exchange.is_echo,
+            task=serving.task,
         )
         await self._reply(exchange, await self._pipeline.handle(exchange.call))
 
@@ -151,7 +152,7 @@ class Edge:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _reply(self, exchange: _Exchange, reply: Reply) -> None:
-        cycle = exchange.scope["state"].get("cycle") if "state" in exchange.scope else None
+        cycle = exchange.cycle
         if reply.chunks is None:
             reply.headers.append((b"content-length", b"%d" % len(reply.body)))
             exchange.started = True
@@ -177,7 +178,7 @@ class Edge:
     async def _refuse(self, exchange: _Exchange, error: GatewayError) -> None:
         """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""
         if exchange.started:
-            exchange.abort(exchange.scope["state"].get("connection"))
+            exchange.abort()
             return
         call = exchange.call
         if call is None:
@@ -211,9 +212,14 @@ class Edge:
 class _Exchange:
     """One request on its connection: what has been learnt of it, and whether its answer has begun."""
 
-    __slots__ = ("call", "is_echo", "request_id", "scope", "send", "started")
+    __slots__ = ("call", "connection", "cycle", "is_echo", "request_id", "scope", "send", "started")
 
     def __init__(self, scope: Scope, send: Send) -> None:
+        state = scope.get("state") or {}
+        self.connection: Any = state.get("connection")
+        self.cycle: Any = state.pop(
+            "cycle", None
+        )  # the cycle holds the scope: left there, only the collector could free both
         self.scope = scope
         self.send = send
         self.request_id = new_request_id()
@@ -228,10 +234,9 @@ class _Exchange:
 
     def awaits_body(self) -> bool:
         """Whether the client waits for `100 Continue`: it may send the body or not, so nothing can follow on its connection."""
-        cycle = self.scope["state"].get("cycle") if "state" in self.scope else None
-        return cycle is not None and bool(cycle.waiting_for_100_continue)
+        return self.cycle is not None and bool(self.cycle.waiting_for_100_continue)
 
-    def abort(self, connection: Any) -> None:
+    def abort(self) -> None:
         """Break the connection off, so that a body cut short cannot look complete."""
-        if connection is not None:
-            connection.transport.abort()
+        if self.connection is not None:
+            self.connection.transport.abort()

@@ -50,9 +50,9 @@ class InFlight:
         """Those being served at this moment; may be asked from any thread."""
         return frozenset(self._all)
 
-    def enter(self) -> Serving:
-        """Note the current task's request."""
-        serving = Serving(asyncio.current_task())
+    def enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Serving:
+        """Note the current task's request; without `loop` it has to be looked up, which takes a system call."""
+        serving = Serving(asyncio.current_task(loop))
         self._all.add(serving)
         return serving
 
