@@ -25,6 +25,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
 
 FLUSH_S = 0.05
+FLUSH_RECORDS = 32
 
 Labels = tuple[str, ...]
 
@@ -171,9 +172,11 @@ class Telemetry(Collector):
             self._log.put(pending)
 
     def _put(self, record: Settled | Refused) -> None:
-        if not self._pending:
-            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
         self._pending.append((self._wall(), record))
+        if len(self._pending) == 1:
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+        elif len(self._pending) == FLUSH_RECORDS:  # a longer batch would make one call wait for all of it
+            asyncio.get_running_loop().call_soon(self.flush)
 
     def _count(self, record: Settled) -> None:
         call = record.call
