@@ -19,6 +19,7 @@ from gateway.errors import (
     GatewayError,
     InternalError,
     NoTargetAvailable,
+    ShuttingDown,
     TargetsTimedOut,
     UpstreamFailed,
 )
@@ -61,7 +62,8 @@ class Pipeline:
             self._accounts.settle(call, error.status, error.code or error.type)
             raise
         except asyncio.CancelledError as stopped:
-            self._accounts.settle(call, CLIENT_GONE_STATUS, why_stopped(stopped))
+            outcome = why_stopped(stopped)
+            self._accounts.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
             raise
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")

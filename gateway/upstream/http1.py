@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpx
 
 from gateway.errors import Phase
-from gateway.upstream.http1_connection import Exchange
+from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
 from gateway.upstream.http1_wire import encode, read_timeouts
 from gateway.upstream.messages import RawRequest, RawResponse, origin_of

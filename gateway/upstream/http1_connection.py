@@ -1,9 +1,8 @@
 """One HTTP/1.1 connection: bytes in, bytes out, one exchange at a time.
 
-`Http1Connection` is the asyncio protocol: it writes a request, parses the answer, watches one deadline. `Exchange` is
-the half the caller holds: it waits for the answer's head and is the stream of its body, so the connection can serve
-the next request while the last chunks of this one are still unread. The connection knows its pool only as `Pool`, and
-nothing of origins or waiting callers. Invariant: after the answer's last byte, exactly one of `release` (clean) and
+`Http1Connection` is the asyncio protocol: it writes a request, parses the answer into an `Exchange`, which is the half
+that the caller holds, and watches one deadline. It knows its pool only as `Pool`, and nothing of origins or waiting
+callers. Invariant: after the answer's last byte, exactly one of `release` (clean) and
 `drop` (anything else) is called, and no byte of one exchange can be read in another.
 """
 
@@ -18,7 +17,7 @@ import httptools
 import httpx
 
 from gateway.errors import Phase
-from gateway.ports import RawHeaders
+from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_wire import (
     MAX_HEAD_BYTES,
     EncodedRequest,
@@ -45,115 +44,6 @@ class Pool(Protocol):
     def release(self, connection: Http1Connection) -> None: ...
     def drop(self, connection: Http1Connection) -> None: ...
     def closed_while_unused(self, connection: Http1Connection) -> None: ...
-
-
-class Exchange(httpx.AsyncByteStream):
-    """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
-
-    Chunks that arrived since the last step come as one; `is_complete` after a step says that it was the last. Raises
-    httpx errors of phase `ANSWERED`. A caller that is cancelled, or calls `aclose` early, closes the connection.
-    """
-
-    __slots__ = (
-        "_chunks",
-        "_connection",
-        "_new_future",
-        "_waiter",
-        "buffered",
-        "error",
-        "headers",
-        "is_complete",
-        "is_stale",
-        "reason",
-        "replay_until",
-        "status",
-        "timeouts",
-        "version",
-    )
-
-    def __init__(self, connection: Http1Connection, timeouts: Timeouts, replay_until: float) -> None:
-        self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
-        self._chunks: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._new_future = connection.new_future
-        self.buffered = 0
-        self.error: BaseException | None = None
-        self.headers: RawHeaders = []
-        self.is_complete = False
-        self.is_stale = False  # a kept-alive connection was already dead: nothing answered, safe to send again
-        self.reason = b""
-        self.replay_until = replay_until  # of the connection's `now`; a silent end before makes it stale
-        self.status = 0  # 0 until the head is complete
-        self.timeouts = timeouts
-        self.version = b""
-
-    async def head(self) -> None:
-        """Wait until the answer's head has come (`status`) or cannot come (`error`)."""
-        try:
-            while not self.status and self.error is None:
-                await self._next_news()
-        except BaseException:
-            self.abandon()
-            raise
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._chunks:
-            if self.is_complete:
-                raise StopAsyncIteration
-            if self.error is not None:
-                raise self.error
-            try:
-                await self._next_news()
-            except BaseException:
-                self.abandon()
-                raise
-        chunks = self._chunks
-        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        self.buffered = 0
-        if self._connection is not None:
-            self._connection.resume_reading()
-        return chunk
-
-    def whole(self) -> bytes | None:
-        """The body, when all of it is here and none has been read; the connection has been handed on already."""
-        if not self.is_complete:
-            return None
-        chunks = self._chunks
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    async def aclose(self) -> None:
-        """Finish with the answer; before its end this closes the connection at once."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Give the answer up: the connection is closed unless the answer is already complete."""
-        if self._connection is not None:
-            self._connection.fail(httpx.StreamClosed())
-
-    def _next_news(self) -> asyncio.Future[None]:
-        self._waiter = self._new_future()
-        return self._waiter
-
-    # What the connection tells.
-
-    def add(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self.buffered += len(chunk)
-
-    def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def finish(self, error: BaseException | None) -> None:
-        self._connection = None
-        self.error = error
-        self.is_complete = error is None
-        self.wake()
 
 
 class Http1Connection(asyncio.BufferedProtocol):

@@ -77,8 +77,11 @@ async def test_an_open_stream_is_not_watched() -> None:
     await reply.close()
 
 
-@pytest.mark.parametrize(("reason", "outcome"), [(None, "client_gone"), ("shutdown", "shutdown")])
-async def test_the_account_tells_why_a_call_was_stopped(reason: str | None, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "outcome", "status"),
+    [(None, "client_gone", 499), ("client_gone", "client_gone", 499), ("shutdown", "shutdown", 503)],
+)
+async def test_the_account_tells_why_a_call_was_stopped(reason: str | None, outcome: str, status: int) -> None:
     """A client that left and a process that went down are not the same."""
     bench = Bench([ScriptedUpstream(Script(chunks=[asyncio.Event()]))])
     task = asyncio.ensure_future(bench.serve())
@@ -88,7 +91,7 @@ async def test_the_account_tells_why_a_call_was_stopped(reason: str | None, outc
     await asyncio.wait([task])
 
     assert task.cancelled()
-    assert bench.account.outcome == outcome
+    assert (bench.account.outcome, bench.account.status) == (outcome, status)
 
 
 async def test_a_cancellation_from_elsewhere_is_not_mistaken_for_a_timeout() -> None:

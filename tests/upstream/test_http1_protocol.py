@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from gateway.errors import Phase
-from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Exchange, Http1Connection
+from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Http1Connection
+from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, Timeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
