@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import asyncio
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
 
-Lane = Literal["interactive", "batch", "background"]
+Lane = Literal["critical", "interactive", "batch", "background"]
+LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
+"""Highest first. A key's own lane is one of the last three; `critical` is asked for by a call, where its key allows it."""
 
 PASSTHROUGH = "passthrough"
 
@@ -98,6 +100,14 @@ class Call:
     query: bytes = b""
     echo_request_id: bool = False
     """The client sent the id itself and expects it back."""
+    tenant: str = ""
+    """Whose share of the queue it takes: the key's tenant, or the one it names."""
+    max_tokens: int | None = None
+    """The most tokens that its answer may have, all choices together; None: the caller did not say."""
+    parsed: dict[str, Any] | None = None
+    """The body, parsed, until its tokens are counted or it is known that nobody wants to know."""
+    comment: Callable[[bytes], bool] | None = None
+    """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
     task: asyncio.Task[None] | None = None
     """The task that serves it, if the edge knows; None: whichever runs."""
     attempts: list[Attempt] = field(default_factory=list)

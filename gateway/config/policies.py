@@ -19,7 +19,12 @@ from gateway.config.source import read_document
 from gateway.ports import Clocks
 
 FILES: Final = ("admission.yaml", "queue.yaml", "timeouts.yaml")
-BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {"interactive": 30.0, "batch": 600.0, "background": 21600.0}
+BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
+    "critical": 30.0,
+    "interactive": 30.0,
+    "batch": 600.0,
+    "background": 21600.0,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gateway.call import Lane
 from gateway.config.env import EnvText
 from gateway.config.fields import (
     Address,
@@ -145,7 +144,7 @@ class KeyEntry(LimitedEntry):
     name: Label
     key: CallerDigest = Field(repr=False)
     tenant: Label | None = None
-    lane: Lane = "interactive"
+    lane: Literal["interactive", "batch", "background"] = "interactive"
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
 

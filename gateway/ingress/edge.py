@@ -99,6 +99,7 @@ class Edge:
             peeked = parse.peek(endpoint, body, index)
             model = parse.find_model(policy, key, peeked.model)
         lane = parse.choose_lane(key, index)
+        tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)
         account = self._account.keep(headers) if credential is not None else None
@@ -125,6 +126,9 @@ class Edge:
             path=endpoint.path or parse.passthrough_path(exchange.scope),
             query=exchange.scope["query_string"],
             echo_request_id=exchange.is_echo,
+            tenant=tenant,
+            max_tokens=peeked.max_tokens,
+            parsed=peeked.parsed,
             task=serving.task,
         )
         await self._reply(exchange, await self._pipeline.handle(exchange.call))

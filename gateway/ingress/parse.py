@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.call import PASSTHROUGH, Endpoint, Lane
+from gateway.call import LANES, PASSTHROUGH, Endpoint, Lane
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.policy.body import is_written_once
 from gateway.policy.headers import AllowList
@@ -23,17 +23,17 @@ from gateway.ports import RawHeaders
 
 MAX_MODEL_CHARS = 256
 MAX_DEPTH = 1024  # the parser's own bound
+MAX_CHOICES = 128
 MAX_DEADLINE_S = 7 * 24 * 3600.0
-LANES: tuple[Lane, ...] = ("interactive", "batch", "background")
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
 _LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
-    b"x-gateway-deadline-ms x-gateway-lane idempotency-key".split()
+    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key".split()
 )
 
 
@@ -52,6 +52,8 @@ class Peeked:
     stream: bool = False
     stream_options: object = None
     model_span: tuple[int, int] | None = None
+    max_tokens: int | None = None
+    parsed: dict[str, Any] | None = None
 
 
 def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
@@ -208,9 +210,21 @@ def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
     lane = next((lane for lane in LANES if lane.encode() == asked), None)
     if lane is None:
         raise InvalidRequest(f"The header 'x-gateway-lane' must be one of {', '.join(LANES)}.")
-    if LANES.index(lane) < LANES.index(key.lane):
+    if LANES.index(lane) < LANES.index(key.lane) and not (lane == "critical" and key.critical):
         raise Forbidden(f"The key '{key.name}' may not use the lane '{lane}'.", code="lane_not_allowed")
     return lane
+
+
+def choose_tenant(key: Key, index: dict[bytes, bytes]) -> str:
+    """The key's tenant, or the one that the call names. Raises InvalidRequest or Forbidden."""
+    named = index.get(b"x-gateway-tenant")
+    if named is None:
+        return key.tenant
+    if not key.names_tenants:
+        raise Forbidden(f"The key '{key.name}' may not name a tenant.", code="tenant_not_allowed")
+    if not _TENANT.fullmatch(named):
+        raise InvalidRequest("The header 'x-gateway-tenant' must have 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -")
+    return f"{key.tenant}/{named.decode()}"
 
 
 def _peek_json(body: bytes) -> Peeked:
@@ -232,7 +246,16 @@ def _peek_json(body: bytes) -> Peeked:
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
-    return Peeked(model, bool(stream), value.get("stream_options"))
+    return Peeked(model, bool(stream), value.get("stream_options"), max_tokens=_max_tokens(value), parsed=value)
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    """The bound on the answer's tokens, for all choices together; what is not a sane number is the provider's to judge."""
+    bound = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
+    if type(bound) is not int or not 0 < bound < 1_000_000_000:
+        return None
+    choices = body.get("n")
+    return bound * choices if type(choices) is int and 1 < choices <= MAX_CHOICES else bound
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:

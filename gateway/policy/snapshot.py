@@ -15,6 +15,8 @@ from re import Pattern
 from typing import Literal
 
 from gateway.call import Lane
+from gateway.policy.estimate import ChargeRule
+from gateway.policy.limits import CONTINUOUS, Style
 from gateway.ports import Clocks, Upstream
 
 
@@ -48,6 +50,58 @@ class Limits:
     tokens_per_min: float | None = None
     requests_per_day: float | None = None
     max_concurrency: int | None = None
+    input_tokens_per_min: float | None = None
+    output_tokens_per_min: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How a target's provider counts against its limits, from `admission.yaml`."""
+
+    kind: str = ""
+    """Whose headers to expect, as `policy.hints.provider_of` names it; empty: nobody's in particular."""
+    charge: ChargeRule = "sum"
+    excludes_cached: bool = False
+    """Tokens read from the provider's cache do not count."""
+    style: Style = CONTINUOUS
+    learns: bool = True
+    """Correct the limits from the headers of its answers, and search for a rate where nobody tells one."""
+    first_output_tokens: int = 512
+    """What an answer is taken to cost before any was seen, where the caller sets no bound."""
+    adaptive: bool = False
+    """It queues without bound: keep it at the concurrency where its time to first byte begins to grow."""
+    exact_tokens: Callable[[str], Callable[[str], int] | None] | None = field(default=None, repr=False, compare=False)
+    """Finds a model's tokenizer by its name, where the `tokenizer` extra is installed and asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How calls of one model are held, from `queue.yaml`."""
+
+    keepalive_after_s: float = 15.0
+    """A stream that has waited so long is answered with comments from then on."""
+    reserve_percent: float = 10.0
+    """Of each limit, kept from the lanes below `interactive`."""
+    prefer_primary_for_s: Mapping[Lane, float] = field(
+        default_factory=lambda: {"critical": 2.0, "interactive": 2.0, "batch": 60.0, "background": 21600.0}
+    )
+    """Hold for the model's own targets so long before its fallbacks are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What the delay queue as a whole may hold, and when the gateway sheds load, from `queue.yaml`'s `default`."""
+
+    max_calls: int = 20_000
+    max_bytes: int = 512 * 1024 * 1024
+    max_percent_per_tenant: float = 75.0
+    """Of both, where several tenants hold something."""
+    age_after_s: Mapping[Lane, float] = field(default_factory=lambda: {"batch": 60.0, "background": 600.0})
+    """A call that has waited so long in a lower lane gets a share of `aged_percent` of the grants, whoever is above it."""
+    aged_percent: float = 5.0
+    shed_memory_bytes: int | None = None
+    """Resident memory above which the lowest lanes are shed; None: not watched."""
+    shed_loop_lag_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +130,7 @@ class Target:
     upstream: Upstream = field(repr=False, compare=False)
     clocks: Clocks
     limits: Limits = Limits()
+    counting: Counting = Counting()
     weight: float = 1.0
     find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
     """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
@@ -89,6 +144,7 @@ class Model:
     targets: tuple[Target, ...]
     plan: tuple[Target, ...]
     """Its own targets, then those of its fallbacks, each once."""
+    holding: Holding = Holding()
     fallbacks: tuple[str, ...] = ()
     context_fallbacks: tuple[str, ...] = ()
     include_usage: bool = True
@@ -103,6 +159,10 @@ class Key:
     tenant: str
     digest: bytes = field(repr=False)
     lane: Lane = "interactive"
+    critical: bool = False
+    """Its calls may ask for the lane `critical`."""
+    names_tenants: bool = False
+    """Its calls may name the tenant they are for, with `x-gateway-tenant`."""
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
     """Compiled from `models`; None: every model."""
@@ -143,6 +203,8 @@ class PolicySnapshot:
     """By SHA-256 digest of the secret; empty: everybody is `anonymous`."""
     anonymous: Key
     lane_deadline_s: Mapping[Lane, float]
+    """For every lane."""
+    queue: QueueBounds = QueueBounds()
     passthrough: Target | None = None
     """Where the other /v1 endpoints go."""
     notices: tuple[str, ...] = ()
