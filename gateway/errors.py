@@ -9,7 +9,15 @@
     │   ├── MethodNotAllowed   405
     │   ├── BodyTimeout        408
     │   ├── BodyTooLarge       413
+    │   ├── RequestExceedsLimits 413  asks for more than a limit ever holds
     │   └── HeadersTooLarge    431
+    ├── AdmissionDenied        503  good as it is, but cannot be let through, now or in time
+    │   ├── KeyRateLimited     429  the caller's own limit
+    │   ├── QueueFull          503  the delay queue holds all it may
+    │   ├── WaitTooLong        503  its turn would come after its deadline: refused at once
+    │   ├── QueueDeadlineExceeded 504  its deadline passed while it was held
+    │   ├── QuotaExhausted     503  every target has used up what its account may spend
+    │   └── GatewayOverloaded  503  the gateway sheds this lane to stay fast for the ones above
     ├── NoTargetAvailable      502  every target of the plan failed
     ├── TargetsTimedOut        504  the last target of the plan ran out of time
     ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
@@ -24,6 +32,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+
+MAX_RETRY_AFTER_S = 60.0
+"""SDKs retry by themselves up to this delay. Older ones ignore a longer one and come back too early, others sleep for hours."""
 
 
 class ErrorClass(StrEnum):
@@ -134,11 +145,85 @@ class BodyTooLarge(CallerFault):
     code = "request_too_large"
 
 
+class RequestExceedsLimits(CallerFault):
+    """The call asks for more than a limit ever holds, so it would wait for ever; `limit` names that limit."""
+
+    status = 413
+    code = "request_exceeds_limits"
+
+    def __init__(self, message: str, *, param: str | None = None, limit: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.limit = limit
+
+
 class HeadersTooLarge(CallerFault):
     """The request line and headers are over the cap."""
 
     status = 431
     code = "headers_too_large"
+
+
+class AdmissionDenied(GatewayError):
+    """The call cannot be let through, now or in time.
+
+    `retry_after_s` is when it could be, None where the class has no better idea; `limit` names what is in its way, such as
+    "openai/gpt-4o requests_per_min". SDKs are only told to come back where they would come back in time.
+    """
+
+    status = 503
+    should_retry: bool | None = True
+    code = "admission_denied"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+            self.should_retry = self.should_retry and retry_after_s <= MAX_RETRY_AFTER_S
+
+
+class KeyRateLimited(AdmissionDenied):
+    """The key has used up what it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "key_rate_limited"
+
+
+class QueueFull(AdmissionDenied):
+    """The call would have to wait, and no more calls can be held."""
+
+    retry_after_s = 1.0
+    code = "queue_full"
+
+
+class WaitTooLong(AdmissionDenied):
+    """The call's turn would come after its deadline, so it is refused before it has waited."""
+
+    code = "queue_wait_exceeds_deadline"
+
+
+class QueueDeadlineExceeded(AdmissionDenied):
+    """The call's deadline passed while it was held."""
+
+    status = 504
+    type = "timeout_error"
+    should_retry: bool | None = False
+    code = "queue_deadline_exceeded"
+
+
+class QuotaExhausted(AdmissionDenied):
+    """Nobody who could serve the call has any quota left; it comes back at a reset or with a payment, not with a retry."""
+
+    should_retry: bool | None = False
+    code = "quota_exhausted"
+
+
+class GatewayOverloaded(AdmissionDenied):
+    """The gateway is short of memory or time and serves higher lanes only."""
+
+    retry_after_s = 1.0
+    code = "gateway_overloaded"
 
 
 class NoTargetAvailable(GatewayError):

@@ -1,7 +1,8 @@
 """The edge of the data plane, one plain ASGI callable: body in under a cap, key checked, call served, answer out.
 
 No Request or Response objects, no middleware: a hot request is one dictionary look-up away from `_serve`. Everything that
-is not a hot endpoint goes to the starlette application that `routes.py` builds. No exception leaves this file.
+is not a hot endpoint goes to the starlette application that `routes.py` builds. No exception leaves this file. A stream that
+waits long may be answered with comments; from then on there is no status left, and whatever happens is told by its events.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from typing import Any
 from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
+from gateway.flow.keepalive import KeepAlive
+from gateway.flow.overload import Overload
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.relay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse
 from gateway.ingress.inflight import InFlight, Serving
-from gateway.ingress.protocol import answer_at_once, send_chunk
-from gateway.ingress.render import new_request_id, send_error, send_whole
+from gateway.ingress.protocol import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
+from gateway.ingress.render import (
+    around_json,
+    error_event,
+    error_object,
+    new_request_id,
+    on_one_line,
+    send_error,
+    send_whole,
+    whole_as_events,
+)
 from gateway.policy import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
-from gateway.policy.sse import chat_error, response_error
 from gateway.ports import Meter
 
 Scope = MutableMapping[str, Any]
@@ -31,6 +42,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+UNREAD_COMMENTS_BYTES = 256
+"""What may wait for a client to read it before it gets another comment: a few of them."""
 log = logging.getLogger("gateway.edge")
 
 
@@ -41,8 +55,20 @@ class ClientGone(Exception):
 class Edge:
     """Serves calls over ASGI."""
 
-    def __init__(self, pipeline: Pipeline, policies: Policies, meter: Meter, clock: Clock, inflight: InFlight) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        policies: Policies,
+        meter: Meter,
+        clock: Clock,
+        inflight: InFlight,
+        overload: Overload | None = None,
+        keepalive: KeepAlive | None = None,
+    ) -> None:
+        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive."""
         self._pipeline = pipeline
+        self._overload = Overload() if overload is None else overload
+        self._keepalive = KeepAlive() if keepalive is None else keepalive
         self._policies = policies
         self._meter = meter
         self._clock = clock
@@ -89,6 +115,9 @@ class Edge:
             raise ShuttingDown("The gateway is shutting down and takes no new calls.")
         key, credential = parse.authenticate(policy, index)
         parse.refuse_encoded(index)
+        lane = parse.choose_lane(key, index)
+        if self._overload.sheds(lane):
+            raise self._overload.refusal(lane)
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
@@ -98,14 +127,13 @@ class Edge:
             allowed = self._forwarded
             peeked = parse.peek(endpoint, body, index)
             model = parse.find_model(policy, key, peeked.model)
-        lane = parse.choose_lane(key, index)
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)
         account = self._account.keep(headers) if credential is not None else None
         if account and all(policy.providers[target.provider].api_key is None for target in model.plan):
             forwarded += account  # beside a provider's own key they would name another's account
-        exchange.call = Call(
+        exchange.call = call = Call(
             id=exchange.request_id,
             endpoint=endpoint,
             policy=policy,
@@ -131,7 +159,21 @@ class Edge:
             parsed=peeked.parsed,
             task=serving.task,
         )
-        await self._reply(exchange, await self._pipeline.handle(exchange.call))
+        if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
+            reply = await self._handle_alive(exchange, call, now)
+        else:
+            reply = await self._pipeline.handle(call)
+        await self._reply(exchange, reply)
+
+    async def _handle_alive(self, exchange: _Exchange, call: Call, now: float) -> Reply:
+        """As the pipeline's `handle`, and comments for the client of a stream that waits."""
+        call.comment = exchange.comment
+        self._keepalive.begin(call, now)
+        try:
+            return await self._pipeline.handle(call)
+        finally:
+            self._keepalive.end(call)
+            call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector
 
     async def _read_body(self, receive: Receive, index: dict[bytes, bytes], server: Server, serving: Serving) -> bytes:
         """The whole body. Raises BodyTooLarge before more than the cap is held, ClientGone when it breaks off."""
@@ -157,6 +199,9 @@ class Edge:
 
     async def _reply(self, exchange: _Exchange, reply: Reply) -> None:
         cycle = exchange.cycle
+        if exchange.kept_alive and exchange.call is not None:
+            await self._reply_with_events(exchange, exchange.call.endpoint, reply)
+            return
         if reply.chunks is None:
             reply.headers.append((b"content-length", b"%d" % len(reply.body)))
             exchange.started = True
@@ -179,12 +224,37 @@ class Edge:
         finally:
             await reply.close()
 
+    async def _reply_with_events(self, exchange: _Exchange, endpoint: Endpoint, reply: Reply) -> None:
+        """The answer to a stream that was kept alive: its head has gone, its events follow, or one event for all of it."""
+        cycle = exchange.cycle
+        exchange.started = True
+        if reply.chunks is None:
+            await end_stream(cycle, whole_as_events(endpoint, reply.status, reply.body))
+            return
+        try:
+            if dict(reply.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+                async for chunk in reply.chunks:
+                    await send_chunk(cycle, chunk)
+                await end_stream(cycle)
+            else:
+                before, after = around_json(endpoint)
+                await send_chunk(cycle, before)
+                async for chunk in reply.chunks:
+                    await send_chunk(cycle, on_one_line(chunk))
+                await end_stream(cycle, after)
+        finally:
+            await reply.close()
+
     async def _refuse(self, exchange: _Exchange, error: GatewayError) -> None:
         """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""
         if exchange.started:
             exchange.abort()
             return
         call = exchange.call
+        if call is not None and exchange.kept_alive:
+            exchange.started = True
+            await end_stream(exchange.cycle, error_event(call.endpoint, error_object(error)))
+            return
         if call is None:
             path = exchange.scope["path"]
             self._meter.refused(exchange.request_id, path, error.status, error.code)
@@ -206,9 +276,12 @@ class Edge:
                 exchange, BodyTimeout("The request body did not arrive in time; send it faster or smaller.")
             )
         elif exchange.started and exchange.call is not None and exchange.call.stream:
-            event = response_error if exchange.call.endpoint.sse == "responses" else chat_error
-            broken = event("The gateway is shutting down and the stream could not be finished.", "shutting_down")
-            await exchange.send({"type": "http.response.body", "body": broken})
+            broken = ShuttingDown("The gateway is shutting down and the stream could not be finished.")
+            event = error_event(exchange.call.endpoint, error_object(broken))
+            if exchange.kept_alive:
+                await end_stream(exchange.cycle, event)
+            else:
+                await exchange.send({"type": "http.response.body", "body": event})
         else:
             await self._refuse(exchange, ShuttingDown("The gateway is shutting down; the call could not be finished."))
 
@@ -216,7 +289,7 @@ class Edge:
 class _Exchange:
     """One request on its connection: what has been learnt of it, and whether its answer has begun."""
 
-    __slots__ = ("call", "connection", "cycle", "is_echo", "request_id", "scope", "send", "started")
+    __slots__ = ("call", "connection", "cycle", "is_echo", "kept_alive", "request_id", "scope", "send", "started")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         state = scope.get("state") or {}
@@ -229,7 +302,10 @@ class _Exchange:
         self.request_id = new_request_id()
         self.is_echo = False
         self.call: Call | None = None
+        self.kept_alive = False
+        """The head has gone out, with comments behind it."""
         self.started = False
+        """What answers the request is on its way."""
 
     def identify(self, sent: str) -> None:
         """Take the client's own request id."""
@@ -239,6 +315,24 @@ class _Exchange:
     def awaits_body(self) -> bool:
         """Whether the client waits for `100 Continue`: it may send the body or not, so nothing can follow on its connection."""
         return self.cycle is not None and bool(self.cycle.waiting_for_100_continue)
+
+    def comment(self, text: bytes) -> bool:
+        """Send an SSE comment, behind the head if it is the first; False when there is nobody to send it to any more.
+
+        A client that does not read gets no more of them: they would only pile up.
+        """
+        cycle = self.cycle
+        if self.started or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        comment = b": %b\n\n" % text
+        if not self.kept_alive:
+            self.kept_alive = True
+            own_id = self.request_id.encode()
+            headers = [*EVENT_STREAM, (b"x-gateway-request-id", own_id), (b"x-request-id", own_id)]
+            begin_stream(cycle, headers, comment)
+        elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            write_chunk(cycle, comment)
+        return True
 
     def abort(self) -> None:
         """Break the connection off, so that a body cut short cannot look complete."""

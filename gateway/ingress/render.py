@@ -1,15 +1,27 @@
-"""Errors on the wire, always in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with a request id."""
+"""Errors on the wire, always in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with a request id.
+
+A stream whose head went out while it waited has no status left to tell: what would have been a whole answer, error or not,
+is told by its events.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
 from random import getrandbits
 from typing import Any
 
 import orjson
 
-from gateway.errors import GatewayError, MethodNotAllowed
+from gateway.call import Endpoint
+from gateway.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
+from gateway.policy.sse import error_in, json_object
 
 RawHeader = tuple[bytes, bytes]
+
+SHOWN_BYTES = 1000
+"""Of an error that nobody can read."""
+_STATES = frozenset(("queued", "in_progress", "completed", "failed", "incomplete"))
 
 
 def new_request_id() -> str:
@@ -19,9 +31,54 @@ def new_request_id() -> str:
 
 def error_body(error: GatewayError) -> bytes:
     """The JSON text of an error."""
-    return orjson.dumps(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}},
-    )
+    return orjson.dumps({"error": error_object(error)})
+
+
+def error_object(error: GatewayError) -> dict[str, Any]:
+    """The object that every shape of an error has in it."""
+    return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+
+
+def error_event(endpoint: Endpoint, error: Mapping[str, Any]) -> bytes:
+    """An error object as the last event of a stream of the endpoint's kind; the SDKs raise or yield it as an error."""
+    if endpoint.sse != "responses":
+        return b"data: %s\n\n" % orjson.dumps({"error": error})
+    flat = {"type": "error", "code": error.get("code") or error.get("type"), "message": error.get("message")}
+    return b"event: error\ndata: %s\n\n" % orjson.dumps({**flat, "param": error.get("param"), "sequence_number": 0})
+
+
+def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:
+    """A provider's whole answer to a call that had asked for a stream, as the events of one."""
+    if status >= 400:
+        return error_event(endpoint, error_in(body) or _unreadable(status, body))
+    before, after = around_json(endpoint, body)
+    return before + on_one_line(body) + after
+
+
+def around_json(endpoint: Endpoint, body: bytes = b"") -> tuple[bytes, bytes]:
+    """What makes a JSON answer the one event of a whole stream: the bytes before it and behind it."""
+    if endpoint.sse != "responses":
+        return b"data: ", b"\n\ndata: [DONE]\n\n" if endpoint.sse == "chat" else b"\n\n"
+    state = (json_object(body) or {}).get("status")
+    name = f"response.{state if state in _STATES else 'completed'}".encode()
+    return b'event: %b\ndata: {"type":"%b","sequence_number":0,"response":' % (name, name), b"}\n\n"
+
+
+def on_one_line(text: bytes) -> bytes:
+    """JSON, or a part of it, fit for one `data:` line: a line end in it is never more than white space."""
+    return text.translate(None, b"\r\n")
+
+
+def _unreadable(status: int, body: bytes) -> dict[str, Any]:
+    """The error object for an answer without one."""
+    text = body[:SHOWN_BYTES].decode(errors="replace")
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {
+        "message": f"The provider answered with status {status}: {text}",
+        "type": kind,
+        "param": None,
+        "code": None,
+    }
 
 
 def error_headers(error: GatewayError, length: int) -> list[RawHeader]:
@@ -30,8 +87,11 @@ def error_headers(error: GatewayError, length: int) -> list[RawHeader]:
     if error.should_retry is not None:
         headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-        headers.append((b"retry-after-ms", b"%d" % round(error.retry_after_s * 1000)))
+        milliseconds = max(1, ceil(round(error.retry_after_s * 1000, 6)))  # up, lest whoever obeys comes too early
+        headers.append((b"retry-after", b"%d" % ceil(milliseconds / 1000)))
+        headers.append((b"retry-after-ms", b"%d" % milliseconds))
+    if isinstance(error, AdmissionDenied | RequestExceedsLimits) and error.limit is not None:
+        headers.append((b"x-gateway-limit", error.limit.encode()))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
     return headers

@@ -1,0 +1,174 @@
+"""Whom the gateway sends away when it has too much to do, and when it lets them in again."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.call import LANES
+from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload, resident_bytes
+from gateway.policy.snapshot import QueueBounds
+
+GIB = 1024**3
+BOUNDS = QueueBounds(max_bytes=1000, shed_memory_bytes=GIB, shed_loop_lag_s=0.5)
+
+
+def levels(lags_s: list[float], overload: Overload | None = None) -> list[int]:
+    """The level after each of these lags of the loop, one a second."""
+    overload = overload or Overload()
+    found = []
+    for second, lag_s in enumerate(lags_s):
+        overload.observe(1000.0 + second, None, 0, lag_s, BOUNDS)
+        found.append(overload.level)
+    return found
+
+
+def shed(overload: Overload) -> list[str]:
+    """The lanes that are shed."""
+    return [lane for lane in LANES if overload.sheds(lane)]
+
+
+def test_at_first_nothing_is_shed() -> None:
+    """Neither before the first look nor when there is nothing to see."""
+    overload = Overload()
+
+    assert (overload.level, shed(overload)) == (0, [])
+    assert levels([0.0] * 5, overload) == [0] * 5
+
+
+def test_the_lowest_lane_is_shed_first_and_critical_never() -> None:
+    """One lane more with each look at a loop that is late."""
+    overload = Overload()
+    found = []
+
+    for second in range(5):
+        overload.observe(second, None, 0, 0.6, BOUNDS)
+        found.append(shed(overload))
+
+    three = ["interactive", "batch", "background"]
+    assert found == [["background"], ["batch", "background"], three, three, three]
+
+
+def test_a_lane_is_let_in_again_when_it_has_been_easy_for_a_while() -> None:
+    """Three quiet seconds for each, the highest first; one bad moment starts the count anew."""
+    assert CALM_S == 3.0
+    assert levels([0.6, 0.6, 0.6] + [0.1] * 9) == [1, 2, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0]
+    assert levels([0.6, 0.1, 0.1, 0.6, 0.1, 0.1, 0.1]) == [1, 1, 1, 2, 2, 2, 1]
+
+
+def test_near_the_limit_the_level_stays() -> None:
+    """Neither over it nor well below: lanes are not opened and shut every other second."""
+    assert levels([0.6] + [0.45, 0.49] * 20) == [1] * 41
+    assert levels([0.45, 0.49] * 20) == [0] * 40
+
+
+@pytest.mark.parametrize(
+    ("resident", "held", "lag_s", "is_too_much"),
+    [
+        (GIB + 1, 0, 0.0, True),
+        (GIB, 0, 0.0, False),
+        (None, 901, 0.0, True),
+        (None, 900, 0.0, False),
+        (0, 0, 0.51, True),
+        (0, 0, 0.5, False),
+    ],
+)
+def test_memory_held_bytes_and_lag_each_have_their_limit(
+    resident: int | None, held: int, lag_s: float, is_too_much: bool
+) -> None:
+    """Of what the queue may hold, a tenth is kept for those who are still let in."""
+    overload = Overload()
+
+    overload.observe(0.0, resident, held, lag_s, BOUNDS)
+
+    assert overload.level == is_too_much
+
+
+def test_memory_is_watched_only_where_a_limit_is_set() -> None:
+    """By default there is none; none of 0 bytes makes sense, and a queue that may hold nothing is no overload."""
+    overload = Overload()
+
+    for bounds in (QueueBounds(), QueueBounds(shed_memory_bytes=0, max_bytes=0)):
+        overload.observe(0.0, 100 * GIB, 0, 0.0, bounds)
+
+    assert overload.level == 0
+
+
+def test_memory_that_is_not_given_back_does_not_keep_people_out() -> None:
+    """Above the limit the lower lanes stay out; interactive calls only while it grows, be it slowly."""
+    overload = Overload()
+    found = []
+
+    for second in range(40):
+        grown = min(second, 4) * GIB // 50 + (second // 20) * (second - 19) * GIB // 400
+        overload.observe(second, GIB + 1 + grown, 0, 0.0, BOUNDS)
+        found.append(overload.level)
+
+    assert found[:4] == [1, 2, 3, 3]
+    assert found[7:20] == [2] * 13
+    assert 3 in found[20:26]
+    assert min(found[2:]) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.integers(0, 2 * GIB), st.integers(0, 1000), st.floats(0, 5), st.sampled_from([0.5, 1.0, 7.0])
+        )
+    )
+)
+def test_the_level_moves_by_a_step_and_sheds_from_below(seen: list[tuple[int | None, int, float, float]]) -> None:
+    """Whatever is observed: no jump, no lane shed above one that is served, `critical` always served."""
+    overload, now = Overload(), 0.0
+
+    for resident, held, lag_s, later_s in seen:
+        before, now = overload.level, now + later_s
+        overload.observe(now, resident, held, lag_s, BOUNDS)
+
+        assert 0 <= overload.level <= MAX_LEVEL
+        assert abs(overload.level - before) <= 1
+        assert overload.level >= before or (held <= 900 and lag_s <= 0.5)
+        assert shed(overload) == list(LANES[len(LANES) - overload.level :])
+
+    for _ in range(MAX_LEVEL + 1):
+        now += CALM_S
+        overload.observe(now, 0, 0, 0.0, BOUNDS)
+    assert overload.level == 0
+
+
+def test_a_refusal_is_counted_and_asks_for_more_patience_the_more_is_shed() -> None:
+    """By lane; the wait in the header is the one in the message."""
+    overload = Overload()
+    waits = []
+
+    for _ in range(MAX_LEVEL):
+        overload.observe(0.0, None, 0, 9.0, BOUNDS)
+        waits.append(overload.refusal("background").retry_after_s)
+    error = overload.refusal("batch")
+
+    assert waits == [1.0, 2.0, 4.0]
+    assert overload.shed_total == {"critical": 0, "interactive": 0, "batch": 1, "background": 3}
+    assert (error.status, error.code, error.should_retry) == (503, "gateway_overloaded", True)
+    assert "batch" in error.message
+    assert "4 s" in error.message
+
+
+def test_the_worst_lag_is_told_once() -> None:
+    """Whatever came after it; then the next second begins."""
+    lag = LoopLag()
+    for late_s in (0.01, 0.7, 0.02, -0.1):
+        lag.note(late_s)
+
+    assert (lag.take(), lag.take()) == (0.7, 0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell it there")
+def test_the_memory_of_this_process_is_known() -> None:
+    """More than a bare interpreter, less than the machine."""
+    found = resident_bytes()
+
+    assert found is not None
+    assert 5_000_000 < found < 1024 * GIB
