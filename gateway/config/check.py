@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.problems import Document, Path, did_you_mean, kind_of
+from gateway.config.problems import Document, Path, did_you_mean, kind_of, quoted
 from gateway.config.schema import Entry
 
 EntryT = TypeVar("EntryT", bound=Entry)
@@ -58,6 +58,20 @@ def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
         return kind.model_validate({**kind.stand_ins, **good})
     except ValidationError:
         return None
+
+
+def check_sets(kind: type[EntryT], document: Document | None) -> dict[str, EntryT]:
+    """The named sets of a policy file (None: there is none), always with a `default`.
+
+    A set that cannot be used keeps its name, so that picking it is not a second mistake.
+    """
+    sets = {"default": kind()}
+    if document is None:
+        return sets
+    if not isinstance(document.data, dict):
+        document.complain((), f"expected named sets such as `default: {{...}}`, not {quoted(document.data)}")
+        return sets
+    return sets | {name: check(kind, document, (name,)) or kind() for name in document.data}
 
 
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from gateway.policy.snapshot import Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
+from gateway.config.counting import windows_of
+from gateway.policy.snapshot import Counting, Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
 
 
 def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
@@ -21,7 +22,11 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         "files": list(snapshot.files),
         "notices": list(snapshot.notices),
         "server": _server(snapshot.server),
-        "lanes": {lane: {"deadline_s": deadline} for lane, deadline in snapshot.lane_deadline_s.items()},
+        "lanes": {
+            lane: {"deadline_s": deadline_s, "age_after_s": snapshot.queue.age_after_s.get(lane)}
+            for lane, deadline_s in snapshot.lane_deadline_s.items()
+        },
+        "queue": {name: value for name, value in asdict(snapshot.queue).items() if name != "age_after_s"},
         "providers": {name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         "models": {
             model.name: describe_model(model)
@@ -56,6 +61,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "fallbacks": list(model.fallbacks),
         "context_fallbacks": list(model.context_fallbacks),
         "plan": [target.name for target in model.plan],
+        "holding": asdict(model.holding),
         "include_usage": model.include_usage,
     }
 
@@ -68,6 +74,7 @@ def describe_target(target: Target) -> dict[str, Any]:
         "model": target.model,
         "weight": target.weight,
         "limits": _limits(target.limits),
+        "counting": _counting(target.counting),
         "clocks": asdict(target.clocks),
         "usd_per_million": _price(target.find_rates(target.model)) if target.model else "by the asked model",
     }
@@ -79,6 +86,8 @@ def describe_key(key: Key) -> dict[str, Any]:
         "name": key.name,
         "tenant": key.tenant,
         "lane": key.lane,
+        "critical": key.critical,
+        "names_tenants": key.names_tenants,
         "models": list(key.models),
         "limits": _limits(key.limits),
         "budget_usd_per_day": key.budget_usd_per_day,
@@ -100,6 +109,19 @@ def _server(server: Server) -> dict[str, Any]:
 
 def _limits(limits: Limits) -> dict[str, float]:
     return {name: value for name, value in asdict(limits).items() if value is not None}
+
+
+def _counting(counting: Counting) -> dict[str, Any]:
+    return {
+        "kind": counting.kind or "other",
+        "charge": counting.charge,
+        "excludes_cached": counting.excludes_cached,
+        "windows": windows_of(counting.style),
+        "learns": counting.learns,
+        "first_output_tokens": counting.first_output_tokens,
+        "adaptive": counting.adaptive,
+        "tokenizer": "heuristic" if counting.exact_tokens is None else "exact",
+    }
 
 
 def _price(rates: Rates | None) -> dict[str, float] | None:

@@ -7,6 +7,7 @@ or `ConfigError` carries every problem of every file, each on its line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
@@ -17,10 +18,11 @@ from gateway.config.notices import find_notices
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
 from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
-from gateway.config.routes import Pair, build_models, check_routes, compile_patterns, is_pattern, pairs_of
+from gateway.config.routes import Pair, Parts, Route, build_models, check_routes, compile_patterns, is_pattern, pairs_of
 from gateway.config.schema import ConfigFile
 from gateway.config.sections import key_section, provider_section, server_section
 from gateway.config.source import read_document
+from gateway.config.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.ports import Upstream
@@ -50,7 +52,7 @@ def load_snapshot(
         raise _config_error(problems)
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
-    providers = provider_section(document, config)
+    providers, kinds = provider_section(document, config)
     keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
     _check_passthrough(document, config, providers)
@@ -63,8 +65,10 @@ def load_snapshot(
         raise _config_error(problems)
 
     find_prices = cache(lambda name: price_finder(providers[name], now_wall))
-    models = build_models(routes, policies, upstreams, find_prices)
-    passthrough = _passthrough(config.passthrough, policies, upstreams)
+    tokenizers = _load_tokenizers(routes, policies)
+    parts = Parts(upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
+    models, sharing = build_models(routes, policies, parts)
+    passthrough = _passthrough(config.passthrough, policies, parts)
     _look_up_known_prices(target for model in models.values() for target in model.targets)
     documents = (document, *policies.documents)
     return PolicySnapshot(
@@ -78,9 +82,14 @@ def load_snapshot(
         patterns=compile_patterns(models),
         keys=keys,
         anonymous=ANONYMOUS,
-        lane_deadline_s=policies.lane_deadline_s,
+        lane_deadline_s=policies.queue.lane_deadline_s,
+        queue=policies.queue.bounds,
         passthrough=passthrough,
-        notices=find_notices(document, config, providers, models, keys),
+        notices=(
+            *find_notices(document, config, providers, models, keys),
+            *sharing,
+            *(tokenizers.notices if tokenizers else ()),
+        ),
     )
 
 
@@ -150,15 +159,24 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-def _passthrough(provider: str | None, policies: Policies, upstreams: Mapping[Pair, Upstream]) -> Target | None:
+def _load_tokenizers(routes: Mapping[str, Route], policies: Policies) -> Tokenizers | None:
+    """For the models that are to be counted exactly; None when there are none."""
+    exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
+    return load_tokenizers(dict.fromkeys(model for _, model in pairs_of(exact))) if exact else None
+
+
+def _passthrough(provider: str | None, policies: Policies, parts: Parts) -> Target | None:
+    """Its answers come from endpoints of every kind: what they tell of limits is not that of the models."""
     if provider is None:
         return None
+    counting = policies.admission["default"].counting(parts.kinds[provider], adaptive=False, find_tokenizer=None)
     return Target(
         name=f"{provider}/*",
         provider=provider,
         model=None,
-        upstream=upstreams[provider, None],
+        upstream=parts.upstreams[provider, None],
         clocks=policies.clocks["default"],
+        counting=replace(counting, learns=False),
     )
 
 

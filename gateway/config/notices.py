@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, path_text, printable
 from gateway.config.schema import ConfigFile
-from gateway.policy.snapshot import Key, Limits, Model, Provider
+from gateway.policy.snapshot import Key, Model, Provider
 
 _READABLE_BY_OTHERS = 0o044
 
@@ -29,11 +29,9 @@ def find_notices(
             f"{document.file} can be read by other users and holds a secret ({', '.join(literal)}): "
             "make it private (chmod 600) or take the secret from the environment"
         )
-    limited = [*_limited(models, keys)]
-    if limited:
-        notices.append(
-            f"limits, budgets and weights are accepted but not enforced yet by this version: {', '.join(limited)}"
-        )
+    idle = [*_not_enforced(models, keys)]
+    if idle:
+        notices.append(f"budgets and weights are accepted but not enforced yet by this version: {', '.join(idle)}")
     unused = [name for name, model in models.items() if model.context_fallbacks]
     if unused:
         notices.append(f"context_fallbacks are accepted but not used yet by this version: {', '.join(unused)}")
@@ -81,10 +79,10 @@ def _is_readable_by_others(file: str) -> bool:
         return False
 
 
-def _limited(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
+def _not_enforced(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
     for name, model in models.items():
-        if any(target.limits != Limits() or target.weight != 1.0 for target in model.targets):
+        if any(target.weight != 1.0 for target in model.targets):
             yield f"model {name}"
     for key in keys.values():
-        if key.limits != Limits() or key.budget_usd_per_day is not None:
+        if key.budget_usd_per_day is not None:
             yield f"key {key.name}"

@@ -10,30 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
 
-from gateway.call import Lane
-from gateway.config.check import EntryT, check
+from gateway.config.check import check_sets
+from gateway.config.counting import Admission, read_admission
 from gateway.config.env import substitute
-from gateway.config.problems import Document, Path, Problem, did_you_mean, quoted
-from gateway.config.schema import AdmissionSet, LaneEntries, LaneEntry, QueueSet, TimeoutsSet
+from gateway.config.holding import QueuePolicies, read_queue
+from gateway.config.problems import Document, Problem, did_you_mean
+from gateway.config.schema import TimeoutsSet
 from gateway.config.source import read_document
 from gateway.ports import Clocks
 
 FILES: Final = ("admission.yaml", "queue.yaml", "timeouts.yaml")
-BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
-    "critical": 30.0,
-    "interactive": 30.0,
-    "batch": 600.0,
-    "background": 21600.0,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
     """The sets of every policy file, by name."""
 
-    include_usage: Mapping[str, bool]
+    admission: Mapping[str, Admission]
+    queue: QueuePolicies
     clocks: Mapping[str, Clocks]
-    lane_deadline_s: Mapping[Lane, float]
     documents: tuple[Document, ...]
 
 
@@ -52,45 +47,14 @@ def read_policies(folder: FilePath | None, environ: Mapping[str, str], problems:
             problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, FILES)}"))
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
-    admission = _sets(AdmissionSet, documents.get("admission.yaml"))
-    timeouts = _sets(TimeoutsSet, documents.get("timeouts.yaml"))
+    timeouts = check_sets(TimeoutsSet, documents.get("timeouts.yaml"))
     return Policies(
-        {name: entry.include_usage for name, entry in admission.items()},
+        read_admission(documents.get("admission.yaml")),
+        read_queue(documents.get("queue.yaml")),
         {name: _clocks(entry) for name, entry in timeouts.items()},
-        _deadlines(documents.get("queue.yaml")),
         tuple(documents.values()),
     )
 
 
-def _sets(kind: type[EntryT], document: Document | None) -> dict[str, EntryT]:
-    """A set that cannot be used keeps its name, so that picking it is not a second mistake."""
-    sets = {"default": kind()}
-    if document is not None and _is_mapping(document):
-        sets |= {name: check(kind, document, (name,)) or kind() for name in document.data}
-    return sets
-
-
-def _is_mapping(document: Document) -> bool:
-    if not isinstance(document.data, dict):
-        document.complain((), f"expected named sets such as `default: {{...}}`, not {quoted(document.data)}")
-    return isinstance(document.data, dict)
-
-
 def _clocks(entry: TimeoutsSet) -> Clocks:
     return Clocks(entry.connect, entry.write, entry.first_byte, entry.idle, entry.total)
-
-
-def _deadlines(document: Document | None) -> dict[Lane, float]:
-    """Of the `default` set: lanes belong to keys, not to models. The others are checked all the same."""
-    sets = _sets(QueueSet, document)
-    found = {name: _lanes(document, name) for name in sets if document is not None and document.at((name, "lanes"))}
-    return {**BUILT_IN_DEADLINES_S, **found.get("default", {})}
-
-
-def _lanes(document: Document, name: str) -> dict[Lane, float]:
-    path: Path = (name, "lanes")
-    lanes = document.at(path)
-    if not isinstance(lanes, dict) or check(LaneEntries, document, path) is None:
-        return {}
-    entries = {lane: check(LaneEntry, document, (*path, lane)) for lane in BUILT_IN_DEADLINES_S if lanes.get(lane)}
-    return {lane: entry.deadline for lane, entry in entries.items() if entry and entry.deadline is not None}

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
 from gateway.config.check import check
+from gateway.config.counting import Admission, FindTokenizer
 from gateway.config.fields import is_label
 from gateway.config.policies import Policies
 from gateway.config.prices import fixed_rates
 from gateway.config.problems import Document, Path, did_you_mean
-from gateway.config.schema import ConfigFile, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.schema import ConfigFile, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.sharing import share_limits
 from gateway.policy.snapshot import Limits, Model, Rates, Target
 from gateway.ports import Clocks, Upstream
 
@@ -33,6 +35,16 @@ class Route:
     name: str
     entry: ModelEntry
     targets: tuple[tuple[TargetEntry, PriceEntry | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What targets are made of besides what their entries say; by the provider's name, or by provider and model."""
+
+    upstreams: Mapping[Pair, Upstream]
+    find_prices: Callable[[str], FindRates]
+    kinds: Mapping[str, Kind]
+    find_tokenizer: FindTokenizer | None = None
 
 
 def is_pattern(name: str) -> bool:
@@ -76,8 +88,8 @@ def _check_targets(
             continue
         if config.providers and target.provider not in config.providers:
             _no_such(document, (*path, "provider"), "provider", target.provider, config.providers)
-        if any(target == other for other, _ in targets):
-            document.complain(path, "is the same as a target above it")
+        if any(_place(name, target) == _place(name, other) for other, _ in targets):
+            document.complain(path, "is the same place as a target above it: list it once, with all its limits")
         price = check(PriceEntry, document, (*path, "price")) if target.price is not None else None
         targets.append((target, price))
     return tuple(targets)
@@ -89,10 +101,14 @@ def _check_names(document: Document, config: ConfigFile, name: str, entry: Model
         for index, other in enumerate(names):
             if other not in config.models:
                 _no_such(document, ("models", name, field, index), "model", other, config.models)
-    if entry.admission not in policies.include_usage:
-        _no_such(document, ("models", name, "admission"), "set", entry.admission, policies.include_usage)
-    if entry.timeouts not in policies.clocks:
-        _no_such(document, ("models", name, "timeouts"), "set", entry.timeouts, policies.clocks)
+    sets: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+        ("admission", entry.admission, policies.admission),
+        ("queue", entry.queue, policies.queue.holding),
+        ("timeouts", entry.timeouts, policies.clocks),
+    )
+    for field, picked, known in sets:
+        if picked not in known:
+            _no_such(document, ("models", name, field), "set", picked, known)
 
 
 def _no_such(document: Document, path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
@@ -127,69 +143,73 @@ def pairs_of(routes: Mapping[str, Route]) -> Iterator[Pair]:
     """Every provider and model that some target needs."""
     for route in routes.values():
         for entry, _ in route.targets:
-            yield entry.provider, _model_of(route, entry)
+            yield _place(route.name, entry)
 
 
-def _model_of(route: Route, entry: TargetEntry) -> str | None:
-    return entry.model or (None if is_pattern(route.name) else route.name)
+def _place(model: str, entry: TargetEntry) -> Pair:
+    return entry.provider, entry.model or (None if is_pattern(model) else model)
 
 
 def build_models(
-    routes: Mapping[str, Route],
-    policies: Policies,
-    upstreams: Mapping[Pair, Upstream],
-    find_prices: Callable[[str], FindRates],
-) -> dict[str, Model]:
-    """The models of sound routes. `find_prices` gives the price list of a provider by its name."""
-    targets = {
-        name: _build_targets(route, policies.clocks[route.entry.timeouts], upstreams, find_prices)
+    routes: Mapping[str, Route], policies: Policies, parts: Parts
+) -> tuple[dict[str, Model], tuple[str, ...]]:
+    """The models of sound routes, and a word on targets that several models describe differently."""
+    apart = {
+        name: _build_targets(
+            route, policies.clocks[route.entry.timeouts], policies.admission[route.entry.admission], parts
+        )
         for name, route in routes.items()
     }
-    return {
+    targets, notices = share_limits(apart)
+    models = {
         name: Model(
             name=name,
             targets=targets[name],
             plan=_plan(name, routes, targets),
+            holding=policies.queue.holding[route.entry.queue],
             fallbacks=tuple(route.entry.fallbacks),
             context_fallbacks=tuple(route.entry.context_fallbacks),
-            include_usage=policies.include_usage[route.entry.admission],
+            include_usage=policies.admission[route.entry.admission].include_usage,
         )
         for name, route in routes.items()
     }
+    return models, notices
 
 
-def _build_targets(
-    route: Route, clocks: Clocks, upstreams: Mapping[Pair, Upstream], find_prices: Callable[[str], FindRates]
-) -> tuple[Target, ...]:
-    built: dict[str, Target] = {}
+def _build_targets(route: Route, clocks: Clocks, admission: Admission, parts: Parts) -> tuple[Target, ...]:
+    built = []
     for entry, price in route.targets:
-        model = _model_of(route, entry)
-        name = _free_name(f"{entry.provider}/{model or '*'}", built)
-        built[name] = Target(
-            name=name,
-            provider=entry.provider,
+        provider, model = place = _place(route.name, entry)
+        target = Target(
+            name=f"{provider}/{model or '*'}",
+            provider=provider,
             model=model,
-            upstream=upstreams[entry.provider, model],
+            upstream=parts.upstreams[place],
             clocks=clocks,
-            limits=limits_of(entry.rpm, entry.tpm, entry.rpd, entry.max_concurrency),
+            limits=replace(
+                limits_of(entry),
+                input_tokens_per_min=entry.input_tpm,
+                output_tokens_per_min=entry.output_tpm,
+                request_burst=entry.burst,
+            ),
+            counting=admission.counting(
+                parts.kinds[provider], adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer
+            ),
             weight=entry.weight,
-            find_rates=_rates_of(entry, price, find_prices),
+            find_rates=_rates_of(entry, price, parts.find_prices),
         )
-    return tuple(built.values())
+        built.append(target)
+    return tuple(built)
 
 
-def _free_name(name: str, taken: Mapping[str, Target]) -> str:
-    number = 1
-    free = name
-    while free in taken:
-        number += 1
-        free = f"{name}#{number}"
-    return free
-
-
-def limits_of(rpm: float | None, tpm: float | None, rpd: float | None, max_concurrency: int | None) -> Limits:
-    """Limits from the fields of an entry."""
-    return Limits(requests_per_min=rpm, tokens_per_min=tpm, requests_per_day=rpd, max_concurrency=max_concurrency)
+def limits_of(entry: LimitedEntry) -> Limits:
+    """The limits that targets and keys have in common."""
+    return Limits(
+        requests_per_min=entry.rpm,
+        tokens_per_min=entry.tpm,
+        requests_per_day=entry.rpd,
+        max_concurrency=entry.max_concurrency,
+    )
 
 
 def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:

@@ -24,14 +24,34 @@ from gateway.config.fields import (
     Label,
     Mapping,
     Names,
+    Percent,
     Port,
     PositiveDuration,
     ProxyUrl,
+    Share,
     Size,
     State,
     Text,
     Usd,
 )
+from gateway.policy.estimate import ChargeRule
+
+Kind = Literal[
+    "openai",
+    "azure",
+    "anthropic",
+    "groq",
+    "mistral",
+    "together",
+    "fireworks",
+    "xai",
+    "gemini",
+    "openrouter",
+    "deepseek",
+    "other",
+]
+"""Whose rules a provider counts by."""
+Windows = Literal["continuous", "minute", "azure"]
 
 
 class Entry(BaseModel):
@@ -86,6 +106,7 @@ class ProviderEntry(Entry):
 
     dialect: Literal["openai", "azure"]
     base_url: BaseUrl
+    kind: Kind | None = None
     api_key: ApiKey = Field(default=None, repr=False)
     headers: Headers = Field(default={}, repr=False)
     api_version: Text | None = None
@@ -118,6 +139,10 @@ class LimitedEntry(Entry):
 class TargetEntry(LimitedEntry):
     provider: Text
     model: Label | None = None
+    burst: Amount | None = None
+    input_tpm: Amount | None = None
+    output_tpm: Amount | None = None
+    adaptive_concurrency: Flag = False
     weight: Amount = 1.0
     price: Mapping | None = None
 
@@ -137,6 +162,7 @@ class ModelEntry(Entry):
     fallbacks: list[Text] = []
     context_fallbacks: list[Text] = []
     admission: Text = "default"
+    queue: Text = "default"
     timeouts: Text = "default"
 
 
@@ -145,14 +171,28 @@ class KeyEntry(LimitedEntry):
     key: CallerDigest = Field(repr=False)
     tenant: Label | None = None
     lane: Literal["interactive", "batch", "background"] = "interactive"
+    critical: Flag = False
+    names_tenants: Flag = False
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
 
 
 class AdmissionSet(Entry):
-    """A set of admission.yaml. Keep the defaults of this and the next in step with the files in policies/."""
+    """A set of admission.yaml. Keep the defaults from here on in step with the files in policies/."""
 
     include_usage: Flag = True
+    learn_limits: Flag = True
+    first_answer_tokens: Count = 512
+    tokenizer: Literal["heuristic", "exact"] = "heuristic"
+    providers: Mapping = {}
+
+
+class CountingEntry(Entry):
+    """How providers of one kind count; what it leaves out is built in, by kind."""
+
+    charge: ChargeRule | None = None
+    excludes_cached: Flag | None = None
+    windows: Windows | None = None
 
 
 class TimeoutsSet(Entry):
@@ -168,14 +208,31 @@ class TimeoutsSet(Entry):
 class QueueSet(Entry):
     """A set of queue.yaml."""
 
+    max_calls: Count = 20_000
+    max_bytes: Size = 512 * 1024 * 1024
+    max_percent_per_tenant: Share = 75.0
+    keepalive_after: PositiveDuration = 15.0
+    reserve_percent: Percent = 10.0
     lanes: Mapping = {}
+    aged_percent: Percent = 5.0
+    shed: Mapping = {}
 
 
 class LaneEntries(Entry):
+    critical: Mapping = {}
     interactive: Mapping = {}
     batch: Mapping = {}
     background: Mapping = {}
 
 
 class LaneEntry(Entry):
+    """One lane; what it leaves out is built in, by lane."""
+
     deadline: PositiveDuration | None = None
+    prefer_primary_for: Duration | None = None
+    age_after: PositiveDuration | None = None
+
+
+class ShedEntry(Entry):
+    memory: Size | None = None
+    loop_lag: PositiveDuration = 0.5

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from gateway.config.check import check
+from gateway.config.counting import kind_of_provider
 from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, did_you_mean, quoted
 from gateway.config.routes import is_pattern, limits_of
-from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, ProviderEntry, ServerEntry
+from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
 from gateway.policy.snapshot import Key, Provider, Server
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -45,19 +46,21 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(document: Document, config: ConfigFile) -> dict[str, Provider]:
-    """Every provider that can be read."""
+def provider_section(document: Document, config: ConfigFile) -> tuple[dict[str, Provider], dict[str, Kind]]:
+    """Every provider that can be read, and by the same names of which kind each is."""
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
         document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
     providers: dict[str, Provider] = {}
+    kinds: dict[str, Kind] = {}
     for name in config.providers:
         entry = check(ProviderEntry, document, ("providers", name))
         if entry is not None:
             _check_provider(document, name, entry)
             providers[name] = _provider(document, name, entry)
-    return providers
+            kinds[name] = kind_of_provider(entry, providers[name])
+    return providers, kinds
 
 
 def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
@@ -142,8 +145,10 @@ def _key(entry: KeyEntry) -> Key:
         tenant=entry.tenant or entry.name,
         digest=entry.key,
         lane=entry.lane,
+        critical=entry.critical,
+        names_tenants=entry.names_tenants,
         models=tuple(entry.models),
         allows=allows,
-        limits=limits_of(entry.rpm, entry.tpm, entry.rpd, entry.max_concurrency),
+        limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
     )

@@ -60,6 +60,15 @@ def problems_of(folder: Path, text: str | bytes, environ: Mapping[str, str] = EN
     return []
 
 
+def with_policies(folder: Path, **files: str) -> str:
+    """A good config that reads a policy folder with these files, each named without `.yaml`."""
+    rules = folder / "rules"
+    rules.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (rules / f"{name}.yaml").write_text(text)
+    return f"policies: rules\n{GOOD}"
+
+
 def leaves(value: Any) -> list[Any]:
     """Every scalar and every name in plain data."""
     if isinstance(value, dict):

@@ -194,6 +194,11 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             provider(f"{OPENAI}, transport: http"),
             'config.yaml:1: providers.p.transport: "http" is not one of http1, httpx; did you mean "httpx"?',
         ),
+        (
+            provider(f"{OPENAI}, kind: grok"),
+            'config.yaml:1: providers.p.kind: "grok" is not one of openai, azure, anthropic, groq, mistral, together, '
+            'fireworks, xai, gemini, openrouter, deepseek, other; did you mean "groq"?',
+        ),
         (provider(f"{OPENAI}, ca_file: ca.pem"), 'config.yaml:1: providers.p.ca_file: there is no file "ca.pem"'),
         (provider(f"{OPENAI}, max_connections: 0"), "config.yaml:1: providers.p.max_connections: must be at least 1"),
         (
@@ -254,7 +259,28 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (
             config(models="{m: {targets: [openai/x, openai/x]}}"),
-            "config.yaml:2: models.m.targets[1]: is the same as a target above it",
+            "config.yaml:2: models.m.targets[1]: is the same place as a target above it: list it once, with all its limits",
+        ),
+        (
+            config(models="{x: {targets: [openai, {provider: openai, model: x, rpm: 5}]}}"),
+            "config.yaml:2: models.x.targets[1]: is the same place as a target above it: list it once, with all its limits",
+        ),
+        (
+            config(models="{'x*': {targets: [openai, {provider: openai, rpm: 5}]}}"),
+            'config.yaml:2: models."x*".targets[1]: is the same place as a target above it: '
+            "list it once, with all its limits",
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, input_tpn: 1}]}}"),
+            'config.yaml:2: models.m.targets[0].input_tpn: unknown field; did you mean "input_tpm"?',
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, output_tpm: -1}]}}"),
+            "config.yaml:2: models.m.targets[0].output_tpm: must be more than 0",
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, adaptive_concurrency: 8}]}}"),
+            "config.yaml:2: models.m.targets[0].adaptive_concurrency: expected true or false, not a number",
         ),
         (
             config(models="{gpt-4o: {targets: [openai], fallbacks: [gpt-40]}}"),
@@ -277,6 +303,10 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(models="{m: {targets: [openai], admission: defualt}}"),
             'config.yaml:2: models.m.admission: no set "defualt"; did you mean "default"?',
+        ),
+        (
+            config(models="{m: {targets: [openai], queue: defualt}}"),
+            'config.yaml:2: models.m.queue: no set "defualt"; did you mean "default"?',
         ),
         (
             "providers: {}\nmodels:\n  *: x",
@@ -317,6 +347,23 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(keys=f"[{{name: a, key: {KEY}, lane: batsch}}]"),
             'config.yaml:3: keys[0].lane: "batsch" is not one of interactive, batch, background; did you mean "batch"?',
+        ),
+        (
+            config(keys=f"[{{name: a, key: {KEY}, lane: critical}}]"),
+            'config.yaml:3: keys[0].lane: "critical" is not one of interactive, batch, background',
+        ),
+        (
+            config(keys=f"[{{name: a, key: {KEY}, critical: please}}]"),
+            "config.yaml:3: keys[0].critical: expected true or false, not text",
+        ),
+        (
+            config(keys=f"[{{name: a, key: {KEY}, name_tenants: true}}]"),
+            'config.yaml:3: keys[0].name_tenants: unknown field; did you mean "names_tenants"?',
+        ),
+        (
+            config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
+            "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, name, key, tenant, "
+            "lane, critical, names_tenants, models, budget_usd_per_day",
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, models: [gpt-4]}}]"),
@@ -555,9 +602,9 @@ def test_provider_without_a_key_passes_the_callers_through(tmp_path: Path, key: 
 
 
 def test_targets_are_named_by_provider_and_model(tmp_path: Path) -> None:
-    """A pattern passes the asked name on; a name that repeats within a model is numbered."""
+    """A pattern passes the asked name on."""
     models = (
-        "{m: {targets: [openai, openai/x, {provider: openai, model: x, rpm: 5}, openai/a/b]}, "
+        "{m: {targets: [openai, {provider: openai, model: x, rpm: 5}, openai/a/b]}, "
         "'gpt-*': {targets: [openai, openai/y]}}"
     )
 
@@ -566,7 +613,6 @@ def test_targets_are_named_by_provider_and_model(tmp_path: Path) -> None:
     assert [(t.name, t.model) for t in snapshot.models["m"].targets] == [
         ("openai/m", "m"),
         ("openai/x", "x"),
-        ("openai/x#2", "x"),
         ("openai/a/b", "a/b"),
     ]
     pattern = snapshot.find_model("gpt-9")
@@ -627,7 +673,8 @@ def test_keys_are_kept_as_digests(tmp_path: Path) -> None:
     hashed = sha256(b"another-secret-of-some-length").hexdigest().upper()
     keys = (
         f"[{{name: web, key: {KEY}}}, {{name: night, key: 'sha256:{hashed}', tenant: t, lane: batch, "
-        "models: ['gpt-4*', o3], rpm: 6, tpm: 7, rpd: 8, max_concurrency: 9, budget_usd_per_day: 1.5}]"
+        "critical: true, names_tenants: true, models: ['gpt-4*', o3], rpm: 6, tpm: 7, rpd: 8, max_concurrency: 9, "
+        "budget_usd_per_day: 1.5}]"
     )
 
     snapshot = load_text(
@@ -641,6 +688,7 @@ def test_keys_are_kept_as_digests(tmp_path: Path) -> None:
     assert (web.name, web.tenant, web.lane, web.models, web.allows) == ("web", "web", "interactive", ("*",), None)
     assert (night.tenant, night.lane, night.budget_usd_per_day) == ("t", "batch", 1.5)
     assert night.limits == Limits(6, 7, 8, 9)
+    assert [(key.critical, key.names_tenants) for key in (web, night)] == [(False, False), (True, True)]
     assert night.allows is not None
     assert [bool(night.allows.match(name)) for name in ("gpt-4o", "o3", "o3x", "gpt-5")] == [True, True, False, False]
     assert snapshot.find_key(b"nobody") is None
@@ -696,25 +744,40 @@ def test_digest_tells_structures_apart(tmp_path: Path) -> None:
             "{a: {targets: [openai/x]}, b: {targets: [openai/y]}}",
             "{a: {targets: [{provider: openai, rpm: 5}]}}",
             "{a: {targets: [{provider: openai, tpm: 5}]}}",
+            "{a: {targets: [{provider: openai, input_tpm: 5}]}}",
+            "{a: {targets: [{provider: openai, output_tpm: 5}]}}",
+            "{a: {targets: [{provider: openai, adaptive_concurrency: true}]}}",
         )
     }
 
-    assert len(digests) == 5
+    assert len(digests) == 8
+
+
+def test_what_a_key_or_provider_is_counts_for_the_digest(tmp_path: Path) -> None:
+    """So that a reload puts it in force."""
+    openai = "dialect: openai, base_url: 'https://x'"
+    digests = {
+        load_text(tmp_path, provider(f"{openai}{kind}") + f"keys: [{{name: a, key: {KEY}{flag}}}]\n").digest
+        for kind in ("", ", kind: groq", ", kind: xai")
+        for flag in ("", ", critical: true", ", names_tenants: true")
+    }
+
+    assert len(digests) == 9
 
 
 # --- notices ---
 
 
-def test_limits_are_announced_as_not_enforced(tmp_path: Path) -> None:
-    """Honest about what this version does not do yet, in one sentence."""
+def test_what_is_not_enforced_is_announced(tmp_path: Path) -> None:
+    """Honest about what this version does not do yet, in one sentence; limits are none of it."""
     text = config(
         models="{a: {targets: [{provider: openai, rpm: 5}]}, b: {targets: [{provider: openai, weight: 2}]}, "
         "c: {targets: [openai]}}",
-        keys=f"[{{name: web, key: '${{K}}', budget_usd_per_day: 3}}, {{name: free, key: 'sha256:{'0' * 64}'}}]",
+        keys=f"[{{name: web, key: '${{K}}', budget_usd_per_day: 3}}, {{name: free, key: 'sha256:{'0' * 64}', rpm: 5}}]",
     )
 
     assert load_text(tmp_path, text, {"K": KEY}).notices == (
-        "limits, budgets and weights are accepted but not enforced yet by this version: model a, model b, key web",
+        "budgets and weights are accepted but not enforced yet by this version: model b, key web",
     )
 
 

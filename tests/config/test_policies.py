@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.call import LANES
+from gateway.config.counting import KINDS
 from gateway.config.policies import FILES, read_policies
 from gateway.config.problems import Problem
+from gateway.config.schema import AdmissionSet, CountingEntry, LaneEntry, QueueSet, ShedEntry, TimeoutsSet
+from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds
 from gateway.ports import Clocks
-from tests.config.support import GOOD, ROOT, load_text, problems_of
+from tests.config.support import ROOT, load_text, problems_of, with_policies
 
 BUILT_IN = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
 
@@ -23,35 +27,46 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
 
     assert problems == []
     assert {Path(document.file).name for document in shipped.documents} == set(FILES)
-    assert shipped.include_usage == built_in.include_usage == {"default": True}
+    assert shipped.admission == built_in.admission
+    assert shipped.queue == built_in.queue
     assert shipped.clocks == built_in.clocks == {"default": BUILT_IN}
-    assert shipped.lane_deadline_s == built_in.lane_deadline_s
-    assert built_in.lane_deadline_s == {"interactive": 30, "batch": 600, "background": 21600}
+
+
+def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
+    """A snapshot made by hand behaves as one that was loaded without files."""
+    built_in = read_policies(None, {}, [])
+
+    assert built_in.queue.holding == {"default": Holding()}
+    assert built_in.queue.bounds == QueueBounds()
+    assert built_in.queue.lane_deadline_s == {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
+    assert list(built_in.queue.lane_deadline_s) == list(LANES)
+    counting = built_in.admission["default"].counting("other", adaptive=False, find_tokenizer=None)
+    assert counting == Counting()
+    assert built_in.admission["default"].include_usage is Model("m", (), ()).include_usage
 
 
 def test_shipped_files_are_complete() -> None:
-    """Every field that exists is written out."""
-    shipped = {name: yaml.safe_load((ROOT / "policies" / name).read_text())["default"] for name in FILES}
+    """Every field that exists is written out; what has no default, or that of another lane, in a comment."""
+    text = {name: (ROOT / "policies" / name).read_text() for name in FILES}
+    shipped = {name: yaml.safe_load(text[name])["default"] for name in FILES}
+    admission, queue = shipped["admission.yaml"], shipped["queue.yaml"]
 
-    assert set(shipped["admission.yaml"]) == {"include_usage"}
-    assert set(shipped["timeouts.yaml"]) == {"connect", "write", "first_byte", "idle", "total"}
-    assert shipped["queue.yaml"] == {
-        "lanes": {"interactive": {"deadline": "30s"}, "batch": {"deadline": "10m"}, "background": {"deadline": "6h"}}
-    }
-
-
-def write(tmp_path: Path, **files: str) -> str:
-    """A config that reads a folder with these files."""
-    folder = tmp_path / "rules"
-    folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (folder / f"{name}.yaml").write_text(text)
-    return f"policies: rules\n{GOOD}"
+    assert set(admission) == set(AdmissionSet.model_fields)
+    assert list(admission["providers"]) == list(KINDS)
+    assert all(set(rule) == set(CountingEntry.model_fields) for rule in admission["providers"].values())
+    assert set(shipped["timeouts.yaml"]) == set(TimeoutsSet.model_fields)
+    assert set(queue) == set(QueueSet.model_fields)
+    assert set(queue["lanes"]) == set(LANES) - {"critical"}
+    assert set(queue["lanes"]["batch"]) == set(queue["lanes"]["background"]) == set(LaneEntry.model_fields)
+    assert set(queue["lanes"]["interactive"]) == set(LaneEntry.model_fields) - {"age_after"}
+    assert set(queue["shed"]) == set(ShedEntry.model_fields) - {"memory"}
+    assert "`critical`" in text["queue.yaml"]
+    assert "# memory:" in text["queue.yaml"]
 
 
 def test_named_set_is_picked_by_a_model_and_inherits_the_rest(tmp_path: Path) -> None:
     """A set says only what differs from the built-in defaults."""
-    text = write(
+    text = with_policies(
         tmp_path,
         timeouts="default: {connect: 1s}\npatient: {first_byte: 30m}\nempty:\n",
         admission="quiet: {include_usage: false}\n",
@@ -69,23 +84,11 @@ def test_named_set_is_picked_by_a_model_and_inherits_the_rest(tmp_path: Path) ->
     assert [models[name].include_usage for name in ("gpt-4o", "o3")] == [True, False]
 
 
-def test_lanes_of_the_default_set_are_used(tmp_path: Path) -> None:
-    """A lane that is not there keeps the built-in deadline; another set changes nothing."""
-    text = write(
-        tmp_path,
-        queue="default: {lanes: {batch: {deadline: '${D}'}, interactive: }}\nx: {lanes: {batch: {deadline: 1s}}}",
-    )
-
-    deadlines = load_text(tmp_path, text, {"OPENAI_API_KEY": "", "D": "20m"}).lane_deadline_s
-
-    assert deadlines == {"interactive": 30, "batch": 1200, "background": 21600}
-
-
 def test_files_are_listed_in_the_snapshot_and_count_for_its_digest(tmp_path: Path) -> None:
     """What was read is said, and a changed policy is a changed config."""
-    text = write(tmp_path, timeouts="default: {connect: 1s}")
+    text = with_policies(tmp_path, timeouts="default: {connect: 1s}")
     first = load_text(tmp_path, text)
-    second = load_text(tmp_path, write(tmp_path, timeouts="default: {connect: 2s}"))
+    second = load_text(tmp_path, with_policies(tmp_path, timeouts="default: {connect: 2s}"))
 
     assert first.files == (str(tmp_path / "config.yaml"), str(tmp_path / "rules" / "timeouts.yaml"))
     assert first.digest != second.digest
@@ -93,7 +96,7 @@ def test_files_are_listed_in_the_snapshot_and_count_for_its_digest(tmp_path: Pat
 
 def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     """README, editor leftovers and hidden files are none of ours; a comment-only file is an empty one."""
-    text = write(tmp_path, queue="# nothing yet\n")
+    text = with_policies(tmp_path, queue="# nothing yet\n")
     for name in ("README.md", "queue.yaml~", ".hidden.yaml", ".#queue.yaml"):
         (tmp_path / "rules" / name).write_text("{{{")
     (tmp_path / "rules" / "..data").mkdir()
@@ -130,28 +133,11 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
             "rules/timeouts.yaml:2: default.idle: the environment variable NOPE is not set",
         ),
         ("timeouts.yaml", "default: 5s", "rules/timeouts.yaml:1: default: expected a mapping, not text"),
-        (
-            "admission.yaml",
-            "default: {include_usage: 1}",
-            "rules/admission.yaml:1: default.include_usage: expected true or false, not a number",
-        ),
-        (
-            "queue.yaml",
-            "default:\n  lanes:\n    interactiv: {deadline: 1s}",
-            'rules/queue.yaml:3: default.lanes.interactiv: unknown field; did you mean "interactive"?',
-        ),
-        (
-            "queue.yaml",
-            "x:\n  lanes:\n    batch: {deadline: 5}",
-            "rules/queue.yaml:3: x.lanes.batch.deadline: 5 has no unit: write for example 300ms, 30s, 5m, 6h or 1d",
-        ),
-        ("queue.yaml", "x: {lanes: [1]}", "rules/queue.yaml:1: x.lanes: expected a mapping, not a list"),
-        ("queue.yaml", "x: {lanes: {batch: 5s}}", "rules/queue.yaml:1: x.lanes.batch: expected a mapping, not text"),
     ],
 )
 def test_mistake_in_a_policy_file_is_said_once(tmp_path: Path, file: str, text: str, problem: str) -> None:
     """With the policy file's own name and line."""
-    config = write(tmp_path)
+    config = with_policies(tmp_path)
     (tmp_path / "rules" / file).write_text(text)
 
     assert problems_of(tmp_path, config) == [problem]
@@ -159,7 +145,7 @@ def test_mistake_in_a_policy_file_is_said_once(tmp_path: Path, file: str, text: 
 
 def test_bad_set_can_still_be_picked(tmp_path: Path) -> None:
     """A mistake inside a set does not make its name unknown."""
-    text = write(tmp_path, timeouts="slow: {idle: x}") + "  o3: {targets: [openai], timeouts: slow}\n"
+    text = with_policies(tmp_path, timeouts="slow: {idle: x}") + "  o3: {targets: [openai], timeouts: slow}\n"
 
     problems = problems_of(tmp_path, text)
 

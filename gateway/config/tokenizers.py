@@ -1,0 +1,109 @@
+"""Exact token counts with the package tiktoken, where it is installed (the extra `tokenizer`) and asked for.
+
+Vocabularies are loaded while a config is compiled, never while a call waits: the package fetches them from the network
+the first time, without a timeout of its own. Invariants: loading takes a bounded time and never fails a config; counting
+a text takes milliseconds however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Thread
+from typing import Any, Final, NamedTuple
+
+NOT_INSTALLED: Final = (
+    "exact counts need the Python package tiktoken, which is not installed (the extra tokenizer: "
+    "pip install 'llm-gateway-sidecar[tokenizer]')"
+)
+LOAD_S: Final = 10.0
+MAX_REMEMBERED: Final = 4096
+MAX_NAME_CHARS: Final = 200
+WHOLE_CHARS: Final = 32_768
+"""Longer texts are counted by samples: a megabyte would hold up every other call for half a second."""
+
+_OF_ANY_NAME = "o200k_base"  # for targets that take any model's name: the one of all current models
+_SAMPLES = 8
+
+CountTokens = Callable[[str], int]
+
+
+class Tokenizers(NamedTuple):
+    """What was loaded; `find` gives a model's by its name, None where it is not known. Remembers."""
+
+    find: Callable[[str], CountTokens | None]
+    notices: tuple[str, ...]
+
+
+def is_installed() -> bool:
+    """Whether exact counts can be had at all."""
+    return find_spec("tiktoken") is not None
+
+
+def load_tokenizers(models: Iterable[str | None], *, wait_s: float = LOAD_S) -> Tokenizers:
+    """Loads what these models need (None: a target for any name); whatever is not there after `wait_s` is left out."""
+    try:
+        tiktoken: Any = import_module("tiktoken")  # an extra: neither mypy nor a config without it need know it
+    except ImportError:
+        return Tokenizers(
+            lambda _model: None, ("the package tiktoken cannot be imported: the heuristic counts instead",)
+        )
+
+    def name_of(model: str) -> str | None:
+        try:
+            return str(tiktoken.encoding_name_for_model(model))
+        except KeyError:
+            return None
+
+    wanted = {model: _OF_ANY_NAME if model is None else name_of(model) for model in models}
+    names = sorted({name for name in wanted.values() if name is not None})
+    counts, failures = _load_all(names, tiktoken.get_encoding, wait_s)
+
+    @lru_cache(maxsize=MAX_REMEMBERED)
+    def look_up(model: str) -> CountTokens | None:
+        return counts.get(name_of(model) or "")
+
+    unknown = [model for model, name in wanted.items() if model is not None and name is None]
+    return Tokenizers(
+        lambda model: look_up(model) if len(model) <= MAX_NAME_CHARS else None,
+        (
+            *failures,
+            *([f"no tokenizer is known for {', '.join(unknown)}: the heuristic counts there"] if unknown else ()),
+        ),
+    )
+
+
+def _load_all(names: list[str], load: Callable[[str], Any], wait_s: float) -> tuple[dict[str, CountTokens], list[str]]:
+    """One after the other, in a thread that is left behind when the network keeps it."""
+    loaded: dict[str, CountTokens] = {}
+    reasons: dict[str, str] = {}
+
+    def work() -> None:
+        for name in names:
+            try:
+                loaded[name] = partial(_count, load(name))
+            except (OSError, ValueError, ImportError) as error:  # no network, no space, a damaged file
+                reasons[name] = getattr(error, "strerror", None) or type(error).__name__
+
+    thread = Thread(target=work, name="load-tokenizers", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    counts = dict(loaded)
+    return counts, [
+        f"the tokenizer {name} could not be loaded ({reasons.get(name, f'not there after {wait_s:g} s')}): "
+        "the heuristic counts instead"
+        for name in names
+        if name not in counts
+    ]
+
+
+def _count(encoding: Any, text: str) -> int:
+    if len(text) <= WHOLE_CHARS:
+        return len(encoding.encode_ordinary(text))
+    size = WHOLE_CHARS // _SAMPLES
+    step = (len(text) - size) // (_SAMPLES - 1)
+    starts = range(0, step * _SAMPLES, step)
+    tokens = sum([len(encoding.encode_ordinary(text[start : start + size])) for start in starts])
+    return round(tokens * len(text) / WHOLE_CHARS)
