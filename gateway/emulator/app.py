@@ -41,6 +41,7 @@ _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", 
 _MAX_ACCOUNTS = 10_000
 _LIMIT_FIELDS = (
     "rpm",
+    "burst",
     "tpm",
     "output_tpm",
     "max_concurrency",

@@ -24,6 +24,7 @@ class Limits:
     """What one API key may ask of one model; None: no limit."""
 
     rpm: int | None = None  # requests per minute
+    burst: int | None = None  # so many of them at once; None: all of a minute (azure has windows instead)
     tpm: int | None = None  # tokens per minute (anthropic: input tokens)
     output_tpm: int | None = None  # output tokens per minute, charged as they are produced (anthropic only)
     max_concurrency: int | None = None  # calls in flight
@@ -43,10 +44,11 @@ class EmulatorConfig:
     output_sigma: float = 0.0  # sigma of its lognormal spread; the length follows from the request
     seed: int = 0
     rpm: int | None = None  # see Limits
+    burst: int | None = None
     tpm: int | None = None
     output_tpm: int | None = None
     max_concurrency: int | None = None
-    model_limits: Mapping[str, Limits] = field(default_factory=lambda: _NO_LIMITS)  # replaces the four above, by model
+    model_limits: Mapping[str, Limits] = field(default_factory=lambda: _NO_LIMITS)  # replaces the five above, by model
     dialect: str = "openai"  # openai | azure | anthropic: limit semantics, headers and error bodies
     limit_headers: bool = True  # False: no x-ratelimit-*, no Retry-After, anywhere
     charge: str = (
@@ -104,7 +106,13 @@ class EmulatorConfig:
         own = self.model_limits.get(model)
         if own is not None:
             return own
-        return Limits(rpm=self.rpm, tpm=self.tpm, output_tpm=self.output_tpm, max_concurrency=self.max_concurrency)
+        return Limits(
+            rpm=self.rpm,
+            burst=self.burst,
+            tpm=self.tpm,
+            output_tpm=self.output_tpm,
+            max_concurrency=self.max_concurrency,
+        )
 
 
 def _read(name: str, value: Any, accepted: dict[str, Any], problems: list[str]) -> None:
@@ -232,6 +240,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "output_sigma": _at_least_zero,
         "seed": _whole(0),
         "rpm": _optional(_whole(1)),
+        "burst": _optional(_whole(1)),
         "tpm": _optional(_whole(1)),
         "output_tpm": _optional(_whole(1)),
         "max_concurrency": _optional(_whole(1)),

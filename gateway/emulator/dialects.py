@@ -77,7 +77,7 @@ class OpenAIAccount:
         self._max_concurrency = limits.max_concurrency
         self._charge = "max" if config.charge == "auto" else config.charge
         self._shows_headers = config.limit_headers
-        self._requests = Bucket(limits.rpm, now) if limits.rpm else None
+        self._requests = Bucket(limits.rpm, now, limits.burst) if limits.rpm else None
         self._tokens = Bucket(limits.tpm, now) if limits.tpm else None
 
     def admit(self, demand: Demand, now: float) -> Reply | None:
@@ -110,7 +110,7 @@ class OpenAIAccount:
         return shown
 
     def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
-        limit = self._requests.capacity if self._requests else 60
+        limit = self._requests.per_minute if self._requests else 60
         text = f"Rate limit reached for {self._model} in organization org-emulator on requests per min (RPM):"
         if is_bare:
             problem = Problem(429, "Rate limit reached.", "requests", None, "rate_limit_exceeded")
@@ -127,13 +127,13 @@ class OpenAIAccount:
     def _reached(self, kind: str, bucket: Bucket, cost: int, wait_s: float, now: float) -> str:
         return (
             f"Rate limit reached for {self._model} in organization org-emulator on {kind} per min ({kind[0].upper()}PM):"
-            f" Limit {bucket.capacity}, Used {bucket.used(now)}, Requested {cost}. {_try_again(wait_s)}"
+            f" Limit {bucket.per_minute}, Used {bucket.used(now)}, Requested {cost}. {_try_again(wait_s)}"
         )
 
     def _too_large(self, bucket: Bucket, cost: int) -> str:
         return (
             f"Request too large for {self._model} in organization org-emulator on tokens per min (TPM):"
-            f" Limit {bucket.capacity}, Requested {cost}. The input or output tokens must be reduced in order to run"
+            f" Limit {bucket.per_minute}, Requested {cost}. The input or output tokens must be reduced in order to run"
             " successfully. Visit https://platform.openai.com/account/rate-limits to learn more."
         )
 
@@ -142,7 +142,7 @@ class OpenAIAccount:
         # Rounded up to the millisecond, so that waiting as told is enough.
         full_in_s = math.ceil(bucket.full_in_s(now) * 1000 - 1e-6) / 1000
         return (
-            (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
+            (b"x-ratelimit-limit-" + name, b"%d" % bucket.per_minute),
             (b"x-ratelimit-remaining-" + name, b"%d" % bucket.remaining(now)),
             (b"x-ratelimit-reset-" + name, go_duration(full_in_s).encode()),
         )
@@ -216,7 +216,7 @@ class AnthropicAccount:
         self._max_concurrency = limits.max_concurrency
         self._charge = "input" if config.charge == "auto" else config.charge
         self._shows_headers = config.limit_headers
-        self._requests = Bucket(limits.rpm, now) if limits.rpm else None
+        self._requests = Bucket(limits.rpm, now, limits.burst) if limits.rpm else None
         self._input = Bucket(limits.tpm, now) if limits.tpm else None
         self._output = Bucket(limits.output_tpm, now) if limits.output_tpm else None
 
@@ -225,7 +225,7 @@ class AnthropicAccount:
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse(f"{self._max_concurrency} concurrent connections", now, None)
         if self._requests and (wait_s := self._requests.wait_s(1, now)):
-            return self._refuse(f"{self._requests.capacity:,} requests per minute", now, wait_s)
+            return self._refuse(f"{self._requests.per_minute:,} requests per minute", now, wait_s)
         if self._input and (wait_s := self._input.wait_s(min(cost, self._input.capacity), now)):
             return self._refuse(f"{self._input.capacity:,} input tokens per minute", now, wait_s)
         if self._input and cost > self._input.capacity:
@@ -261,7 +261,7 @@ class AnthropicAccount:
     def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
         if is_bare:
             return Problem(429, "Rate limited.").reply("anthropic", is_bare=True)
-        limit = self._requests.capacity if self._requests else 50
+        limit = self._requests.per_minute if self._requests else 50
         return self._refuse(f"{limit:,} requests per minute", now, wait_s)
 
     def _refuse(self, limit: str, now: float, wait_s: float | None) -> Reply:
@@ -278,7 +278,7 @@ class AnthropicAccount:
         full_at = datetime.fromtimestamp(math.ceil(self._wall() + bucket.full_in_s(now)), UTC)
         prefix = b"anthropic-ratelimit-" + name
         return (
-            (prefix + b"-limit", b"%d" % bucket.capacity),
+            (prefix + b"-limit", b"%d" % bucket.per_minute),
             (prefix + b"-remaining", b"%d" % rounded),
             (prefix + b"-reset", full_at.strftime("%Y-%m-%dT%H:%M:%SZ").encode()),
         )

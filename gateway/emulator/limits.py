@@ -10,14 +10,18 @@ import math
 
 
 class Bucket:
-    """`per_minute` units that refill continuously; full at the start. A level may go below zero by `spend`."""
+    """`per_minute` units that refill continuously up to `burst` (by default a minute's worth); full at the start.
 
-    __slots__ = ("_level", "_rate", "_updated_at", "capacity")
+    A level may go below zero by `spend`.
+    """
 
-    def __init__(self, per_minute: int, now: float) -> None:
-        self.capacity = per_minute
+    __slots__ = ("_level", "_rate", "_updated_at", "capacity", "per_minute")
+
+    def __init__(self, per_minute: int, now: float, burst: int | None = None) -> None:
+        self.per_minute = per_minute
+        self.capacity = burst or per_minute
         self._rate = per_minute / 60.0
-        self._level = float(per_minute)
+        self._level = float(self.capacity)
         self._updated_at = now
 
     def level(self, now: float) -> float:
@@ -42,7 +46,7 @@ class Bucket:
 
     def used(self, now: float) -> int:
         """Whole units gone."""
-        return self.capacity - self.remaining(now)
+        return self.per_minute - self.remaining(now)
 
     def full_in_s(self, now: float) -> float:
         """Seconds until the bucket is full: what OpenAI's reset headers tell."""
