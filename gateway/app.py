@@ -26,8 +26,12 @@ from gateway.config.load import load_snapshot
 from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
+from gateway.flow.admission import Admission
+from gateway.flow.keepalive import KeepAlive
+from gateway.flow.overload import LoopLag, Overload, resident_bytes
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import SWEEP_S, Watch
+from gateway.ingress import insight
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.operations import admin_routes, health_routes, metrics_route
@@ -92,6 +96,11 @@ class Gateway:
         self._versions = first.version
         self._addresses = _addresses(first)
         self._policies = Policies(first)
+        self._admission = Admission(self._clock, self._telemetry, first)
+        self._keepalive = KeepAlive(self._admission.describe)
+        self._overload = Overload()
+        self._loop_lag = LoopLag()
+        self._telemetry.before_scrape = self._fill_gauges
         self._telemetry.set_policy(first.version)
         self._reloader = Reloader(
             settings.config,
@@ -162,11 +171,19 @@ class Gateway:
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
-        edge = Edge(Pipeline(self._clock, meter, self._watch), self._policies, meter, self._clock, self._inflight)
+        pipeline = Pipeline(self._clock, meter, self._watch, self._admission)
+        edge = Edge(pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(self._inflight)
         operations = [
             metrics_route(self._telemetry.registry),
-            *admin_routes(self._policies, {"config": self._show_config}),
+            *admin_routes(
+                self._policies,
+                {
+                    "config": self._show_config,
+                    "limits": lambda: insight.show_limits(self._admission, self._clock.monotonic()),
+                    "queue": lambda: insight.show_queue(self._admission, self._clock.monotonic()),
+                },
+            ),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
@@ -200,6 +217,7 @@ class Gateway:
         if _addresses(snapshot) != self._addresses:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
         self._policies.current = snapshot
+        self._admission.install(snapshot)
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
 
@@ -220,25 +238,44 @@ class Gateway:
             "last_reload": asdict(last) if last else None,
         }
 
+    def _fill_gauges(self) -> None:
+        """Levels are only looked at when somebody asks."""
+        admission, telemetry, now = self._admission, self._telemetry, self._clock.monotonic()
+        rows = insight.limit_rows(admission, now)
+        gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.is_wild(n)}
+        telemetry.set_limits(
+            {name: row.level for name, row in rows},
+            {(name, row.source): row.capacity for name, row in rows},
+            {name: gate.calibration.errors().mean_error for name, gate in gates.items() if gate.calibration.count},
+        )
+        queue = admission.queue
+        pauses = {name: gate.paused for name, gate in gates.items()}
+        telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
+        telemetry.set_shedding(self._overload.level, self._overload.shed_total)
+
     async def _keep_watch(self) -> None:
-        """End the attempts whose time is up."""
+        """End the attempts whose time is up, and keep alive the streams that wait."""
         while True:
+            due = self._clock.monotonic() + SWEEP_S
             await asyncio.sleep(SWEEP_S)
-            self._watch.sweep(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._loop_lag.note(now - due)
+            self._watch.sweep(now)
+            self._keepalive.sweep(now)
 
     async def _keep_house(self) -> None:
         """Everything that is due about once a second; a failure here is logged and does not end it."""
         while True:
-            due = self._clock.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            now = self._clock.monotonic()
-            self._telemetry.set_loop_lag(max(0.0, now - due))
             try:
-                await self._tick(now)
+                await self._tick(self._clock.monotonic())
             except Exception:
                 log.exception("housekeeping failed")
 
     async def _tick(self, now: float) -> None:
+        lag_s = self._loop_lag.take()
+        self._telemetry.set_loop_lag(lag_s)
+        self._overload.observe(now, resident_bytes(), self._admission.queue.bytes, lag_s, self.policy.queue)
         for server in self._servers:
             server.tick()
         self._inflight.sweep(now)

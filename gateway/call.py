@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
+    from gateway.policy.gate import Grant
+    from gateway.policy.limits import Cost
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
 
@@ -20,6 +22,18 @@ LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
 """Highest first. A key's own lane is one of the last three; `critical` is asked for by a call, where its key allows it."""
 
 PASSTHROUGH = "passthrough"
+
+
+class Waiting(Protocol):
+    """A place in the delay queue."""
+
+    def position(self) -> int:
+        """How many go before it, and itself; 1 is next."""
+        ...
+
+    def eta_s(self, now: float) -> float:
+        """Seconds until its turn comes, as far as can be told."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,19 @@ class Call:
     task: asyncio.Task[None] | None = None
     """The task that serves it, if the edge knows; None: whichever runs."""
     attempts: list[Attempt] = field(default_factory=list)
+    estimate: int = -1
+    """Input tokens as estimated, uncorrected; negative: not counted yet."""
+    grant: Grant | None = None
+    """What the present attempt has taken from its target's limits."""
+    key_cost: Cost | None = None
+    """What it has taken from its key's limits, at `key_cost_at`."""
+    key_cost_at: float = 0.0
+    seq: int = 0
+    """Its age among all calls, given when it first asks to be let through; 0: it has not."""
+    held: Waiting | None = None
+    """Its place in the delay queue, while it is there."""
+    queue_s: float = 0.0
+    """How long it was held, over all attempts."""
     settled: bool = False
     """Its account is closed; it is closed once."""
 

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+_TIMER_GRAIN_S = 0.001  # uvloop rounds to milliseconds: a timer that fires early would have to be set again
+
+
+class Timer(Protocol):
+    """A call that is due."""
+
+    def cancel(self) -> None:
+        """It is not wanted any more."""
+        ...
 
 
 class Clock(Protocol):
@@ -25,6 +36,10 @@ class Clock(Protocol):
         """Wait; returns at once for zero or less."""
         ...
 
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Call back at `when` (monotonic), never before; in the event loop."""
+        ...
+
 
 class SystemClock:
     """The machine's own clock."""
@@ -36,3 +51,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        delay_s = max(0.0, when - time.monotonic()) + _TIMER_GRAIN_S / 2
+        return asyncio.get_running_loop().call_later(max(delay_s, _TIMER_GRAIN_S), callback)

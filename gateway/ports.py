@@ -92,6 +92,10 @@ class Meter(Protocol):
         """A call is in the gateway; `settled` follows in any case."""
         ...
 
+    def waited(self, lane: str, seconds: float) -> None:
+        """A call has left the delay queue, whichever way."""
+        ...
+
     def settled(self, record: Settled) -> None:
         """One call has ended: counts, tokens, money, times and its log line."""
         ...

@@ -18,7 +18,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.call import Settled
+from gateway.call import Lane, Settled
 from gateway.calllog import CallLog, Refused
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -101,6 +101,10 @@ class Distribution:
         return family
 
 
+def _nothing() -> None:
+    return None
+
+
 class Telemetry(Collector):
     """All metrics of the process. Every method is for the loop's thread."""
 
@@ -127,6 +131,20 @@ class Telemetry(Collector):
             "unpriced_calls_total", "Calls with tokens whose price is not known.", "model", "target"
         )
         self._estimated = Counts("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
+        self._waits = Distribution(
+            "queue_wait_seconds", "Time that held calls spent in the delay queue.", SECONDS, "lane"
+        )
+        self._queue_depth = Levels("queue_depth", "Calls in the delay queue now.", "model", "lane")
+        self._queue_oldest = Levels("queue_oldest_seconds", "Age of the longest held call.", "lane")
+        self._queue_bytes = Levels("queue_bytes", "Bodies of the calls in the delay queue, in bytes.")
+        self._limit_level = Levels("limit_level", "What is free of a limit now.", "limit")
+        self._limit_capacity = Levels("limit_capacity", "The most that a limit ever holds.", "limit", "source")
+        self._pauses = Counts("pauses_total", "How often a target was left alone after a 429.", "target")
+        self._estimate_error = Levels(
+            "estimate_error_ratio", "Mean error of the input tokens estimated, as a part of the real ones.", "target"
+        )
+        self._shed = Counts("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
+        self._shed_level = Levels("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
         self._dropped = Counts("log_lines_dropped_total", "Call log lines lost to a slow reader.")
         self._reload_errors = Counts("config_reload_errors_total", "Reloads that were refused.")
         self._config_version = Levels("config_version", "Version of the policy snapshot in force.")
@@ -135,6 +153,8 @@ class Telemetry(Collector):
         self._connections = Levels("upstream_connections", "Connections to providers.", "provider", "state")
         self._in_flight.values[()] = 0
         self._reload_errors.totals[()] = 0
+        self.before_scrape: Callable[[], None] = _nothing
+        """Called before each scrape, to set what nobody keeps up to date in between."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -143,6 +163,7 @@ class Telemetry(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """All families, for a scrape."""
         self.flush()
+        self.before_scrape()
         self._dropped.totals[()] = self._log.dropped
         for metric in vars(self).values():
             if isinstance(metric, Counts | Levels | Distribution):
@@ -151,6 +172,10 @@ class Telemetry(Collector):
     def began(self) -> None:
         """A call is in the gateway."""
         self._in_flight.values[()] += 1
+
+    def waited(self, lane: str, seconds: float) -> None:
+        """A call has left the delay queue."""
+        self._waits.observe((lane,), seconds)
 
     def settled(self, record: Settled) -> None:
         """One call has ended; it is counted and logged with the next batch."""
@@ -201,6 +226,32 @@ class Telemetry(Collector):
     def reload_failed(self) -> None:
         """A new config could not be used."""
         self._reload_errors.totals[()] += 1
+
+    def set_queue(
+        self,
+        depth: Mapping[tuple[str, Lane], int],
+        oldest_s: Mapping[Lane, float],
+        size: int,
+        pauses: Mapping[str, int],
+    ) -> None:
+        """The delay queue as it is now: depth by model and lane, age by lane, bytes; pauses so far by target."""
+        self._queue_depth.values = {(model, lane): calls for (model, lane), calls in depth.items()}
+        self._queue_oldest.values = {(lane,): age_s for lane, age_s in oldest_s.items()}
+        self._queue_bytes.values[()] = size
+        self._pauses.totals.update({(target,): count for target, count in pauses.items()})
+
+    def set_limits(
+        self, levels: Mapping[str, float], capacities: Mapping[tuple[str, str], float], errors: Mapping[str, float]
+    ) -> None:
+        """Every limit as it is now: level by name, capacity by name and source; the estimator's error by target."""
+        self._limit_level.values = {(limit,): level for limit, level in levels.items()}
+        self._limit_capacity.values = {(limit, source): most for (limit, source), most in capacities.items()}
+        self._estimate_error.values = {(target,): error for target, error in errors.items()}
+
+    def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:
+        """How many lanes are shed now, and how many requests were so far."""
+        self._shed_level.values[()] = level
+        self._shed.totals.update({(lane,): total for lane, total in totals.items()})
 
     def set_loop_lag(self, seconds: float) -> None:
         """How late the loop ran."""

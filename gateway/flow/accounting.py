@@ -5,6 +5,8 @@ Money is tokens times the rates that were resolved when the policy was compiled;
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.call import Call, Settled, Usage
 from gateway.clock import Clock
 from gateway.policy.plan import upstream_model
@@ -18,9 +20,11 @@ CLIENT_GONE_STATUS = 499
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_clock", "_meter", "opened")
+    __slots__ = ("_clock", "_meter", "_release", "opened")
 
-    def __init__(self, clock: Clock, meter: Meter) -> None:
+    def __init__(self, clock: Clock, meter: Meter, release: Callable[[Call, Usage | None], None]) -> None:
+        """`release` gives back to the limits what the call took and did not use."""
+        self._release = release
         self._clock = clock
         self._meter = meter
         self.opened = meter.began
@@ -33,6 +37,7 @@ class Accounts:
         if call.settled:
             return
         call.settled = True
+        self._release(call, usage)
         now = self._clock.monotonic()
         last = call.attempts[-1] if call.attempts else None
         if last is not None and last.ended_at is None:
@@ -68,8 +73,8 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
 
 
 def overhead_s(call: Call, now: float) -> float:
-    """The part of the call's time so far that was ours: not a provider's, as seen between an attempt's start and answer."""
+    """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
     upstream_s = 0.0
     for attempt in call.attempts:
         upstream_s += (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
-    return max(0.0, now - call.received_at - upstream_s)
+    return max(0.0, now - call.received_at - upstream_s - call.queue_s)

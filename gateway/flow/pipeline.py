@@ -1,6 +1,6 @@
 """The life of a call, top to bottom. Read this first.
 
-    plan -> attempt, attempt, … -> answer or give up -> relay -> settle
+    admission -> attempt, admission -> attempt, … -> answer or give up -> relay -> settle
 
 One explicit function instead of a stack of wrappers: everything shares one plan, one deadline and one attempt ledger, and
 with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs exactly once for every call that enters
@@ -24,13 +24,15 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
+from gateway.flow.admission import Admission
 from gateway.flow.attempt import Opened, open_answer
 from gateway.flow.relay import RawRelay, SseRelay, why_stopped
 from gateway.flow.trail import trail_headers
 from gateway.flow.watch import Watch
-from gateway.policy.classify import is_openai_shaped, moves_on
+from gateway.policy.classify import is_openai_shaped, limits_rate, moves_on
+from gateway.policy.gate import Refusal
 from gateway.policy.headers import passthrough_response_headers, response_headers
-from gateway.policy.plan import plan_targets
+from gateway.policy.snapshot import Target
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
 
@@ -38,11 +40,12 @@ from gateway.ports import Meter
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
 
-    __slots__ = ("_accounts", "_clock", "_returned", "_returned_as_is", "_watch")
+    __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_returned_as_is", "_watch")
 
-    def __init__(self, clock: Clock, meter: Meter, watch: Watch) -> None:
+    def __init__(self, clock: Clock, meter: Meter, watch: Watch, admission: Admission) -> None:
         self._clock = clock
-        self._accounts = Accounts(clock, meter)
+        self._admission = admission
+        self._accounts = Accounts(clock, meter, admission.settle)
         self._watch = watch
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
@@ -70,19 +73,39 @@ class Pipeline:
             raise InternalError("The gateway failed on this request; its log has the details.") from defect
 
     async def _first_answer(self, call: Call) -> Opened:
-        """The first target's answer that is final: a success, or an error that would be the same everywhere."""
+        """The first answer that is final: a success, or an error that would be the same everywhere.
+
+        A target that refuses the call for its rate is paused, and the call goes back to the head of its queue; one that
+        fails is not tried again.
+        """
+        admission = self._admission
         last: Opened | UpstreamFailed | None = None
-        for target in plan_targets(call):
-            if self._clock.monotonic() >= call.deadline:
+        failed: list[Target] = []
+        while self._clock.monotonic() < call.deadline:
+            target = await admission.enter(call, failed)
+            if target is None:
                 break
             try:
                 opened = await open_answer(call, target, self._clock, self._watch)
             except UpstreamFailed as failure:
+                admission.failed(call, failure)
                 last = failure
+                failed.append(target)
                 continue
-            if opened.error_class is None or not moves_on(opened.error_class):
+            error_class = opened.error_class
+            if error_class is None:
+                admission.answered(call, opened.headers)
                 return opened
+            if limits_rate(error_class):
+                if admission.refused(call, error_class, opened.status, opened.headers, opened.body) is Refusal.WAIT:
+                    continue
+            else:
+                admission.answered(call, opened.headers)
+                admission.failed(call)
+                if not moves_on(error_class):
+                    return opened
             last = opened
+            failed.append(target)
         return self._give_up(call, last)
 
     def _give_up(self, call: Call, last: Opened | UpstreamFailed | None) -> Opened:

@@ -11,7 +11,7 @@ def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     own_id = call.id.encode()
     headers = [
         (b"x-gateway-cache", b"bypass"),
-        (b"x-gateway-queue-ms", b"0"),
+        (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]

@@ -14,6 +14,7 @@ from typing import Protocol
 _EARLY_S = 1e-6
 _ROUNDING = 1e-12
 _FIRST_RELEASES = 20
+_DOUBT = 0.05  # of the capacity: so much more a provider may have than we think before we believe it
 
 
 class Limit(Protocol):
@@ -21,8 +22,6 @@ class Limit(Protocol):
 
     capacity: float
     """The most that can ever be free at once; a cost above it never fits."""
-    taken: float
-    """All that was ever taken, less what was given back."""
 
     def level_at(self, now: float) -> float:
         """What is free; negative after more was used than reserved."""
@@ -36,6 +35,9 @@ class Limit(Protocol):
     def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
         """When `cost` fits after `ahead` was taken by those before it, each as soon as it could; inf: never."""
 
+    def drain_s(self, ahead: float) -> float:
+        """How long it takes to let `ahead` through when nothing is left over from before."""
+
     def take(self, cost: float, now: float) -> None:
         """Takes `cost`; only to be called when `wait_s` is 0.0."""
 
@@ -48,10 +50,10 @@ class Limit(Protocol):
     def correct(self, level: float, now: float) -> None:
         """Sets the level, at most to the capacity; what is not a finite number is ignored."""
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_then: float, grain: float) -> None:
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
         """Moves the level into the range that a provider's `remaining` leaves open, and not further.
 
-        The number was true at some moment between `sent_at`, when `taken` was `taken_then`, and now, and was rounded
+        The number was true at some moment between `sent_at` and now, in which `taken_since` was taken, and was rounded
         down to a multiple of `grain`.
         """
 
@@ -65,12 +67,11 @@ class Bucket:
     Raises ValueError for a negative rate, a burst that is not positive, or numbers that are not finite.
     """
 
-    __slots__ = ("_at", "_level", "_slack", "capacity", "rate_per_s", "taken")
+    __slots__ = ("_at", "_level", "_slack", "capacity", "rate_per_s")
 
     def __init__(self, rate_per_s: float, burst: float, now: float, level: float | None = None) -> None:
         self._at = now
         self._level = burst
-        self.taken = 0.0
         self._shape(rate_per_s, burst)
         if level is not None:
             self.correct(level, now)
@@ -101,26 +102,29 @@ class Bucket:
             return now
         return now + missing / self.rate_per_s if self.rate_per_s else inf
 
+    def drain_s(self, ahead: float) -> float:
+        return ahead / self.rate_per_s if self.rate_per_s else inf if ahead else 0.0
+
     def take(self, cost: float, now: float) -> None:
         self._level = self.level_at(now) - cost
-        self.taken += cost
 
     force = take
 
     def give_back(self, cost: float, now: float, taken_at: float | None = None) -> None:
         self._level = min(self.capacity, self.level_at(now) + cost)
-        self.taken -= cost
 
     def correct(self, level: float, now: float) -> None:
         self.level_at(now)
         if isfinite(level):
             self._level = min(level, self.capacity)
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_then: float, grain: float) -> None:
-        # Either the provider counted when the call arrived, and since then refilled and gave to the calls behind it,
-        # or it counted when it answered. The truth lies between the two.
-        then = remaining + (now - sent_at) * self.rate_per_s - (self.taken - taken_then)
-        low, high = (then, remaining) if then < remaining else (remaining, then)
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
+        # Either the provider counted when the call arrived, and since then refilled and gave to the calls behind it, or
+        # it counted when it answered; calls on the way overtake each other. Down the highest of these is believed, up
+        # the lowest: else every answer would raise the level a little, until calls are refused.
+        then = remaining + (now - sent_at) * self.rate_per_s - taken_since
+        high = then if then > remaining else remaining
+        low = min(then, remaining - taken_since) - _DOUBT * self.capacity
         self.correct(min(max(self.level_at(now), low), high + grain), now)
 
     def resize(self, rate_per_s: float, capacity: float, now: float) -> None:
@@ -142,7 +146,7 @@ class Window:
     Nothing of it is carried over: neither what was left, nor what was used too much. Raises ValueError as `Bucket`.
     """
 
-    __slots__ = ("_at", "_ends_at", "_shortest_s", "_used", "capacity", "taken", "window_s")
+    __slots__ = ("_at", "_ends_at", "_shortest_s", "_used", "capacity", "window_s")
 
     def __init__(self, capacity: float, window_s: float, now: float) -> None:
         _check_capacity(capacity)
@@ -150,7 +154,6 @@ class Window:
             raise ValueError(f"no window is {window_s} seconds long")
         self.capacity = capacity
         self.window_s = self._shortest_s = window_s
-        self.taken = 0.0
         self._at = now
         self._used = 0.0
         self._ends_at = -inf
@@ -186,12 +189,14 @@ class Window:
             further -= 1
         return ends_at + further * self.window_s
 
+    def drain_s(self, ahead: float) -> float:
+        return ahead / self.capacity * self.window_s
+
     def take(self, cost: float, now: float) -> None:
         self.level_at(now)
         if self._ends_at == -inf:
             self._ends_at = self._at + self.window_s
         self._used += cost
-        self.taken += cost
 
     force = take
 
@@ -200,7 +205,6 @@ class Window:
         self.level_at(now)
         if taken_at is None or self._began_by(taken_at):
             self._used = max(0.0, self._used - cost)
-            self.taken -= cost
 
     def correct(self, level: float, now: float) -> None:
         self.level_at(now)
@@ -209,10 +213,10 @@ class Window:
             if self._used and self._ends_at == -inf:
                 self._ends_at = self._at + self.window_s
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_then: float, grain: float) -> None:
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
         level = self.level_at(now)
         if self._began_by(sent_at):
-            self.correct(min(max(level, remaining - (self.taken - taken_then)), remaining + grain), now)
+            self.correct(min(max(level, remaining - taken_since), remaining + grain), now)
 
     def align(self, reset_s: float, now: float, sent_at: float) -> None:
         """Moves the end of the open window to where the provider says it is.
@@ -241,12 +245,11 @@ class Slots:
     are held on average, and `now` as long as none was ever given back. Raises ValueError as `Bucket`.
     """
 
-    __slots__ = ("_at", "_busy_s", "_hold_s", "_releases", "_used", "capacity", "taken")
+    __slots__ = ("_at", "_busy_s", "_hold_s", "_releases", "_used", "capacity")
 
     def __init__(self, capacity: float) -> None:
         _check_capacity(capacity)
         self.capacity = capacity
-        self.taken = 0.0
         self._used = 0.0
         self._at = inf
         self._busy_s = 0.0
@@ -268,17 +271,18 @@ class Slots:
         releases = ahead + min(cost + keep, self.capacity) - self.level_at(now)
         return now + max(0.0, releases) * self._hold_s / self.capacity
 
+    def drain_s(self, ahead: float) -> float:
+        return ahead * self._hold_s / self.capacity
+
     def take(self, cost: float, now: float) -> None:
         self._pass(now)
         self._used += cost
-        self.taken += cost
 
     force = take
 
     def give_back(self, cost: float, now: float, taken_at: float | None = None) -> None:
         self._pass(now)
         self._used = max(0.0, self._used - cost)
-        self.taken -= cost
         # Slot-seconds per release are the mean time a slot is held (Little's law); nobody's start need be remembered.
         self._releases = min(self._releases + 1, _FIRST_RELEASES)
         self._hold_s += (self._busy_s - self._hold_s) / self._releases
@@ -287,7 +291,7 @@ class Slots:
     def correct(self, level: float, now: float) -> None:
         """Does nothing: what is held is known here better than anywhere."""
 
-    def reconcile(self, remaining: float, now: float, sent_at: float, taken_then: float, grain: float) -> None:
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
         """Does nothing, for the same reason."""
 
     def resize(self, rate_per_s: float, capacity: float, now: float) -> None:

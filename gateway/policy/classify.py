@@ -64,11 +64,11 @@ _STATUS_OF = {
     ErrorClass.TIMEOUT: 504,
 }
 
-_MOVES_ON = frozenset(
+_LIMITS_RATE = frozenset(
+    (ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED),
+)
+_MOVES_ON = _LIMITS_RATE | frozenset(
     (
-        ErrorClass.RATE_LIMIT_REQUESTS,
-        ErrorClass.RATE_LIMIT_TOKENS,
-        ErrorClass.QUOTA_EXHAUSTED,
         ErrorClass.OVERLOADED,
         ErrorClass.SERVER_ERROR,
         ErrorClass.TIMEOUT,
@@ -82,6 +82,11 @@ _MOVES_ON = frozenset(
 def moves_on(error_class: ErrorClass) -> bool:
     """Whether another target may do better; what is wrong with the request is wrong everywhere."""
     return error_class in _MOVES_ON
+
+
+def limits_rate(error_class: ErrorClass) -> bool:
+    """Whether the target has refused the call for how much was asked of it, not for what."""
+    return error_class in _LIMITS_RATE
 
 
 def status_of(error_class: ErrorClass) -> int:

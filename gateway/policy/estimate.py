@@ -7,6 +7,7 @@ correction stays within a factor of four.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, exp, log
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ import orjson
 from gateway.policy.limits import Cost
 
 ChargeRule = Literal["max", "sum", "input"]
+Count = Callable[[str], float]
 
 _BYTES_PER_TOKEN = 4.0
 _WIDE_BYTES_PER_TOKEN = 3.0  # two-byte scripts: Cyrillic, Greek, Arabic, accented letters
@@ -34,15 +36,19 @@ _TEXT_FIELDS = ("prompt", "input", "system", "instructions")
 _JSON_FIELDS = ("tools", "functions", "response_format")
 
 
-def estimate_input_tokens(body: bytes, parsed: dict[str, Any]) -> int:
-    """Input tokens of a chat, responses, completions or embeddings request; at least 1. `parsed` is `body`, parsed."""
+def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | None = None) -> int:
+    """Input tokens of a chat, responses, completions or embeddings request; at least 1. `parsed` is `body`, parsed.
+
+    `count` is a tokenizer: the tokens of a text. Without one, texts are judged by their length and script.
+    """
+    count = count or _text_tokens
     tokens = 0.0
     messages = parsed.get("messages")
     if messages is not None:
-        tokens = _content_tokens(messages, body) + _REPLY_TOKENS
+        tokens = _content_tokens(messages, body, count) + _REPLY_TOKENS
     for field in _TEXT_FIELDS:
         if field in parsed:
-            tokens += _content_tokens(parsed[field], body)
+            tokens += _content_tokens(parsed[field], body, count)
     for field in _JSON_FIELDS:
         if field in parsed:
             tokens += _json_bytes(parsed[field], body) / _JSON_BYTES_PER_TOKEN
@@ -85,13 +91,14 @@ class Calibration:
     Everything is O(1), and the oldest calls fade: half of the weight is the last 14 (input) or 500 (output) calls.
     """
 
-    __slots__ = ("_error", "_first_output", "_log_ratio", "_outputs", "count")
+    __slots__ = ("_log_ratio", "_outputs", "count", "error", "first_output")
 
     def __init__(self, first_output: int = 512) -> None:
         self.count = 0
-        self._first_output = first_output
+        self.first_output = first_output
         self._log_ratio = 0.0
-        self._error = 0.0
+        self.error = 0.0
+        """Mean of |real - estimated| / real, of corrected estimates."""
         self._outputs = HighPercentile()
 
     @property
@@ -105,7 +112,7 @@ class Calibration:
 
     def output_estimate(self, max_tokens: int | None) -> int:
         """The 90th percentile of this model's answers, at most `max_tokens`; `first_output` before any was seen."""
-        expected = ceil(self._outputs.value()) if self._outputs.weight else self._first_output
+        expected = ceil(self._outputs.value()) if self._outputs.weight else self.first_output
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def observe(self, estimated: int, real_input: int, real_output: int) -> None:
@@ -117,13 +124,13 @@ class Calibration:
         self.count += 1
         share = max(1 / self.count, 0.05)
         error = abs(real_input - estimated * exp(self._log_ratio)) / real_input
-        self._error += share * (error - self._error)
+        self.error += share * (error - self.error)
         ratio = min(max(real_input / estimated, 0.25), 4.0)
         self._log_ratio += share * (log(ratio) - self._log_ratio)
 
     def errors(self) -> EstimateErrors:
         """For the metric and `/admin`."""
-        return EstimateErrors(self.count, self.ratio, self._error)
+        return EstimateErrors(self.count, self.ratio, self.error)
 
 
 _PER_OCTAVE = 4
@@ -181,10 +188,10 @@ class HighPercentile:
         self._below = sum(self._weights[: self._pointer])
 
 
-def _content_tokens(content: object, body: bytes) -> float:
+def _content_tokens(content: object, body: bytes, count: Count) -> float:
     """Tokens of a text, or of a list of texts, messages, parts or token numbers, in any mixture."""
     if type(content) is str:
-        return _text_tokens(content)
+        return count(content)
     if type(content) is not list or not content:
         return 0.0
     if type(content[0]) is int:
@@ -195,49 +202,49 @@ def _content_tokens(content: object, body: bytes) -> float:
     for item in content:
         kind = type(item)
         if kind is dict:
-            tokens += _item_tokens(item)
+            tokens += _item_tokens(item, count)
         elif kind is str:
-            tokens += _text_tokens(item)
+            tokens += count(item)
         elif kind is list:
             tokens += len(item)
     return tokens
 
 
-def _item_tokens(item: dict[str, Any]) -> float:
+def _item_tokens(item: dict[str, Any], count: Count) -> float:
     """Tokens of a message or of one part of its content."""
     content = item.get("content")
     if type(content) is str:
-        tokens = _MESSAGE_TOKENS + _text_tokens(content)
+        tokens = _MESSAGE_TOKENS + count(content)
     elif content is not None:
-        tokens = _MESSAGE_TOKENS + _parts_tokens(content)
+        tokens = _MESSAGE_TOKENS + _parts_tokens(content, count)
     else:
-        tokens = _part_tokens(item)
+        tokens = _part_tokens(item, count)
     if "tool_calls" in item:
-        tokens += _calls_tokens(item["tool_calls"])
+        tokens += _calls_tokens(item["tool_calls"], count)
     return tokens
 
 
-def _parts_tokens(parts: object) -> float:
+def _parts_tokens(parts: object, count: Count) -> float:
     if type(parts) is not list:
         return 0.0
     sample = parts[:: 1 + (len(parts) - 1) // _MOST_PARTS]
-    return sum([_part_tokens(part) for part in sample if type(part) is dict]) * len(parts) / (len(sample) or 1)
+    return sum([_part_tokens(part, count) for part in sample if type(part) is dict]) * len(parts) / (len(sample) or 1)
 
 
-def _calls_tokens(calls: object) -> float:
+def _calls_tokens(calls: object, count: Count) -> float:
     """Tokens of the tool calls that an earlier answer made."""
     if type(calls) is not list:
         return 0.0
     functions = [call.get("function") for call in calls[:_MOST_PARTS] if type(call) is dict]
-    return sum([_MESSAGE_TOKENS + _part_tokens(function) for function in functions if type(function) is dict])
+    return sum([_MESSAGE_TOKENS + _part_tokens(function, count) for function in functions if type(function) is dict])
 
 
-def _part_tokens(part: dict[str, Any]) -> float:
+def _part_tokens(part: dict[str, Any], count: Count) -> float:
     """A text by its length, a picture (or sound, or file) by its detail; its bytes say nothing about its tokens."""
     for field in ("text", "output", "arguments"):
         text = part.get(field)
         if type(text) is str:
-            return _text_tokens(text)
+            return count(text)
     kind = part.get("type")
     if type(kind) is not str or not ("image" in kind or "audio" in kind or "file" in kind):
         return _MESSAGE_TOKENS

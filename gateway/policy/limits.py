@@ -23,6 +23,8 @@ _MINUTE_S = 60.0
 _DAY_S = 86_400.0
 _REQUESTS, _INPUT, _OUTPUT, _TOKENS, _SLOT = range(5)
 
+_TOKEN_PARTS = (_INPUT, _OUTPUT, _TOKENS)
+
 _PART_OF = {
     "requests_per_min": _REQUESTS,
     "requests_per_day": _REQUESTS,
@@ -92,67 +94,77 @@ class LimitSet:
     Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
     """
 
-    __slots__ = ("_generation", "_rows", "_style")
+    __slots__ = ("_burst", "_rows", "_smallest", "_style", "_taken")
 
-    def __init__(
-        self,
-        limits: Limits,
-        now: float,
-        style: Style = CONTINUOUS,
-        *,
-        input_tokens_per_min: float | None = None,
-        output_tokens_per_min: float | None = None,
-    ) -> None:
+    def __init__(self, limits: Limits, now: float, style: Style = CONTINUOUS) -> None:
         self._style = style
+        self._burst: float | None = None
+        self._smallest = inf  # of the token limits: what is below fits them all
         self._rows: list[_Row] = []
-        self._generation = 0
-        self.configure(
-            limits, now, input_tokens_per_min=input_tokens_per_min, output_tokens_per_min=output_tokens_per_min
-        )
+        self._taken = [0.0, 0.0, 0.0, 0.0, 0.0]  # of each part of a cost, whether or not a limit counts it yet
+        self.configure(limits, now)
 
-    def configure(
-        self,
-        limits: Limits,
-        now: float,
-        *,
-        input_tokens_per_min: float | None = None,
-        output_tokens_per_min: float | None = None,
-    ) -> None:
-        """Puts new numbers of the operator in force. Levels are kept; what is no longer named is no longer limited."""
+    def configure(self, limits: Limits, now: float, style: Style | None = None) -> None:
+        """Puts new numbers of the operator in force. Levels are kept, unless the provider is said to count otherwise.
+
+        What is no longer named is no longer limited; what was learned stays.
+        """
+        if style is not None and style != self._style:
+            self._style = style
+            self._rows = []
         wanted = {
             "requests_per_min": limits.requests_per_min,
             "tokens_per_min": limits.tokens_per_min,
-            "input_tokens_per_min": input_tokens_per_min,
-            "output_tokens_per_min": output_tokens_per_min,
+            "input_tokens_per_min": limits.input_tokens_per_min,
+            "output_tokens_per_min": limits.output_tokens_per_min,
             "requests_per_day": limits.requests_per_day,
             "concurrency": limits.max_concurrency,
         }
         self._rows = [row for row in self._rows if row.configured is None or wanted[row.name] is not None]
-        self._generation += 1
+        if limits.request_burst != self._burst:
+            self._burst = limits.request_burst
+            known = self._find("requests_per_min")
+            if known is not None:
+                known.limit.resize(*self._shape(known.name, known.amount, None), now)
         for name, amount in wanted.items():
             if amount is not None:
                 self._put(name, amount, now, configured=amount)
+        self._size_up()
 
     def reserve(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
         """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `wait_s`."""
         wait_s = self.wait_s(cost, now, keep_percent)
         if wait_s == 0.0:
-            parts = _parts(cost, 1)
-            for row in self._rows:
-                row.limit.take(parts[row.part], now)
+            self.take(cost, now)
         return wait_s
 
-    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+    def take(self, cost: Cost, now: float) -> None:
+        """Takes `cost`; only to be called when `wait_s` is 0.0."""
+        parts = _parts(cost, 1)
+        taken = self._taken
+        taken[_REQUESTS] += parts[_REQUESTS]
+        if parts[_TOKENS]:
+            taken[_INPUT] += parts[_INPUT]
+            taken[_OUTPUT] += parts[_OUTPUT]
+            taken[_TOKENS] += parts[_TOKENS]
+        for row in self._rows:
+            row.limit.take(parts[row.part], now)
+
+    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0) -> float | None:
         """Seconds until all limits fit at once: 0.0 now, inf never, None when a slot must be given back first.
 
-        `keep_percent` of each limit's capacity must be left over; what is too large for that waits for a full limit.
+        `keep_percent` of each limit's capacity must be left over, and `keep_tokens` of each token limit; what is too
+        large for that waits for a full limit.
         """
         parts = _parts(cost, 1)
         longest_s = 0.0
         is_unknown = False
         for row in self._rows:
             limit = row.limit
-            wait_s = limit.wait_s(parts[row.part], now, limit.capacity * keep_percent / 100 if keep_percent else 0.0)
+            keep = limit.capacity * keep_percent / 100 if keep_percent else 0.0
+            if keep_tokens and _INPUT <= row.part <= _TOKENS:
+                keep += keep_tokens
+            wait_s = limit.wait_s(parts[row.part], now, keep)
             if wait_s is None:
                 is_unknown = True
             elif wait_s > longest_s:
@@ -173,6 +185,33 @@ class LimitSet:
             default=now,
         )
 
+    def drain_s(self, ahead: Cost) -> float:
+        """How long the limits take to let `ahead` through, with nothing left over from before."""
+        before = _parts(ahead, ahead.requests)
+        return max((row.limit.drain_s(before[row.part]) for row in self._rows), default=0.0)
+
+    def shrink(self, cost: Cost, tolerance: float) -> Cost:
+        """`cost`, cut to what the limits can hold where it is no more than `tolerance` times that: estimates err."""
+        requests, input_tokens, output_tokens = cost
+        if input_tokens + output_tokens <= self._smallest:
+            return cost
+        for row in self._rows:
+            capacity = row.limit.capacity
+            if row.part == _INPUT and capacity < input_tokens <= capacity * tolerance:
+                input_tokens = capacity
+            elif row.part == _OUTPUT and capacity < output_tokens <= capacity * tolerance:
+                output_tokens = capacity
+        for row in self._rows:
+            capacity = row.limit.capacity
+            total = input_tokens + output_tokens
+            if row.part == _TOKENS and capacity < total <= capacity * tolerance:
+                input_tokens, output_tokens = input_tokens * capacity / total, output_tokens * capacity / total
+        return Cost(requests, input_tokens, output_tokens)
+
+    def knows(self, *names: str) -> bool:
+        """Whether one of these limits is known."""
+        return any(row.name in names for row in self._rows)
+
     def settle(self, reserved: Cost, actual: Cost, now: float, reserved_at: float | None = None) -> None:
         """Corrects what was reserved to what was used, and frees the slot; called once for each granted reservation.
 
@@ -191,6 +230,7 @@ class LimitSet:
     def cancel(self, reserved: Cost, now: float, reserved_at: float | None = None) -> None:
         """Gives everything back: nothing was sent."""
         self.settle(reserved, NOTHING, now, reserved_at)
+        self._taken = [taken - part for taken, part in zip(self._taken, _parts(reserved, 0), strict=True)]
 
     def which(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str | None:
         """The name of the limit that blocks longest, a slot that must be freed before any clock; None: it fits."""
@@ -204,8 +244,11 @@ class LimitSet:
         return worst
 
     def mark(self) -> tuple[float, ...]:
-        """How much was taken so far from each limit; kept at a grant, it makes `learn` exact for that call's answer."""
-        return (self._generation, *[row.limit.taken for row in self._rows])
+        """How much was taken so far for calls that were sent; kept at a grant, it makes `learn` exact for its answer.
+
+        Corrections do not count: what a call really costs, the provider has counted from the start.
+        """
+        return tuple(self._taken)
 
     def learn(
         self, learned: Learned, now: float, sent_at: float | None = None, mark: tuple[float, ...] | None = None
@@ -221,6 +264,7 @@ class LimitSet:
                 row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
             if row is not None:
                 self._reconcile(row, reading, now, sent_at, mark)
+        self._size_up()
 
     def slow_start(self, now: float) -> None:
         """To be called when a pause ends: at most a fifth of a second's requests go at once, so no herd follows.
@@ -234,6 +278,22 @@ class LimitSet:
                 if limit.level_at(now) > few:
                     limit.correct(few, now)
 
+    def empty(self, name: str, now: float) -> None:
+        """The provider says that nothing is left of this limit, whatever we thought."""
+        row = self._find(name)
+        if row is not None and isinstance(row.limit, Bucket) and row.limit.level_at(now) > 0:
+            row.limit.correct(0.0, now)
+
+    def refills_per_s(self, *, requests: bool) -> float:
+        """The slowest refill among the requests or the tokens per minute, of those that refill all the time; inf: none."""
+        rates = [
+            row.limit.rate_per_s
+            for row in self._rows
+            if isinstance(row.limit, Bucket)
+            and (row.name == "requests_per_min" if requests else row.part in _TOKEN_PARTS)
+        ]
+        return min(rates, default=inf)
+
     def rows(self, now: float) -> list[LimitRow]:
         """Every limit, for `/admin/limits` and the gauges."""
         return [
@@ -246,6 +306,10 @@ class LimitSet:
             )
             for row in self._rows
         ]
+
+    def _size_up(self) -> None:
+        """To be called when limits have come, gone or changed."""
+        self._smallest = min([row.limit.capacity for row in self._rows if row.part in _TOKEN_PARTS], default=inf)
 
     def _find(self, name: str) -> _Row | None:
         for row in self._rows:
@@ -294,8 +358,9 @@ class LimitSet:
         if reading is not None and reading.period_s < _MINUTE_S:
             tells_tokens = _PART_OF[name] != _REQUESTS
             return rate_per_s, max(1.0, rate_per_s * (_SECOND_OF_TOKENS_LASTS_S if tells_tokens else reading.period_s))
-        share = self._style.request_burst if name == "requests_per_min" else 1.0
-        return rate_per_s, max(1.0, amount * share)
+        if name != "requests_per_min":
+            return rate_per_s, max(1.0, amount)
+        return rate_per_s, max(1.0, amount * self._style.request_burst if self._burst is None else self._burst)
 
     def _window_s(self, name: str) -> float | None:
         if name == "requests_per_day":
@@ -306,16 +371,11 @@ class LimitSet:
         self, row: _Row, reading: Reading, now: float, sent_at: float | None, mark: tuple[float, ...] | None
     ) -> None:
         limit = row.limit
-        taken_then = limit.taken
-        if mark is not None:
-            if mark[0] != self._generation:
-                return  # the config has changed since: the mark speaks of other limits
-            index = 1 + self._rows.index(row)
-            taken_then = mark[index] if index < len(mark) else 0.0
+        taken_since = 0.0 if mark is None else self._taken[row.part] - mark[row.part]
         sent_at = now if sent_at is None else sent_at
         if reading.remaining is not None and reading.period_s >= _MINUTE_S:
             level = limit.level_at(now)
-            limit.reconcile(reading.remaining, now, sent_at, taken_then, reading.grain)
+            limit.reconcile(reading.remaining, now, sent_at, taken_since, reading.grain)
             if not _may_raise(row, reading) and limit.level_at(now) > level:
                 limit.correct(level, now)
         if reading.reset_s is not None and isinstance(limit, Window):

@@ -52,6 +52,8 @@ class Limits:
     max_concurrency: int | None = None
     input_tokens_per_min: float | None = None
     output_tokens_per_min: float | None = None
+    request_burst: float | None = None
+    """So many requests may go at once under continuous refill; None: what the provider's style says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,6 @@ ASKS: dict[str, Ask] = {
 }  # fmt: skip
 
 FAULTS: dict[str, tuple[str, type[openai.APIError], Ask]] = {
-    "rate_limit": ("rate_limit;seconds=7", openai.RateLimitError, chat()),
-    "rate_limit_streamed": ("rate_limit;seconds=7", openai.RateLimitError, chat(stream=True)),
-    "rate_limit_bare": ("rate_limit_bare", openai.RateLimitError, chat()),
     "quota": ("quota", openai.RateLimitError, chat()),
     "server_error": ("e500", openai.InternalServerError, chat()),
     "unavailable": ("e503;seconds=2", openai.InternalServerError, chat()),

@@ -8,9 +8,22 @@ from dataclasses import dataclass, field, replace
 
 from gateway.call import Call, Endpoint, Reply, Settled
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import Watch
-from gateway.policy.snapshot import Key, Model, PolicySnapshot, Provider, Rates, Server, Target
+from gateway.policy.snapshot import (
+    Counting,
+    Holding,
+    Key,
+    Limits,
+    Model,
+    PolicySnapshot,
+    Provider,
+    QueueBounds,
+    Rates,
+    Server,
+    Target,
+)
 from gateway.ports import Clocks, Outgoing
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
@@ -22,11 +35,24 @@ SSE = (b"content-type", b"text/event-stream")
 ANSWER = b'{"id": "1", "choices": [{"message": {}}], "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
 
 
+@dataclass
+class FakeTimer:
+    """A call that is due when somebody moves the clock."""
+
+    when: float
+    callback: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class FakeClock:
     """Time that moves when it is told to."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.timers: list[FakeTimer] = []
 
     def monotonic(self) -> float:
         return self.now
@@ -36,6 +62,25 @@ class FakeClock:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer(when, callback)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Move on, and let what is due on the way happen, each at its own moment."""
+        ends_at = self.now + seconds
+        while True:
+            due = [timer for timer in self.timers if timer.when <= ends_at]
+            if not due:
+                break
+            timer = min(due, key=lambda timer: timer.when)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when)
+            if not timer.cancelled:
+                timer.callback()
+        self.now = ends_at
 
 
 class Broken(Exception):
@@ -108,9 +153,13 @@ class Recorder:
 
     accounts: list[Settled] = field(default_factory=list)
     began_count: int = 0
+    waits: list[tuple[str, float]] = field(default_factory=list)
 
     def began(self) -> None:
         self.began_count += 1
+
+    def waited(self, lane: str, seconds: float) -> None:
+        self.waits.append((lane, seconds))
 
     def settled(self, record: Settled) -> None:
         self.accounts.append(record)
@@ -129,8 +178,18 @@ class Bench:
     watch: Watch = field(default_factory=Watch)
     include_usage: bool = True
 
+    limits: Sequence[Limits] = ()
+    counting: Counting = Counting(learns=False)
+    holding: Holding = Holding()
+    fallbacks: int = 0
+    """So many of the upstreams, the last ones, belong to a fallback."""
+    bounds: QueueBounds = QueueBounds()
+    keys: Sequence[Key] = ()
+
     def __post_init__(self) -> None:
-        self.pipeline = Pipeline(self.clock, self.meter, self.watch)
+        self.policy = _policy(self._model(), self.bounds, self.keys)
+        self.admission = Admission(self.clock, self.meter, self.policy)
+        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission)
 
     @property
     def account(self) -> Settled:
@@ -138,20 +197,34 @@ class Bench:
         (account,) = self.meter.accounts
         return account
 
-    def call(self, **changes: object) -> Call:
-        """A call to a model whose targets are the upstreams, `p0/m`, `p1/m` and so on."""
+    def _model(self) -> Model:
+        """A model whose targets are the upstreams, `p0/m`, `p1/m` and so on."""
         rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
-        targets = tuple(
-            Target(f"p{number}/m", f"p{number}", "m", upstream, CLOCKS, find_rates=lambda _model: rates)
+        limits = [*self.limits, *[Limits()] * len(self.upstreams)]
+        plan = tuple(
+            Target(
+                f"p{number}/m",
+                f"p{number}",
+                "m",
+                upstream,
+                CLOCKS,
+                limits=limits[number],
+                counting=self.counting,
+                find_rates=lambda _model: rates,
+            )
             for number, upstream in enumerate(self.upstreams)
         )
-        model = Model("m", targets, targets, include_usage=self.include_usage)
+        own = plan[: len(plan) - self.fallbacks]
+        return Model("m", own, plan, holding=self.holding, include_usage=self.include_usage)
+
+    def call(self, **changes: object) -> Call:
+        """A call to the model."""
         call = Call(
             id="req_1",
             endpoint=CHAT,
-            policy=_policy(model),
+            policy=self.policy,
             key=Key("web", "web", b""),
-            model=model,
+            model=self.policy.models["m"],
             model_name="m",
             body=b'{"model":"m","messages":[]}',
             stream=False,
@@ -164,6 +237,7 @@ class Bench:
             deadline=self.clock.now + 30,
             deadline_is_callers=False,
             path="/chat/completions",
+            tenant="web",
         )
         return replace(call, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
 
@@ -198,7 +272,7 @@ def streamed(*chunks: bytes | Exception | Callable[[], None] | asyncio.Event) ->
     return Script(200, (SSE,), chunks)
 
 
-def _policy(model: Model) -> PolicySnapshot:
+def _policy(model: Model, bounds: QueueBounds, keys: Sequence[Key]) -> PolicySnapshot:
     return PolicySnapshot(
         version=1,
         digest="d",
@@ -208,7 +282,8 @@ def _policy(model: Model) -> PolicySnapshot:
         providers={"p0": Provider("p0", "openai", "http://p0.test", api_key="sk-ours-123")},
         models={"m": model},
         patterns=(),
-        keys={},
+        keys={key.digest: key for key in keys},
         anonymous=Key("anonymous", "anonymous", b""),
-        lane_deadline_s={"interactive": 30.0, "batch": 600.0, "background": 21600.0},
+        lane_deadline_s={"critical": 30.0, "interactive": 30.0, "batch": 600.0, "background": 21600.0},
+        queue=bounds,
     )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Attempt, Call, Endpoint, Settled, Usage
+from gateway.clock import Timer
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Rates, Target
 from gateway.ports import Clocks, Upstream
@@ -34,6 +35,9 @@ class HandClock:
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    def call_at(self, when: float, callback: object) -> Timer:
+        raise AssertionError("an account waits for nothing")
+
 
 class Ledger:
     """A meter that keeps what it is told."""
@@ -45,11 +49,18 @@ class Ledger:
     def began(self) -> None:
         self.calls_begun += 1
 
+    def waited(self, lane: str, seconds: float) -> None:
+        raise AssertionError("a call waited")
+
     def settled(self, record: Settled) -> None:
         self.records.append(record)
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         raise AssertionError("a call was refused")
+
+
+def keep_all(_call: Call, _usage: Usage | None) -> None:
+    """Nothing is limited here."""
 
 
 def new_call(received_at: float = 0.0, attempts: list[Attempt] | None = None) -> Call:
@@ -81,7 +92,7 @@ def target(prices: dict[str, Rates], model: str | None = "gpt-4o-2024") -> Targe
 def test_an_account_is_settled_once() -> None:
     """Whoever comes second, with whatever outcome, changes nothing."""
     ledger = Ledger()
-    accounts = Accounts(HandClock(), ledger)
+    accounts = Accounts(HandClock(), ledger, keep_all)
     call = new_call()
 
     accounts.opened()
@@ -101,7 +112,7 @@ def test_a_settled_call_has_its_times(start: float) -> None:
     last = Attempt("b/x", start + 1.5, first_byte_at=start + 2.0, status=200)
     ledger = Ledger()
 
-    Accounts(HandClock(start + 4.0), ledger).settle(new_call(start, [failed, last]), 200, "ok")
+    Accounts(HandClock(start + 4.0), ledger, keep_all).settle(new_call(start, [failed, last]), 200, "ok")
 
     record = ledger.records[0]
     assert record.duration_s == pytest.approx(4.0)
@@ -115,7 +126,7 @@ def test_a_first_byte_at_the_clocks_zero_is_one() -> None:
     attempt = Attempt("a/x", started_at=-1.0, first_byte_at=0.0, ended_at=0.0)
     ledger = Ledger()
 
-    Accounts(HandClock(2.0), ledger).settle(new_call(-1.5, [attempt]), 200, "ok")
+    Accounts(HandClock(2.0), ledger, keep_all).settle(new_call(-1.5, [attempt]), 200, "ok")
 
     assert ledger.records[0].time_to_first_byte_s == pytest.approx(1.0)
     assert ledger.records[0].overhead_s == pytest.approx(2.5)
@@ -125,7 +136,7 @@ def test_a_first_byte_at_the_clocks_zero_is_one() -> None:
 def test_a_call_without_an_attempt_or_a_first_byte_has_no_time_to_it() -> None:
     """Refused by the deadline, or left by its client while waiting."""
     ledger = Ledger()
-    accounts = Accounts(HandClock(3.0), ledger)
+    accounts = Accounts(HandClock(3.0), ledger, keep_all)
 
     accounts.settle(new_call(), 504, "deadline_exceeded")
     accounts.settle(new_call(attempts=[Attempt("a/x", 1.0)]), CLIENT_GONE_STATUS, CLIENT_GONE)

@@ -15,6 +15,7 @@ from tests.flow.support import (
     SPEECH,
     Bench,
     Broken,
+    FakeClock,
     Script,
     ScriptedUpstream,
     failed,
@@ -128,13 +129,13 @@ async def test_a_fault_of_the_request_is_final(status: int) -> None:
 
 async def test_the_last_error_passes_when_every_target_failed() -> None:
     """An error that an OpenAI client can read is better than one of ours."""
-    bench = one(failed(), whole(ERROR, 429, (b"retry-after", b"7")))
+    bench = one(failed(), whole(ERROR, 503, (b"retry-after", b"7")))
 
     reply, body = await bench.serve()
 
-    assert (reply.status, body) == (429, ERROR)
+    assert (reply.status, body) == (503, ERROR)
     assert dict(reply.headers)[b"retry-after"] == b"7"
-    assert bench.account.outcome == "rate_limit_requests"
+    assert bench.account.outcome == "overloaded"
 
 
 async def test_no_readable_error_becomes_a_502_that_names_the_attempts() -> None:
@@ -199,8 +200,9 @@ async def test_a_defect_is_a_500_with_an_account() -> None:
 
 async def test_overhead_leaves_out_the_providers_time() -> None:
     """A provider's three seconds are not ours."""
-    bench = Bench([])
-    bench.upstreams.append(ScriptedUpstream(Script(chunks=[lambda: bench.clock.__setattr__("now", 1003.0), ANSWER])))
+    clock = FakeClock()
+    script = Script(chunks=[lambda: clock.__setattr__("now", 1003.0), ANSWER])
+    bench = Bench([ScriptedUpstream(script)], clock=clock)
 
     reply, _ = await bench.serve()
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.call import Endpoint
 from gateway.policy.sse import PENDING_LIMIT
-from tests.flow.support import CHAT, RESPONSES, SPEECH, Bench, Broken, Script, ScriptedUpstream, read_all, streamed
+from tests.flow.support import CHAT, RESPONSES, SPEECH, Bench, Broken, FakeClock, Script, ScriptedUpstream, read_all, streamed
 
 DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -276,10 +276,9 @@ async def test_a_break_inside_a_passed_on_event_closes_it_first() -> None:
 
 async def test_the_total_clock_ends_a_stream_that_never_does() -> None:
     """An hour is enough for any answer; the client is told."""
-    stage = Bench([])
-    stage.upstreams.append(
-        ScriptedUpstream(streamed(DELTA, lambda: stage.clock.__setattr__("now", stage.clock.now + 4000), DELTA, DELTA))
-    )
+    clock = FakeClock()
+    script = streamed(DELTA, lambda: clock.__setattr__("now", clock.now + 4000), DELTA, DELTA)
+    stage = Bench([ScriptedUpstream(script)], clock=clock)
 
     _, body = await stage.serve(stream=True)
 

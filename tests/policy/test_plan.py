@@ -1,4 +1,4 @@
-"""The plan of a call: the targets compiled for its model, under the names their providers know."""
+"""The name by which a provider knows the model that a call asks for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from gateway.call import Call
-from gateway.policy.plan import plan_targets, upstream_model
+from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Model, Target
 from gateway.ports import Clocks, Upstream
 
@@ -18,16 +18,8 @@ def target(provider: str, model: str | None) -> Target:
 
 
 def call_for(model: Model, name: str) -> Call:
-    """As much of a call as a plan looks at."""
+    """As much of a call as is looked at."""
     return cast("Call", SimpleNamespace(model=model, model_name=name))
-
-
-def test_the_plan_is_the_one_compiled_for_the_model() -> None:
-    """In its order, fallbacks behind the model's own targets."""
-    own, fallback = target("openai", "gpt-4o"), target("azure", "gpt-4o-mini")
-    model = Model("gpt-4o", (own,), (own, fallback), fallbacks=("gpt-4o-mini",))
-
-    assert plan_targets(call_for(model, "gpt-4o")) == (own, fallback)
 
 
 def test_a_target_without_a_model_serves_the_name_that_was_asked_for() -> None:

@@ -1,0 +1,405 @@
+"""The gate of one target: when a call may go there, and what its answers teach.
+
+    wait_s / ready_at -> reserve -> answered | refused -> settle        (or reserve -> cancel: it was never sent)
+
+Limits, the pause a provider asked for, a spent quota, a rate nobody tells and a cap that follows latency, all behind one
+question. It must not know calls, lanes or queues. Invariants: every grant ends in exactly one `settle` or `cancel`; during
+a pause nothing is granted, and a pause never moves back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from math import inf, sqrt
+
+from gateway.call import Usage
+from gateway.errors import ErrorClass
+from gateway.policy.adapt import Pause, RateSearch
+from gateway.policy.estimate import Calibration, charge
+from gateway.policy.gradient import AdaptiveCap
+from gateway.policy.hints import Learned, never_fits, read_limit_headers, retry_delay_s
+from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet
+from gateway.policy.ramp import RAMP_S, Ramp
+from gateway.policy.snapshot import Counting, Limits
+from gateway.ports import RawHeaders
+
+LEARN_EVERY_S = 0.005
+"""Headers of answers to calls that went closer together teach nothing new."""
+QUOTA_PROBE_S = 60.0
+"""A spent quota whose reset nobody tells is tried again so often."""
+LONGEST_HOLD_S = 3600.0
+"""A rate limit that asks for more is no rate limit, but a spent quota (providers.md, 0.2)."""
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0
+ESTIMATE_TOLERANCE = 1.25
+"""A call whose estimate is above a limit by less than this may still fit."""
+MARGIN = 3.75
+"""Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+MOST_ASSUMED = 100.0
+"""Calls per second to start from, where a limit tells only tokens."""
+_UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
+_FADE = 0.02
+
+RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS))
+
+
+class Refusal(Enum):
+    """What a 429 means for the call that got it."""
+
+    WAIT = "wait"
+    """The target is paused; the call goes back to the head of its queue."""
+    NEVER_FITS = "never fits"
+    """It asks for more than the limit ever holds there."""
+    EXHAUSTED = "exhausted"
+    """The account is spent until its reset."""
+
+
+class Grant:
+    """What one attempt has taken from its gate. `estimate` are the input tokens as estimated, uncorrected; 0: not counted."""
+
+    __slots__ = ("at", "cost", "estimate", "flight", "gate", "is_open", "is_told", "mark", "max_tokens")
+
+    def __init__(
+        self, gate: Gate, cost: Cost, at: float, mark: tuple[float, ...] | None, estimate: int, max_tokens: int | None
+    ) -> None:
+        self.gate = gate
+        self.cost = cost
+        self.at = at
+        self.mark = mark
+        self.flight = gate.flight
+        self.estimate = estimate
+        self.max_tokens = max_tokens
+        self.is_open = True
+        self.is_told = False
+        """The search for a rate knows how it ended."""
+
+
+class Gate:
+    """One target's limits, levels and pauses; kept over reloads under the target's name."""
+
+    __slots__ = (
+        "_barren",
+        "_cap",
+        "_has_streams",
+        "_is_distrusted",
+        "_learns_from",
+        "_pause",
+        "_probes",
+        "_ramp",
+        "_refused_share",
+        "_resume_due",
+        "_search",
+        "_squares",
+        "answer_s",
+        "calibration",
+        "counting",
+        "counts_tokens",
+        "exhausted_until",
+        "flight",
+        "in_flight",
+        "limits",
+        "name",
+        "paused",
+    )
+
+    def __init__(self, name: str, limits: Limits, counting: Counting, now: float) -> None:
+        self.name = name
+        self.limits = LimitSet(Limits(), now, counting.style)
+        self.calibration = Calibration(counting.first_output_tokens)
+        self.answer_s = 0.0
+        """From a grant to the answer, a running mean."""
+        self.in_flight = 0
+        self.flight = 0
+        """Counts the refusals that ended a flight: calls of one flight were sent before they could learn of it."""
+        self.exhausted_until = -inf
+        self.paused = 0
+        """How often it was paused, for the metrics."""
+        self._pause = Pause()
+        self._search: RateSearch | None = None
+        self._cap: AdaptiveCap | None = None
+        self._ramp: Ramp | None = None
+        self._is_distrusted = False
+        self._resume_due = False
+        self._barren = 0
+        self._probes = 0
+        self._squares = 0.0
+        self._has_streams = False
+        self._learns_from = -inf
+        self._refused_share = 0.0
+        self.configure(limits, counting, now)
+
+    def configure(self, limits: Limits, counting: Counting, now: float) -> None:
+        """Puts the operator's numbers in force; levels, pauses and what was learned stay."""
+        self.counting = counting
+        self.calibration.first_output = counting.first_output_tokens
+        if counting.charge == "input":  # what it calls tokens per minute counts the input alone
+            inputs = limits.input_tokens_per_min
+            inputs = limits.tokens_per_min if inputs is None else inputs
+            limits = replace(limits, tokens_per_min=None, input_tokens_per_min=inputs)
+        self.limits.configure(limits, now, counting.style)
+        if not counting.adaptive:
+            self._cap = None
+        elif self._cap is None:
+            self._cap = AdaptiveCap(now)
+        self._look_again(now)
+
+    @property
+    def paused_until(self) -> float:
+        """When it may be used again (monotonic seconds); in the past: it may."""
+        return max(self._pause.until, self.exhausted_until)
+
+    def cost_of(self, estimate: int, max_tokens: int | None, *, answers: bool = True) -> Cost:
+        """What a call of so many input tokens (as estimated, uncorrected) is charged here when it is admitted.
+
+        `answers` is False for calls whose answer has no tokens.
+        """
+        if not estimate:
+            return Cost()
+        tokens = self.calibration.input_estimate(estimate)
+        expected = self.calibration.output_estimate(max_tokens) if answers else 0
+        return self.limits.shrink(self._charge(tokens, max_tokens if answers else None, expected), ESTIMATE_TOLERANCE)
+
+    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+        """Seconds until the call may go: 0.0 now, inf never, None when a call in flight has to end first."""
+        paused_until = self.paused_until
+        if paused_until > now:
+            return paused_until - now
+        if self._resume_due:
+            self._resume(now, paused_until)
+        wait_s = self.limits.wait_s(cost, now, keep_percent, self._margin(cost) if self.counts_tokens else 0.0)
+        if self._search is not None and wait_s != inf:
+            wait_s = _longer(wait_s, self._search.wait_s(now))
+        if self._ramp is not None and wait_s != inf:
+            wait_s = _longer(wait_s, self._ramp.wait_s(now))
+        if self._is_full() and wait_s != inf:
+            return None
+        return wait_s
+
+    def reserve(
+        self, cost: Cost, now: float, keep_percent: float = 0.0, *, estimate: int = 0, max_tokens: int | None = None
+    ) -> Grant | None:
+        """Takes what the call costs, if it may go now."""
+        if self.wait_s(cost, now, keep_percent) != 0.0:
+            return None
+        self.limits.take(cost, now)
+        if self._search is not None:
+            self._search.take(now)
+        if self._ramp is not None:
+            self._ramp.take(1.0 if self._ramp.counts_requests else cost.input_tokens + cost.output_tokens, now)
+            if self._ramp.is_over(now):
+                self._ramp = None
+        self.in_flight += 1
+        self._probes += 1
+        self._squares += cost.input_tokens * cost.input_tokens
+        mark = None
+        if now >= self._learns_from and self.counting.learns:
+            self._learns_from = now + LEARN_EVERY_S
+            mark = self.limits.mark()
+        return Grant(self, cost, now, mark, estimate, max_tokens)
+
+    def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
+        """When the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
+        if self.exhausted_until > now:
+            return inf
+        ready_at = self.limits.ready_at(cost, now, ahead, keep_percent)
+        if self._search is not None and self._search.has_measured:
+            ready_at = max(ready_at, self._search.ready_at(now, ahead.requests))
+        if self._cap is not None and self._is_full():
+            ready_at = max(ready_at, now + (ahead.requests + 1) * self.answer_s / self._cap.cap)
+        paused_until = self._pause.until
+        if paused_until > now:
+            ready_at = max(ready_at, paused_until + self.limits.drain_s(ahead))
+        return ready_at
+
+    def cancel(self, grant: Grant, now: float) -> None:
+        """Gives everything back: nothing was sent."""
+        if grant.is_open and not grant.is_told and self._search is not None:
+            self._search.give_back(now)
+        grant.is_told = True
+        self._end(grant, NOTHING, now)
+
+    def answered(
+        self, grant: Grant, headers: RawHeaders, now: float, wall_now: float, *, is_stream: bool = False
+    ) -> None:
+        """The provider let the call in; its limit headers correct levels and capacities."""
+        took_s = now - grant.at
+        self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
+        self._refused_share *= 1 - _FADE
+        if grant.flight == self.flight:
+            self._barren = 0
+        if grant.mark is not None:
+            self._learn(read_limit_headers(headers, wall_now, self.counting.kind), grant, now)
+        grant.is_told = True
+        if self._search is not None:
+            self._search.succeeded(grant.at, now)
+        if self._cap is not None and is_stream:
+            self._has_streams = True
+            self._cap.observe(took_s, self.in_flight, now, grant.estimate)
+
+    def refused(
+        self, grant: Grant, error_class: str, status: int, headers: RawHeaders, body: bytes, now: float, wall_now: float
+    ) -> Refusal:
+        """The provider refused the call for its rate or its account: settles the grant and pauses the target.
+
+        The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
+        its tokens only where no header tells the level, and once for all calls of one flight: whatever made our level too
+        high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
+        """
+        if never_fits(body):
+            self.cancel(grant, now)
+            return Refusal.NEVER_FITS
+        kind = self.counting.kind
+        delay_s = retry_delay_s(status, headers, body, wall_now, kind)
+        learned = read_limit_headers(headers, wall_now, kind) if self.counting.learns else None
+        self._learn(learned, grant, now)
+        keeps_tokens = (
+            error_class == ErrorClass.RATE_LIMIT_TOKENS
+            and learned is None
+            and grant.flight == self.flight
+            and not self._barren
+        )
+        is_exhausted = error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
+        grant.is_told = not is_exhausted
+        self._end(grant, grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
+        if is_exhausted:
+            self.exhausted_until = max(self.exhausted_until, now + (delay_s or QUOTA_PROBE_S))
+            return Refusal.EXHAUSTED
+        self._slow_down(grant, delay_s, now)
+        return Refusal.WAIT
+
+    def settle(self, grant: Grant, usage: Usage | None, now: float) -> None:
+        """The attempt has ended: corrects the reservation to what was used (None: nobody knows, it stands)."""
+        if not grant.is_open:
+            return
+        if self._cap is not None and not self._has_streams and usage is not None and usage.output:
+            self._cap.observe((now - grant.at) / usage.output, self.in_flight, now)  # seconds per token: the next best
+        if usage is None or not grant.estimate:
+            self._end(grant, grant.cost, now)
+            return
+        charged = self._charge(usage.input, grant.max_tokens, usage.output, usage.cached)
+        self._end(grant, charged, now)
+        if not usage.estimated:
+            self.calibration.observe(grant.estimate, usage.input, usage.output)
+
+    def failed(self, grant: Grant, now: float, *, is_overload: bool) -> None:
+        """The attempt came to nothing, but not for its rate. Its request counts, its tokens do not."""
+        if self._cap is not None and is_overload:
+            self._cap.dropped(now)
+        self._end(grant, Cost(grant.cost.requests, 0, 0), now)
+
+    def rows(self, now: float) -> list[LimitRow]:
+        """Every limit, known, found or adaptive, for `/admin/limits` and the gauges."""
+        rows = self.limits.rows(now)
+        if self._search is not None:
+            per_min = self._search.rate_per_s * 60
+            name = "found_requests_per_min"
+            rows.append(LimitRow(name, per_min, per_min, "learned", self._search.wait_s(now)))
+        if self._cap is not None:
+            cap = self._cap.cap
+            rows.append(
+                LimitRow("found_concurrency", cap - self.in_flight, cap, "learned", None if self._is_full() else 0.0)
+            )
+        return rows
+
+    def blocking(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str:
+        """The name of what holds the call up."""
+        if self.exhausted_until > now:
+            return "quota"
+        if self._pause.until > now:
+            return "pause"
+        return self.limits.which(cost, now, keep_percent) or ("rate" if self._search is not None else "concurrency")
+
+    def _margin(self, cost: Cost) -> float:
+        """Input tokens to leave over, because the estimates of those in flight may be too low, all of them together.
+
+        Estimates err independently, so it grows with the root of the sum of their squares.
+        """
+        error = self.calibration.error
+        return MARGIN * error * sqrt(self._squares + cost.input_tokens * cost.input_tokens) if error else 0.0
+
+    def _charge(self, tokens: int, max_tokens: int | None, output: int, cached: int = 0) -> Cost:
+        counting = self.counting
+        cost = charge(
+            counting.charge, tokens, max_tokens, output, cached=cached, excludes_cached=counting.excludes_cached
+        )
+        return cost._replace(output_tokens=output) if counting.charge == "input" else cost
+
+    def _end(self, grant: Grant, actual: Cost, now: float) -> None:
+        if not grant.is_open:
+            return
+        grant.is_open = False
+        self.in_flight -= 1
+        tokens = grant.cost.input_tokens
+        self._squares = max(0.0, self._squares - tokens * tokens) if self.in_flight else 0.0
+        if grant.flight == self.flight:
+            self._probes -= 1
+        if self._search is not None and not grant.is_told:
+            self._search.left(now)
+        self.limits.settle(grant.cost, actual, now, grant.at)
+
+    def _slow_down(self, grant: Grant, delay_s: float | None, now: float) -> None:
+        """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
+        is_first_of_flight = grant.flight == self.flight
+        if is_first_of_flight:
+            self.flight += 1
+            self._probes = 0
+            self._barren += 1
+        self._refused_share += (1 - self._refused_share) * _FADE
+        own_s = min(FIRST_BACKOFF_S * 2 ** min(self._barren - 1, 10), LONGEST_BACKOFF_S)
+        if delay_s is not None:  # one that asks for no time at all, again and again, is not taken at its word
+            self._hold_off(now + (delay_s if self._barren < 2 else max(delay_s, min(own_s, 1.0))), now)
+        if self._search is not None:
+            self._search.refused(grant.at, now)
+            return
+        if delay_s is None and is_first_of_flight:
+            self._hold_off(now + own_s, now)
+        if delay_s is None and self._refused_share > _UNEXPLAINED and self.counting.learns:
+            # Somebody else uses the same account, or the config is wrong: find out what is left for us.
+            self._is_distrusted = True
+            self._search = RateSearch(now)
+            self._search.assume(min(self.limits.refills_per_s(requests=True), MOST_ASSUMED), now)
+            self._search.refused(now, now)
+
+    def _hold_off(self, until: float, now: float) -> None:
+        if self._pause.until <= now < until:
+            self.paused += 1
+        self._pause.extend(until)
+        self._resume_due = True
+
+    def _resume(self, now: float, paused_until: float) -> None:
+        """The pause is over: no herd. Long after it there is none to fear."""
+        self._resume_due = False
+        if now - paused_until > RAMP_S:
+            return
+        self.limits.slow_start(now)
+        if self._search is not None:
+            self._search.resumed(now)
+        for counts_requests in (True, False):  # tokens where nobody counts requests
+            rate_per_s = self.limits.refills_per_s(requests=counts_requests)
+            if rate_per_s < inf:
+                self._ramp = Ramp(rate_per_s, now, counts_requests=counts_requests)
+                return
+
+    def _is_full(self) -> bool:
+        """A target that was paused again and again without one success between is asked by one call at a time."""
+        if self._barren > 1 and self._probes > 0:
+            return True
+        return self._cap is not None and self.in_flight >= self._cap.cap
+
+    def _learn(self, learned: Learned | None, grant: Grant, now: float) -> None:
+        if learned is not None:
+            self.limits.learn(learned, now, grant.at, grant.mark)
+            self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        """What is known has changed: search only where nobody tells a rate."""
+        self.counts_tokens = self.limits.knows("tokens_per_min", "input_tokens_per_min", "output_tokens_per_min")
+        is_told = self.counts_tokens or self.limits.knows("requests_per_min")
+        if not self.counting.learns or (is_told and not self._is_distrusted):
+            self._search = None
+        elif self._search is None:
+            self._search = RateSearch(now)
+
+
+def _longer(one_s: float | None, other_s: float | None) -> float | None:
+    return None if one_s is None or other_s is None else max(one_s, other_s)
