@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, emulate, version.
+"""The command line: serve, check, explain, demo, emulate, version.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
 failure is a sentence on standard error, never a traceback.
@@ -25,6 +25,9 @@ from gateway.app import serve
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
+from gateway.demo.display import Display
+from gateway.demo.show import show
+from gateway.demo.storm import Storm
 from gateway.emulator.config import DIALECTS, EmulatorConfig
 from gateway.emulator.faults import FAULTS
 from gateway.emulator.server import EmulatorServer
@@ -87,6 +90,21 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_explain)
 
     command = commands.add_parser(
+        "demo",
+        help="see it work: a storm of calls straight at a rate-limited provider, then through the gateway; no key needed",
+        description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare.",
+    )
+    storm = Storm()
+    command.add_argument("--calls", type=_count, default=storm.calls, help="made at once (default: %(default)s)")
+    command.add_argument("--rpm", type=_count, default=storm.rpm, help="the provider's limit (default: %(default)s)")
+    command.add_argument(
+        "--burst", type=_count, default=storm.burst, help="how many of it at once (default: %(default)s)"
+    )
+    command.add_argument("--chart", type=Path, default=Path("demo.svg"), help="the picture (default: %(default)s)")
+    command.add_argument("--json", action="store_true", help="print the figures as JSON; progress to standard error")
+    command.set_defaults(command=_demo)
+
+    command = commands.add_parser(
         "emulate",
         help="run the emulator: a provider with limits, latency and faults, no key needed",
         description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
@@ -114,6 +132,7 @@ _EMULATOR_FLAGS = {
     "--jitter": "sigma of the lognormal factor on both",
     "--output-tokens": "median length of an answer",
     "--rpm": "requests per minute, per key and model",
+    "--burst": "so many of them at once (default: all of a minute)",
     "--tpm": "tokens per minute, per key and model",
     "--max-concurrency": "calls in flight, per key and model",
     "--seed": "seed of everything random",
@@ -133,6 +152,13 @@ def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{number} is not a port: 0 to 65535")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 5000:
+        raise argparse.ArgumentTypeError(f"{number} is not between 1 and 5000")
     return number
 
 
@@ -172,6 +198,13 @@ def _explain(options: argparse.Namespace) -> int:
         print(explain(policy, body, path=options.path, key_name=options.key))
     except GatewayError as error:
         return _fail(f"answered with {error.status} {error.code}: {error.message}", FAILED)
+    return OK
+
+
+def _demo(options: argparse.Namespace) -> int:
+    display = Display(sys.stderr if options.json else sys.stdout, os.environ)
+    storm = Storm(calls=options.calls, rpm=options.rpm, burst=options.burst)
+    print(show(storm, display, options.chart, as_json=options.json))
     return OK
 
 

@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "settings": set(),
     "emulator": {"clock"},
     "app": EVERYTHING,
-    "cli": EVERYTHING | {"app"},
+    "demo": {"app", "emulator", "settings", "upstream"},
+    "cli": EVERYTHING | {"app", "demo"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -42,7 +43,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "starlette": {"ingress", "emulator", "app"},
     "uvicorn": {"ingress", "emulator", "app"},
-    "httpx": {"upstream"},
+    "httpx": {"upstream", "demo"},
     "httptools": {"upstream", "ingress"},
     "pydantic": {"config", "settings", "cli"},
     "pydantic_core": {"config", "settings"},
@@ -51,6 +52,7 @@ ONLY_IN = {
     "genai_prices": {"config", "settings"},
     "prometheus_client": {"telemetry", "ingress.operations"},
     "redis": {"store"},
+    "tiktoken": {"config"},
     "sqlite3": {"store"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}

@@ -1,0 +1,144 @@
+"""The app's side: the openai SDK as it comes, or its documented retry rules where it is not installed.
+
+It must not know what is at the other end. Invariant: `heard` is told of every response, those included that are retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import isfinite
+from typing import Any
+
+import httpx
+
+from gateway.upstream.http1 import Http1Transport
+
+MODEL = "gpt-4o"
+API_KEY = "sk-demo"
+MAX_RETRIES = 2
+_TIMEOUTS, _READ_TIMEOUT = {"connect": 5.0, "read": 600.0}, {"x-stainless-read-timeout": "600"}
+_LONGEST_WAIT_S = 120.0
+
+Heard = Callable[[int, Mapping[str, str]], None]
+"""Status and headers of a response."""
+Ask = Callable[[int], Awaitable[int]]
+"""Makes the call of this number and returns its tokens; raises CallFailedError."""
+Connect = Callable[[str, Heard], AbstractAsyncContextManager[Ask]]
+"""A client of a base URL."""
+
+
+class CallFailedError(Exception):
+    """What the app gets when its client gives up."""
+
+
+def choose_client() -> tuple[str, Connect]:
+    """What the demo calls with, in words and in fact."""
+    if find_spec("openai") is not None:
+        return f"openai {version('openai')} and its own {MAX_RETRIES} retries", sdk_client
+    return f"the openai SDK's rules for {MAX_RETRIES} retries over httpx (the SDK is not installed)", plain_client
+
+
+@asynccontextmanager
+async def sdk_client(base_url: str, heard: Heard) -> AsyncIterator[Ask]:
+    """The openai SDK with its defaults."""
+    import openai  # optional, and slow to import: the other commands must not wait for it
+
+    async def listen(response: Any) -> None:
+        heard(response.status_code, response.headers)
+
+    async def ask(number: int) -> int:
+        try:
+            answer = await client.chat.completions.create(**_body(number))
+        except openai.OpenAIError as error:
+            raise CallFailedError(str(error)) from error
+        return answer.usage.total_tokens if answer.usage else 0
+
+    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [listen]}, trust_env=False)
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key=API_KEY, max_retries=MAX_RETRIES, http_client=http
+    ) as client:
+        yield ask
+
+
+@asynccontextmanager
+async def plain_client(
+    base_url: str,
+    heard: Heard,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    draw: Callable[[], float] = random.random,
+) -> AsyncIterator[Ask]:
+    """The SDK's retry rules and nothing else of it, so many times faster; `draw` gives numbers from 0 to 1."""
+
+    async def attempt(number: int, retries: int) -> httpx.Response | None:
+        headers = {"authorization": f"Bearer {API_KEY}", "x-stainless-retry-count": str(retries)} | _READ_TIMEOUT
+        url = f"{base_url}/chat/completions"
+        request = httpx.Request("POST", url, json=_body(number), headers=headers, extensions={"timeout": _TIMEOUTS})
+        try:
+            response = await sender.handle_async_request(request)
+            await response.aread()
+        except httpx.TransportError:
+            return None
+        heard(response.status_code, response.headers)
+        return response
+
+    async def ask(number: int) -> int:
+        for retries in range(MAX_RETRIES + 1):
+            response = await attempt(number, retries)
+            if response is not None and response.is_success:
+                return int(response.json()["usage"]["total_tokens"])
+            wait_s = retry_wait_s(response, retries, draw(), time.time())
+            if wait_s is None or retries == MAX_RETRIES:
+                break
+            await sleep(wait_s)
+        raise CallFailedError
+
+    async with transport or Http1Transport(max_connections=1000) as sender:
+        yield ask
+
+
+def retry_wait_s(response: httpx.Response | None, retries: int, u: float, now_wall: float) -> float | None:
+    """How long the SDK waits before its next try, after `retries` of them; None: it gives up.
+
+    No response means no connection or a timeout; `u` is a draw from 0 to 1.
+    """
+    headers = httpx.Headers() if response is None else response.headers
+    told_s = _told_wait_s(headers, now_wall)
+    if told_s is not None and isfinite(told_s) and told_s > _LONGEST_WAIT_S:
+        return None
+    if response is not None and not _is_retried(response.status_code, headers.get("x-should-retry")):
+        return None
+    if told_s is not None and 0 < told_s <= _LONGEST_WAIT_S:
+        return told_s
+    return min(0.5 * 2.0**retries, 8.0) * (1 - 0.25 * u)
+
+
+def _is_retried(status: int, should_retry: str | None) -> bool:
+    if should_retry in ("true", "false"):
+        return should_retry == "true"
+    return status in (408, 409, 429) or status >= 500
+
+
+def _told_wait_s(headers: Mapping[str, str], now_wall: float) -> float | None:
+    for name, divisor in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            return float(headers[name]) / divisor
+        except (KeyError, ValueError):
+            continue
+    try:
+        return parsedate_to_datetime(headers["retry-after"]).timestamp() - now_wall
+    except (KeyError, ValueError):
+        return None
+
+
+def _body(number: int) -> dict[str, Any]:
+    """Every call asks something else, so that no cache may answer it."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": f"Tell me about the number {number}."}]}
