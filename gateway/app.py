@@ -28,7 +28,7 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.flow.admission import Admission
 from gateway.flow.keepalive import KeepAlive
-from gateway.flow.overload import LoopLag, Overload, resident_bytes
+from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight
@@ -98,7 +98,7 @@ class Gateway:
         self._policies = Policies(first)
         self._admission = Admission(self._clock, self._telemetry, first)
         self._keepalive = KeepAlive(self._admission.describe)
-        self._overload = Overload()
+        self._overload = Overload(container_bytes())
         self._loop_lag = LoopLag()
         self._telemetry.before_scrape = self._fill_gauges
         self._telemetry.set_policy(first.version)

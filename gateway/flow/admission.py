@@ -40,6 +40,8 @@ from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.policy.sse import json_object
 from gateway.ports import Meter, RawHeaders
 
+EARLY_S = 0.25
+"""Who was refused comes back so long before the turn that is promised to it."""
 MOST_PROMISED_S = 60.0
 """Room is promised to refused calls for no longer: not all of them come back."""
 _RANKS = {lane: rank for rank, lane in enumerate(LANES)}
@@ -261,14 +263,15 @@ def _refusal(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
     if soonest == inf:
         return _never(call, options, now)
     patience_s = call.deadline - call.received_at
-    # The room until then is promised to those who were refused before. Half of the patience is kept for surprises.
+    # The room until then is promised to those who were refused before. All are told to come a little before their turn,
+    # by the same time, so that they come back in the order of their turns.
     turn = min(max(soonest, option.line.promised_until), soonest + MOST_PROMISED_S)
     option.line.promised_until = turn + gate.limits.drain_s(option.cost)
     limit = gate.blocking(option.cost, now, option.keep_percent)
     return WaitTooLong(
         f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and this call has {patience_s:g} s; "
         "come back later, or set a longer timeout.",
-        retry_after_s=max(turn - patience_s / 2 - now, 0.05),
+        retry_after_s=max(turn - min(patience_s / 2, EARLY_S) - now, 0.05),
         limit=f"{gate.name} {limit}",
     )
 

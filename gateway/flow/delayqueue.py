@@ -370,10 +370,7 @@ class DelayQueue:
     def _put(self, moment: float, item: Line | Held) -> None:
         self._compact()
         self._numbers += 1
-        order = (
-            self._numbers if isinstance(item, Held) else -self._numbers
-        )  # what frees just at a deadline still serves
-        heappush(self._moments, (moment, order, item))
+        heappush(self._moments, (moment, self._numbers, item))
 
     def _compact(self) -> None:
         """Once most moments are void, drop these: O(1) for each that was ever put, and little is held on to."""
@@ -405,9 +402,17 @@ class DelayQueue:
             elif item.wider[0] <= now:
                 self._widen(item, now)
             elif item.deadline <= now:  # else it was widened before its time
-                self._end(item, Left.EXPIRED)
+                self._expire(item, now)
             moments = self._moments
         self._arm()
+
+    def _expire(self, held: Held, now: float) -> None:
+        """Its deadline has come; what frees at that very moment still serves it."""
+        for ticket in [*held.tickets]:
+            if ticket.option.line.wakes_at <= now + 1e-6:
+                self._serve(ticket.option.line, now)
+        if not held.is_gone:
+            self._end(held, Left.EXPIRED)
 
     def _widen(self, held: Held, now: float) -> None:
         """The primary was preferred long enough."""

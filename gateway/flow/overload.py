@@ -29,9 +29,11 @@ GROWTH = 0.01
 class Overload:
     """How much is shed right now, from level 0, nothing, to level 3, all but `critical`."""
 
-    __slots__ = ("_calm_since", "_grown_to_bytes", "level", "shed_total")
+    __slots__ = ("_calm_since", "_grown_to_bytes", "_memory_bytes", "level", "shed_total")
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """`memory_bytes` is the limit where the policy names none; None: memory is not watched."""
+        self._memory_bytes = memory_bytes
         self.level = 0
         self.shed_total: dict[Lane, int] = dict.fromkeys(LANES, 0)
         """Requests refused, by lane."""
@@ -57,7 +59,7 @@ class Overload:
         `now` is monotonic seconds; `resident_bytes` None: not known; `loop_lag_s`: the worst since the last time.
         """
         strain = max(
-            self._memory_strain(resident_bytes, bounds.shed_memory_bytes),
+            self._memory_strain(resident_bytes, bounds.shed_memory_bytes or self._memory_bytes),
             held_bytes / max(1.0, HELD_SHARE * bounds.max_bytes),
             loop_lag_s / bounds.shed_loop_lag_s,
         )
@@ -111,3 +113,12 @@ def resident_bytes() -> int | None:
     except (OSError, IndexError):
         return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def container_bytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
+    """Four fifths of the memory that the container may use (cgroup v2); None where it is not limited."""
+    try:
+        limit = limit_file.read_text().strip()
+    except OSError:
+        return None
+    return int(limit) * 4 // 5 if limit.isdigit() else None

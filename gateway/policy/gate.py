@@ -232,6 +232,9 @@ class Gate:
         grant.is_told = True
         if self._search is not None:
             self._search.succeeded(grant.at, now)
+            if self._is_distrusted and self._search.rate_per_s > self.limits.refills_per_s(requests=True):
+                self._is_distrusted = False
+                self._look_again(now)
         if self._cap is not None and is_stream:
             self._has_streams = True
             self._cap.observe(took_s, self.in_flight, now, grant.estimate)
@@ -353,8 +356,8 @@ class Gate:
             return
         if delay_s is None and is_first_of_flight:
             self._hold_off(now + own_s, now)
-        if delay_s is None and self._refused_share > _UNEXPLAINED and self.counting.learns:
-            # Somebody else uses the same account, or the config is wrong: find out what is left for us.
+        if self._refused_share > _UNEXPLAINED and self._barren == 1 and self.counting.learns:
+            # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
             self._is_distrusted = True
             self._search = RateSearch(now)
             self._search.assume(min(self.limits.refills_per_s(requests=True), MOST_ASSUMED), now)

@@ -259,10 +259,13 @@ class LimitSet:
         reservation; without them the numbers are taken to be true now.
         """
         for name, reading in learned.by_limit():
-            row = self._find(name)
+            row = known = self._find(name)
             if reading.limit is not None:
                 row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
             if row is not None:
+                if known is None and reading.remaining is not None and reading.period_s >= _MINUTE_S:
+                    # Nothing was known of it: it starts with the least that may be there.
+                    row.limit.correct(max(0.0, reading.remaining - self._taken_since(row, mark)), now)
                 self._reconcile(row, reading, now, sent_at, mark)
         self._size_up()
 
@@ -306,6 +309,9 @@ class LimitSet:
             )
             for row in self._rows
         ]
+
+    def _taken_since(self, row: _Row, mark: tuple[float, ...] | None) -> float:
+        return 0.0 if mark is None else self._taken[row.part] - mark[row.part]
 
     def _size_up(self) -> None:
         """To be called when limits have come, gone or changed."""
@@ -371,7 +377,7 @@ class LimitSet:
         self, row: _Row, reading: Reading, now: float, sent_at: float | None, mark: tuple[float, ...] | None
     ) -> None:
         limit = row.limit
-        taken_since = 0.0 if mark is None else self._taken[row.part] - mark[row.part]
+        taken_since = self._taken_since(row, mark)
         sent_at = now if sent_at is None else sent_at
         if reading.remaining is not None and reading.period_s >= _MINUTE_S:
             level = limit.level_at(now)

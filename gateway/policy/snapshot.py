@@ -102,7 +102,7 @@ class QueueBounds:
     """A call that has waited so long in a lower lane gets a share of `aged_percent` of the grants, whoever is above it."""
     aged_percent: float = 5.0
     shed_memory_bytes: int | None = None
-    """Resident memory above which the lowest lanes are shed; None: not watched."""
+    """Resident memory above which the lowest lanes are shed; None: four fifths of the container's, if that is limited."""
     shed_loop_lag_s: float = 0.5
 
 

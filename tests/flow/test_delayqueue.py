@@ -327,6 +327,20 @@ def test_a_limit_that_frees_at_the_deadline_serves() -> None:
     assert [held.left for held, _ in stage.woken] == [Left.GRANTED]
 
 
+def test_all_that_frees_at_the_deadline_serves() -> None:
+    """A new window has room for everybody, not just for the one whose turn it is; the clock may be a little late."""
+    stage = Stage()
+    line = stage.line(counting=Counting(learns=False, style=Style(request_window_s=10.0)), requests_per_min=60)
+    for _ in range(10):
+        assert line.gate.reserve(Cost(), stage.clock.now) is not None
+    for _ in range(5):
+        stage.hold(line, deadline_s=10.0 - 1e-7)
+
+    stage.clock.advance(10)
+
+    assert [held.left for held, _ in stage.woken] == [Left.GRANTED] * 5
+
+
 def test_fallbacks_are_used_from_their_moment_on() -> None:
     """Not before, though they are free; then at once."""
     stage = Stage()
@@ -672,6 +686,11 @@ def test_position_and_eta_count_down() -> None:
     stage.clock.advance(1.5)
     assert (third.position(), round(third.eta_s(stage.clock.now), 6)) == (2, 1.5)
     assert stage.hold(line, seq=first.seq).position() == 1
+
+    tokens = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
+    assert tokens.gate.reserve(Cost(1, 600, 0), stage.clock.now) is not None
+    waiting = [stage.hold(tokens, tokens=100) for _ in range(2)]
+    assert waiting[1].eta_s(stage.clock.now) == 20.0
 
 
 def test_depths_are_counted_by_model_and_lane() -> None:

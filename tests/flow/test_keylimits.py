@@ -114,8 +114,9 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
     """Once."""
     bench = one(streamed(asyncio.Event()), max_concurrency=1)
     task = asyncio.create_task(bench.serve(stream=True))
-    while not bench.upstreams[0].sent:
+    for _ in range(20):
         await asyncio.sleep(0)
+    assert len(bench.upstreams[0].sent) == 1
     with pytest.raises(KeyRateLimited) as refused:
         await bench.serve()
     assert refused.value.retry_after_s == 1.0  # nobody knows how long a slot is held

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call import LANES
-from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload, resident_bytes
+from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload, container_bytes, resident_bytes
 from gateway.policy.snapshot import QueueBounds
 
 GIB = 1024**3
@@ -172,3 +173,24 @@ def test_the_memory_of_this_process_is_known() -> None:
 
     assert found is not None
     assert 5_000_000 < found < 1024 * GIB
+
+
+def test_a_containers_limit_stands_in_for_one_that_is_not_set() -> None:
+    """The policy's own number wins."""
+    overload = Overload(memory_bytes=1000)
+
+    overload.observe(0.0, 2000, 0, 0.0, QueueBounds(shed_memory_bytes=1_000_000))
+    assert overload.level == 0
+
+    overload.observe(1.0, 2000, 0, 0.0, QueueBounds())
+    assert overload.level == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1000\n", 800), ("max\n", None), ("", None)])
+def test_a_container_says_how_much_memory_there_is(tmp_path: Path, text: str, expected: int | None) -> None:
+    """A fifth is left for what does not give way."""
+    file = tmp_path / "memory.max"
+    file.write_text(text)
+
+    assert container_bytes(file) == expected
+    assert container_bytes(tmp_path / "absent") is None

@@ -7,7 +7,18 @@ import pytest
 
 from gateway.call import Endpoint
 from gateway.policy.sse import PENDING_LIMIT
-from tests.flow.support import CHAT, RESPONSES, SPEECH, Bench, Broken, FakeClock, Script, ScriptedUpstream, read_all, streamed
+from tests.flow.support import (
+    CHAT,
+    RESPONSES,
+    SPEECH,
+    Bench,
+    Broken,
+    FakeClock,
+    Script,
+    ScriptedUpstream,
+    read_all,
+    streamed,
+)
 
 DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'

@@ -241,7 +241,7 @@ def test_rows_say_what_an_operator_asks() -> None:
     assert limits.rows(1.0) == [
         ("requests_per_min", 0.0, 1.0, "configured", 60.0),
         ("concurrency", 0.0, 1.0, "configured", None),
-        ("tokens_per_min", 101.0, 6000.0, "learned", 0.0),
+        ("tokens_per_min", 100.0, 6000.0, "learned", 0.0),
     ]
 
 
@@ -250,7 +250,7 @@ def test_a_limit_nobody_configured_is_learned() -> None:
     limits = LimitSet(Limits(), 0.0)
 
     limits.learn(Learned(requests=Reading(500, 499), tokens=Reading(30_000, 29_000, grain=1000.0)), 0.0)
-    assert [(row.level, row.capacity) for row in limits.rows(0.0)] == [(500.0, 500.0), (30_000.0, 30_000.0)]
+    assert [(row.level, row.capacity) for row in limits.rows(0.0)] == [(499.0, 500.0), (29_000.0, 30_000.0)]
 
     limits.learn(Learned(requests=Reading(1000, 10)), 0.0)
     assert limits.rows(0.0)[0][:4] == ("requests_per_min", 11.0, 1000.0, "learned")
