@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= config.example.yaml
 
-.PHONY: run test lint fmt types check bench bench-peers soak lock clean help
+.PHONY: run test lint fmt types check bench bench-peers sim soak lock clean help
 .DEFAULT_GOAL := help
 
 help:            ## what you can do here
@@ -30,6 +30,9 @@ bench: $(VENV)/.bench ## measure against the floor and nginx, on one pinned core
 
 bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed in its own environment
 	@$(BIN)/python -m tests.bench --peers
+
+sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: table, JSON and plots in sim-results/
+	@$(BIN)/python -m tests.sim
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out
 	@$(BIN)/pytest -m soak

@@ -82,7 +82,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "event": "call",
         "id": call.id,
         "key": call.key.name,
-        "tenant": call.key.tenant,
+        "tenant": call.tenant,
         "endpoint": call.endpoint.name,
         "model": call.model_name[:100] or call.path[:200],
         "stream": call.stream,
@@ -99,6 +99,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "cost_usd": record.cost_usd,
         "duration_ms": round(record.duration_s * 1000, 2),
         "first_byte_ms": None if record.time_to_first_byte_s is None else round(record.time_to_first_byte_s * 1000, 2),
+        "queue_ms": round(call.queue_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
     }

@@ -68,6 +68,7 @@ class Admission:
     include_usage: bool
     learns: bool
     first_output_tokens: int
+    arrival_lag_s: float
     is_exact: bool
     rules: Mapping[Kind, Rule]
 
@@ -81,6 +82,7 @@ class Admission:
             style=WINDOWS[rule.windows],
             learns=self.learns,
             first_output_tokens=self.first_output_tokens,
+            arrival_lag_s=self.arrival_lag_s,
             adaptive=adaptive,
             exact_tokens=find_tokenizer if self.is_exact else None,
         )
@@ -116,6 +118,7 @@ def read_admission(document: Document | None) -> dict[str, Admission]:
             include_usage=entry.include_usage,
             learns=entry.learn_limits,
             first_output_tokens=entry.first_answer_tokens,
+            arrival_lag_s=entry.arrival_lag,
             is_exact=entry.tokenizer == "exact",
             rules=_rules(document, (name, "providers")),
         )

@@ -119,6 +119,7 @@ def _counting(counting: Counting) -> dict[str, Any]:
         "windows": windows_of(counting.style),
         "learns": counting.learns,
         "first_output_tokens": counting.first_output_tokens,
+        "arrival_lag_s": counting.arrival_lag_s,
         "adaptive": counting.adaptive,
         "tokenizer": "heuristic" if counting.exact_tokens is None else "exact",
     }

@@ -183,6 +183,7 @@ class AdmissionSet(Entry):
     include_usage: Flag = True
     learn_limits: Flag = True
     first_answer_tokens: Count = 512
+    arrival_lag: Duration = 0.1
     tokenizer: Literal["heuristic", "exact"] = "heuristic"
     providers: Mapping = {}
 

@@ -72,13 +72,13 @@ class Admission:
 
         Waits in the delay queue if it must. Raises GatewayError when the call cannot be served in time, or at all.
         """
-        if call.endpoint.request == "any":
-            return None if failed else call.model.plan[0]  # of another kind: no model's limits
         now = self._clock.monotonic()
         if not call.seq:
             call.seq = self.queue.next_seq()
             if call.key.name in self.keys.sets:
                 self.keys.enter(call, self._estimate(call), now)
+        if call.endpoint.request == "any":
+            return None if failed else call.model.plan[0]  # of another kind: no model's limits
         rank = _RANKS[call.lane]
         keep_percent = call.model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
         for target in call.model.targets:

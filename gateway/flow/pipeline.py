@@ -36,6 +36,8 @@ from gateway.policy.snapshot import Target
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
 
+NO_RETRY = (b"x-should-retry", b"false")
+
 
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
@@ -126,7 +128,10 @@ class Pipeline:
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
-        return Reply(opened.status, self._headers(call, opened), body)
+        headers = self._headers(call, opened)
+        if opened.error_class is not None and limits_rate(opened.error_class):
+            headers.append(NO_RETRY)  # waiting would have helped us before it helps them
+        return Reply(opened.status, headers, body)
 
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:

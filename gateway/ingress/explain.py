@@ -108,12 +108,12 @@ def _counts(counting: Counting) -> str:
 def _limits(limits: Limits) -> str:
     shown = (
         (limits.requests_per_min, "requests/min"),
-        (limits.request_burst, "at once"),
+        (limits.request_burst, "of them in a burst"),
         (limits.tokens_per_min, "tokens/min"),
         (limits.input_tokens_per_min, "input tokens/min"),
         (limits.output_tokens_per_min, "output tokens/min"),
         (limits.requests_per_day, "requests/day"),
-        (limits.max_concurrency, "at once"),
+        (limits.max_concurrency, "in flight"),
     )
     text = ", ".join(f"{value:.15g} {unit}" for value, unit in shown if value is not None)
     return f"  [{text}]" if text else ""

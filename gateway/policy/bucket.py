@@ -64,13 +64,18 @@ class Limit(Protocol):
 class Bucket:
     """`rate_per_s` units flow in all the time until `burst` are there; full at the start unless `level` says less.
 
+    A provider's bucket begins to refill when the first call arrives, ours would when it is sent: with `lag_s` a full one
+    begins so much later, lest the calls behind the burst come a moment too early.
     Raises ValueError for a negative rate, a burst that is not positive, or numbers that are not finite.
     """
 
-    __slots__ = ("_at", "_level", "_slack", "capacity", "rate_per_s")
+    __slots__ = ("_at", "_lag_s", "_level", "_slack", "capacity", "rate_per_s")
 
-    def __init__(self, rate_per_s: float, burst: float, now: float, level: float | None = None) -> None:
+    def __init__(
+        self, rate_per_s: float, burst: float, now: float, level: float | None = None, lag_s: float = 0.0
+    ) -> None:
         self._at = now
+        self._lag_s = lag_s
         self._level = burst
         self._shape(rate_per_s, burst)
         if level is not None:
@@ -91,7 +96,7 @@ class Bucket:
         missing = (need if need < capacity else capacity) - self.level_at(now)
         if missing <= self._slack:
             return 0.0
-        return missing / self.rate_per_s if self.rate_per_s else inf
+        return self._late_s(now) + missing / self.rate_per_s if self.rate_per_s else inf
 
     def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
         """Exact when those ahead go in order: the bucket never overflows while somebody waits for it."""
@@ -100,13 +105,16 @@ class Bucket:
         missing = ahead + min(cost + keep, self.capacity) - self.level_at(now)
         if missing <= self._slack:
             return now
-        return now + missing / self.rate_per_s if self.rate_per_s else inf
+        return now + self._late_s(now) + missing / self.rate_per_s if self.rate_per_s else inf
 
     def drain_s(self, ahead: float) -> float:
         return ahead / self.rate_per_s if self.rate_per_s else inf if ahead else 0.0
 
     def take(self, cost: float, now: float) -> None:
-        self._level = self.level_at(now) - cost
+        level = self.level_at(now)
+        if self._lag_s and level >= self.capacity:
+            self._at = now + self._lag_s
+        self._level = level - cost
 
     force = take
 
@@ -126,6 +134,10 @@ class Bucket:
         high = then if then > remaining else remaining
         low = min(then, remaining - taken_since) - _DOUBT * self.capacity
         self.correct(min(max(self.level_at(now), low), high + grain), now)
+
+    def _late_s(self, now: float) -> float:
+        """How long until it begins to refill."""
+        return self._at - now if self._lag_s and self._at > now else 0.0
 
     def resize(self, rate_per_s: float, capacity: float, now: float) -> None:
         self.level_at(now)

@@ -27,7 +27,7 @@ from gateway.ports import RawHeaders
 LEARN_EVERY_S = 0.005
 """Headers of answers to calls that went closer together teach nothing new."""
 QUOTA_PROBE_S = 60.0
-"""A spent quota whose reset nobody tells is tried again so often."""
+"""A spent quota is not tried again before, whatever resets (of other limits) its headers tell."""
 LONGEST_HOLD_S = 3600.0
 """A rate limit that asks for more is no rate limit, but a spent quota (providers.md, 0.2)."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0
@@ -35,8 +35,8 @@ ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
-MOST_ASSUMED = 100.0
-"""Calls per second to start from, where a limit tells only tokens."""
+ASSUMED = 100.0
+"""Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
 _FADE = 0.02
 
@@ -104,7 +104,7 @@ class Gate:
 
     def __init__(self, name: str, limits: Limits, counting: Counting, now: float) -> None:
         self.name = name
-        self.limits = LimitSet(Limits(), now, counting.style)
+        self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s)
         self.calibration = Calibration(counting.first_output_tokens)
         self.answer_s = 0.0
         """From a grant to the answer, a running mean."""
@@ -265,7 +265,7 @@ class Gate:
         grant.is_told = not is_exhausted
         self._end(grant, grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
         if is_exhausted:
-            self.exhausted_until = max(self.exhausted_until, now + (delay_s or QUOTA_PROBE_S))
+            self.exhausted_until = max(self.exhausted_until, now + max(delay_s or 0.0, QUOTA_PROBE_S))
             return Refusal.EXHAUSTED
         self._slow_down(grant, delay_s, now)
         return Refusal.WAIT
@@ -360,7 +360,8 @@ class Gate:
             # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
             self._is_distrusted = True
             self._search = RateSearch(now)
-            self._search.assume(min(self.limits.refills_per_s(requests=True), MOST_ASSUMED), now)
+            told = self.limits.refills_per_s(requests=True)
+            self._search.assume(told if told < inf else ASSUMED, now)
             self._search.refused(now, now)
 
     def _hold_off(self, until: float, now: float) -> None:

@@ -94,10 +94,12 @@ class LimitSet:
     Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
     """
 
-    __slots__ = ("_burst", "_rows", "_smallest", "_style", "_taken")
+    __slots__ = ("_burst", "_lag_s", "_rows", "_smallest", "_style", "_taken")
 
-    def __init__(self, limits: Limits, now: float, style: Style = CONTINUOUS) -> None:
+    def __init__(self, limits: Limits, now: float, style: Style = CONTINUOUS, lag_s: float = 0.0) -> None:
+        """`lag_s` is how late whoever counts them may hear of the first call (0.0: we count them ourselves)."""
         self._style = style
+        self._lag_s = lag_s
         self._burst: float | None = None
         self._smallest = inf  # of the token limits: what is below fits them all
         self._rows: list[_Row] = []
@@ -347,7 +349,7 @@ class LimitSet:
             return Slots(capacity)
         window_s = self._window_s(name)
         if window_s is None:
-            return Bucket(rate_per_s, capacity, now)
+            return Bucket(rate_per_s, capacity, now, lag_s=self._lag_s)
         window = Window(capacity, window_s, now)
         window.resize(rate_per_s, capacity, now)
         return window

@@ -70,6 +70,8 @@ class Counting:
     """Correct the limits from the headers of its answers, and search for a rate where nobody tells one."""
     first_output_tokens: int = 512
     """What an answer is taken to cost before any was seen, where the caller sets no bound."""
+    arrival_lag_s: float = 0.0
+    """So late its counter may hear of a first call: name, connection, TLS."""
     adaptive: bool = False
     """It queues without bound: keep it at the concurrency where its time to first byte begins to grow."""
     exact_tokens: Callable[[str], Callable[[str], int] | None] | None = field(default=None, repr=False, compare=False)

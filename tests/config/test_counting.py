@@ -104,9 +104,11 @@ def test_set_changes_what_it_says_and_keeps_the_rest(tmp_path: Path) -> None:
     def counting(provider: str, model: str) -> Counting:
         return target_of(tmp_path, provider, model, admission=admission).counting
 
-    assert counting(groq, "targets: [p]") == Counting(kind="groq", charge="sum", excludes_cached=False)
+    assert counting(groq, "targets: [p]") == Counting(
+        kind="groq", charge="sum", excludes_cached=False, arrival_lag_s=0.1
+    )
     assert counting(groq, "targets: [p], admission: mine") == Counting(
-        kind="groq", charge="input", excludes_cached=True, learns=False, first_output_tokens=100
+        kind="groq", charge="input", excludes_cached=True, learns=False, first_output_tokens=100, arrival_lag_s=0.1
     )
     assert counting(openai, "targets: [p], admission: mine").style == WINDOWS["minute"]
     assert counting("dialect: azure, base_url: 'https://x'", "targets: [p], admission: mine").style == AZURE

@@ -70,6 +70,7 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
             "windows": windows,
             "learns": True,
             "first_output_tokens": 512,
+            "arrival_lag_s": 0.1,
             "adaptive": adaptive,
             "tokenizer": "heuristic",
         }
@@ -119,7 +120,7 @@ def test_explain_tells_what_a_lower_lane_leaves_free(snapshot: PolicySnapshot) -
     """And nothing of fallbacks where there are none."""
     lines = explained(snapshot, "nightly", "claude")
 
-    assert "key       nightly (tenant nightly, lane batch)  [9 at once]" in lines
+    assert "key       nightly (tenant nightly, lane batch)  [9 in flight]" in lines
     assert "lane      batch: leaves 10 % of each limit to higher lanes" in lines
 
 

@@ -115,7 +115,7 @@ class Storm:
             self.search.refused(sent_at, at)
             self.refused += 1
             self._waiting += 1
-        else:
+        elif at >= self._timer_at:  # else it was overtaken by an earlier one
             self._timer_at = inf
 
     def _decide(self) -> bool:
