@@ -140,7 +140,7 @@ class Gate:
         if not counting.adaptive:
             self._cap = None
         elif self._cap is None:
-            self._cap = AdaptiveCap(now)
+            self._cap = AdaptiveCap()
         self._look_again(now)
 
     @property
@@ -237,7 +237,7 @@ class Gate:
                 self._look_again(now)
         if self._cap is not None and is_stream:
             self._has_streams = True
-            self._cap.observe(took_s, self.in_flight, now, grant.estimate)
+            self._cap.observe(took_s, self.in_flight)
 
     def refused(
         self, grant: Grant, error_class: str, status: int, headers: RawHeaders, body: bytes, now: float, wall_now: float
@@ -275,7 +275,7 @@ class Gate:
         if not grant.is_open:
             return
         if self._cap is not None and not self._has_streams and usage is not None and usage.output:
-            self._cap.observe((now - grant.at) / usage.output, self.in_flight, now)  # seconds per token: the next best
+            self._cap.observe((now - grant.at) / usage.output, self.in_flight)  # seconds per token: the next best
         if usage is None or not grant.estimate:
             self._end(grant, grant.cost, now)
             return
@@ -287,7 +287,7 @@ class Gate:
     def failed(self, grant: Grant, now: float, *, is_overload: bool) -> None:
         """The attempt came to nothing, but not for its rate. Its request counts, its tokens do not."""
         if self._cap is not None and is_overload:
-            self._cap.dropped(now)
+            self._cap.dropped()
         self._end(grant, Cost(grant.cost.requests, 0, 0), now)
 
     def rows(self, now: float) -> list[LimitRow]:

@@ -734,6 +734,37 @@ def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> N
     assert 2 <= row.capacity <= 40
 
 
+def test_a_target_that_times_out_gets_fewer_calls() -> None:
+    """Other failures say nothing about its load."""
+    gate = new_gate(Counting(learns=False, adaptive=True))
+    first = capacities(gate)["found_concurrency"]
+
+    for _ in range(5):
+        gate.failed(take(gate, 0.0), 1.0, is_overload=False)
+    assert capacities(gate)["found_concurrency"] == first
+    for _ in range(5):
+        gate.failed(take(gate, 0.0), 60.0, is_overload=True)
+
+    assert capacities(gate)["found_concurrency"] < first
+
+
+def test_a_long_answer_is_no_sign_of_a_queue() -> None:
+    """Whole answers are measured by the token: where some are a hundred times longer, the cap does not shrink for it."""
+    gate = new_gate(Counting(learns=False, adaptive=True))
+    now = 0.0
+    for number in range(2000):
+        flight: list[Grant] = []
+        while (grant := gate.reserve(ONE, now)) is not None and len(flight) < 100:
+            flight.append(grant)
+        output = 10 if number % 2 else 1000
+        now += 0.01 * output
+        for grant in flight:
+            accept(gate, grant, now)
+            gate.settle(grant, Usage(10, output), now)
+
+    assert capacities(gate)["found_concurrency"][0] > 50
+
+
 def test_an_adaptive_cap_comes_and_goes_with_the_config() -> None:
     """A reload that turns it off leaves the target without one."""
     gate = new_gate(Counting(learns=False, adaptive=True))
