@@ -242,7 +242,7 @@ class Gateway:
         """Levels are only looked at when somebody asks."""
         admission, telemetry, now = self._admission, self._telemetry, self._clock.monotonic()
         rows = insight.limit_rows(admission, now)
-        gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.is_wild(n)}
+        gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.is_named(n)}
         telemetry.set_limits(
             {name: row.level for name, row in rows},
             {(name, row.source): row.capacity for name, row in rows},

@@ -82,7 +82,7 @@ class Admission:
         rank = _RANKS[call.lane]
         keep_percent = call.model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
         for target in call.model.targets:
-            line = self.gates.line(target, call.model_name)
+            line = self.gates.line(target, call)
             if line.lineup.is_free_for(rank) and target not in failed:
                 gate = line.gate
                 cost = self._cost(call, line) if gate.counts_tokens else _ONE_REQUEST
@@ -153,11 +153,12 @@ class Admission:
         call.parsed = None
         options = []
         for index, target in enumerate(targets):
-            line = self.gates.line(target, call.model_name)
+            line = self.gates.line(target, call)
             options.append(Option(index, line, self._cost(call, line), keep_percent, estimate, call.max_tokens))
         own = sum([target in call.model.targets for target in targets])
         rank = _RANKS[call.lane]
-        ready_at = [option.line.ready_at(option, rank, call.tenant, now) for option in options]
+        is_back = bool(call.attempts)
+        ready_at = [option.line.ready_at(option, rank, call.tenant, now, is_back=is_back) for option in options]
         latest = call.deadline
         if call.deadline_is_callers:  # an answer has to begin by then
             latest -= min([option.line.gate.answer_s for option in options])
@@ -197,13 +198,14 @@ class Admission:
             deadline=call.deadline,
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
-        if not self.queue.has_room(held):
+        is_back = bool(call.attempts)  # it was let in before: there is room for it
+        if not is_back and not self.queue.has_room(held):
             wait_s = home.line.ready_at(home, held.rank, held.tenant, since) - since
             raise QueueFull(
                 "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",
                 retry_after_s=min(30.0, max(1.0, wait_s)),
             )
-        self.queue.hold(held, options, home, is_back=bool(call.attempts), wider=wider, widen_at=widen_at)
+        self.queue.hold(held, options, home, is_back=is_back, wider=wider, widen_at=widen_at)
         call.held = held
         try:
             await turn

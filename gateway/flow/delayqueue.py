@@ -124,10 +124,11 @@ class Line:
         self.promised_until = 0.0
         """Those who were refused with a time to come back at are promised the room until then."""
 
-    def ready_at(self, option: Option, rank: int, tenant: str, now: float) -> float:
-        """When a newcomer's turn would come."""
+    def ready_at(self, option: Option, rank: int, tenant: str, now: float, *, is_back: bool = False) -> float:
+        """When a newcomer's turn would come, or that of a call that comes back and stands before its own lane."""
         cost = option.cost
-        ahead = self.lineup.ahead(rank, tenant, cost.input_tokens + cost.output_tokens)
+        tokens = cost.input_tokens + cost.output_tokens
+        ahead = self.lineup.above(rank) if is_back else self.lineup.ahead(rank, tenant, tokens)
         return self.gate.ready_at(cost, now, ahead, option.keep_percent)
 
 

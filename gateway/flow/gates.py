@@ -1,31 +1,33 @@
 """The gates and lines of all targets, under the targets' stable names: a reload changes their numbers, not their state.
 
-A wildcard target (`openai/*`) has a gate for each model name that is asked for, because that is how providers count; their
-number is bounded. It must not know calls.
+A wildcard target (`openai/*`) has a gate for each model name that is asked for, and a target whose callers bring their own
+credentials has one for each of these, because that is how providers count; their number is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import sha256
 
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
 from gateway.policy.gate import Gate
 from gateway.policy.snapshot import Model, PolicySnapshot, Target
 
-MOST_WILDCARDS = 512
-"""So many model names of wildcard targets have gates of their own; more share that of the target."""
+MOST_NAMED = 1024
+"""So many model names and callers have gates of their own; more share that of their target."""
 
 
 class Gates:
     """Finds the line of a target."""
 
-    __slots__ = ("_clock", "_queue", "_wild", "lines")
+    __slots__ = ("_clock", "_named", "_queue", "lines")
 
     def __init__(self, clock: Clock, queue: DelayQueue, policy: PolicySnapshot) -> None:
         self._clock = clock
         self._queue = queue
-        self._wild: dict[str, str] = {}
+        self._named: dict[str, str] = {}
         self.lines: dict[str, Line] = {}
         """By the name of the gate."""
         self.install(policy)
@@ -34,35 +36,37 @@ class Gates:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
         targets = {target.name: target for model in _models(policy) for target in model.plan}
         for name in [*self.lines]:
-            named_by = self._wild.get(name, name)
+            named_by = self._named.get(name, name)
             if named_by not in targets:
                 self._forget(name)
             elif named_by != name:
                 self._open(name, targets[named_by])
         for name, target in targets.items():
-            self._wild.pop(name, None)
+            self._named.pop(name, None)
             self._open(name, target)
 
-    def line(self, target: Target, model_name: str) -> Line:
+    def line(self, target: Target, call: Call) -> Line:
         """The line of a target; of a wildcard, the one for the model that the call names."""
-        if target.model is not None:
-            line = self.lines.get(target.name)
-            return line if line is not None else self._open(target.name, target)  # an earlier policy's: it lives on
-        name = f"{target.provider}/{model_name}"
+        name = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
+        if call.credential is not None and call.policy.providers[target.provider].api_key is None:
+            name += "@" + sha256(call.credential).hexdigest()[:12]  # his own account
         line = self.lines.get(name)
-        return line if line is not None else self._open_wild(name, target)
+        if line is not None:
+            return line
+        # An earlier policy's target lives on as long as its calls.
+        return self._open(name, target) if name == target.name else self._open_named(name, target)
 
-    def is_wild(self, name: str) -> bool:
-        """Whether a client's own words are in the name: then it is no label for a metric."""
-        return name in self._wild
+    def is_named(self, name: str) -> bool:
+        """Whether something of a client's is in the name: then it is no label for a metric."""
+        return name in self._named
 
-    def _open_wild(self, name: str, target: Target) -> Line:
-        if len(self._wild) >= MOST_WILDCARDS:
-            for idle in [*self._wild]:
+    def _open_named(self, name: str, target: Target) -> Line:
+        if len(self._named) >= MOST_NAMED:
+            for idle in [*self._named]:
                 self._forget(idle)
-        if len(self._wild) >= MOST_WILDCARDS:
+        if len(self._named) >= MOST_NAMED:
             return self.lines.get(target.name) or self._open(target.name, target)
-        self._wild[name] = target.name
+        self._named[name] = target.name
         return self._open(name, target)
 
     def _open(self, name: str, target: Target) -> Line:
@@ -79,7 +83,7 @@ class Gates:
         line = self.lines[name]
         if not len(line.lineup) and not line.gate.in_flight and line.gate.paused_until <= self._clock.monotonic():
             del self.lines[name]
-            self._wild.pop(name, None)
+            self._named.pop(name, None)
             self._queue.drop_line(name)
 
 

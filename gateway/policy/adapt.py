@@ -115,7 +115,10 @@ class RateSearch:
         self._cut_at = -inf
         self._grown_at = now  # in the future: not to grow before
         self._wanted_at = -inf  # until when somebody is known to wait
-        self._count_from(now)
+        self._since = self._latest = (
+            now  # accepted calls are counted by when they were sent: after one, up to the other
+        )
+        self._accepted = 0
 
     def wait_s(self, now: float) -> float:
         """Seconds until one more call may go; 0.0 now. Somebody waits for what is not 0.0, else it changes nothing."""
@@ -277,6 +280,5 @@ class RateSearch:
         self._credit_s = max(0.0, policy.burst_s - gap_s)
 
     def _count_from(self, sent_at: float) -> None:
-        """Accepted calls are counted by when they were sent: those after `_since`, the last of them at `_latest`."""
         self._since = self._latest = sent_at
         self._accepted = 0

@@ -28,6 +28,8 @@ LEARN_EVERY_S = 0.005
 """Headers of answers to calls that went closer together teach nothing new."""
 QUOTA_PROBE_S = 60.0
 """A spent quota is not tried again before, whatever resets (of other limits) its headers tell."""
+QUOTA_LONGEST_S = 1800.0
+"""However far away its reset is: somebody may have added credit."""
 LONGEST_HOLD_S = 3600.0
 """A rate limit that asks for more is no rate limit, but a spent quota (providers.md, 0.2)."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 8.0
@@ -35,6 +37,7 @@ ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+REFUSED_WITHIN_S = 1.0
 ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
@@ -84,6 +87,7 @@ class Gate:
         "_is_distrusted",
         "_learns_from",
         "_pause",
+        "_probed_at",
         "_probes",
         "_ramp",
         "_refused_share",
@@ -122,6 +126,7 @@ class Gate:
         self._resume_due = False
         self._barren = 0
         self._probes = 0
+        self._probed_at = -inf
         self._squares = 0.0
         self._has_streams = False
         self._learns_from = -inf
@@ -129,7 +134,8 @@ class Gate:
         self.configure(limits, counting, now)
 
     def configure(self, limits: Limits, counting: Counting, now: float) -> None:
-        """Puts the operator's numbers in force; levels, pauses and what was learned stay."""
+        """Puts the operator's numbers in force; levels, pauses and what was learned stay. A spent quota is tried again."""
+        self.exhausted_until = -inf
         self.counting = counting
         self.calibration.first_output = counting.first_output_tokens
         if counting.charge == "input":  # what it calls tokens per minute counts the input alone
@@ -171,9 +177,11 @@ class Gate:
             wait_s = _longer(wait_s, self._search.wait_s(now))
         if self._ramp is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._ramp.wait_s(now))
-        if self._is_full() and wait_s != inf:
-            return None
-        return wait_s
+        if wait_s == inf:
+            return inf
+        if self._barren > 1 and self._probes:
+            wait_s = _longer(wait_s, self._probe_s(now))
+        return None if self._is_full() else wait_s
 
     def reserve(
         self, cost: Cost, now: float, keep_percent: float = 0.0, *, estimate: int = 0, max_tokens: int | None = None
@@ -190,6 +198,7 @@ class Gate:
                 self._ramp = None
         self.in_flight += 1
         self._probes += 1
+        self._probed_at = now
         self._squares += cost.input_tokens * cost.input_tokens
         mark = None
         if now >= self._learns_from and self.counting.learns:
@@ -265,7 +274,10 @@ class Gate:
         grant.is_told = not is_exhausted
         self._end(grant, grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
         if is_exhausted:
-            self.exhausted_until = max(self.exhausted_until, now + max(delay_s or 0.0, QUOTA_PROBE_S))
+            self.exhausted_until = now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S)
+            self.flight += 1  # at its end one call goes first
+            self._probes = 0
+            self._barren = max(self._barren, 2)
             return Refusal.EXHAUSTED
         self._slow_down(grant, delay_s, now)
         return Refusal.WAIT
@@ -384,10 +396,17 @@ class Gate:
                 self._ramp = Ramp(rate_per_s, now, counts_requests=counts_requests)
                 return
 
+    def _probe_s(self, now: float) -> float:
+        """A target that was paused again and again without one success between is asked by one call at a time.
+
+        A refusal comes fast; whoever was not refused after a while has been let in, however long the answer takes.
+        """
+        left_s = self._probed_at + REFUSED_WITHIN_S - now
+        if left_s <= 0:
+            self._barren = 1
+        return max(0.0, left_s)
+
     def _is_full(self) -> bool:
-        """A target that was paused again and again without one success between is asked by one call at a time."""
-        if self._barren > 1 and self._probes > 0:
-            return True
         return self._cap is not None and self.in_flight >= self._cap.cap
 
     def _learn(self, learned: Learned | None, grant: Grant, now: float) -> None:

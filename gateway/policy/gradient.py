@@ -46,7 +46,8 @@ class AdaptiveCap:
         self._unloaded_s = inf
         self._rounds = 0
         self._before_dip = 0.0  # while the queue runs empty: the cap to go on with
-        self._begin_round()
+        self._count = self._most_in_flight = 0
+        self._sum_s = 0.0
 
     @property
     def cap(self) -> int:

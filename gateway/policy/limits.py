@@ -33,6 +33,7 @@ _PART_OF = {
     "tokens_per_min": _TOKENS,
     "concurrency": _SLOT,
 }
+_FEWEST_TOKENS = 100.0
 _SECOND_OF_TOKENS_LASTS_S = 10.0  # the burst of a limit told per second: one large call must still fit
 
 
@@ -193,20 +194,26 @@ class LimitSet:
         return max((row.limit.drain_s(before[row.part]) for row in self._rows), default=0.0)
 
     def shrink(self, cost: Cost, tolerance: float) -> Cost:
-        """`cost`, cut to what the limits can hold where it is no more than `tolerance` times that: estimates err."""
+        """`cost`, cut to what the limits can hold where it is no more than `tolerance` times that: estimates err.
+
+        Learned limits cut it in any case: they may be told of another kind of token, and only a provider's own words make
+        a call impossible.
+        """
         requests, input_tokens, output_tokens = cost
         if input_tokens + output_tokens <= self._smallest:
             return cost
         for row in self._rows:
             capacity = row.limit.capacity
-            if row.part == _INPUT and capacity < input_tokens <= capacity * tolerance:
+            most = capacity * tolerance if row.configured is not None else inf
+            if row.part == _INPUT and capacity < input_tokens <= most:
                 input_tokens = capacity
-            elif row.part == _OUTPUT and capacity < output_tokens <= capacity * tolerance:
+            elif row.part == _OUTPUT and capacity < output_tokens <= most:
                 output_tokens = capacity
         for row in self._rows:
             capacity = row.limit.capacity
             total = input_tokens + output_tokens
-            if row.part == _TOKENS and capacity < total <= capacity * tolerance:
+            most = capacity * tolerance if row.configured is not None else inf
+            if row.part == _TOKENS and capacity < total <= most:
                 input_tokens, output_tokens = input_tokens * capacity / total, output_tokens * capacity / total
         return Cost(requests, input_tokens, output_tokens)
 
@@ -262,6 +269,8 @@ class LimitSet:
         """
         for name, reading in learned.by_limit():
             row = known = self._find(name)
+            if reading.limit is not None and _PART_OF[name] != _REQUESTS and reading.limit < _FEWEST_TOKENS:
+                continue  # nobody could ask for anything: absurd, and nothing could correct it any more
             if reading.limit is not None:
                 row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
             if row is not None:

@@ -122,20 +122,18 @@ class Lineup(Generic[TicketT]):
         is_ahead = self._busy & ((1 << rank) - 1)
         self._turns = self._turns + 1 if is_behind and not is_ahead else 0
 
+    def above(self, rank: int) -> Cost:
+        """The sum of those who wait in the higher lanes."""
+        sums = [lane.sums for lane in self._lanes[:rank] if lane.live]
+        return Cost(*[max(0.0, sum(column)) for column in zip(*sums, strict=True)]) if sums else NOTHING
+
     def ahead(self, rank: int, tenant: str, tokens: float) -> Cost:
         """The sum of those who go before a newcomer: the higher lanes, and its share of its own."""
-        requests = inputs = outputs = 0.0
-        for lane in self._lanes[:rank]:
-            requests += lane.sums[0]
-            inputs += lane.sums[1]
-            outputs += lane.sums[2]
-        own = self._lanes[rank]
-        if own.sums[0]:
-            share = own.share_ahead(tenant, tokens)
-            requests += own.sums[0] * share
-            inputs += own.sums[1] * share
-            outputs += own.sums[2] * share
-        return Cost(requests, max(0.0, inputs), max(0.0, outputs)) if requests else NOTHING  # sums of floats err
+        above, own = self.above(rank), self._lanes[rank]
+        if not own.sums[0]:
+            return above
+        share = own.share_ahead(tenant, tokens)
+        return Cost(*[max(0.0, part + mine * share) for part, mine in zip(above, own.sums, strict=True)])
 
     def settle_home(self, ticket: TicketT) -> None:
         """Counts the call among those ahead here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -22,7 +22,7 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.flow.gates import MOST_WILDCARDS
+from gateway.flow.gates import MOST_NAMED
 from gateway.policy.limits import Cost, Style
 from gateway.policy.snapshot import Counting, Limits, QueueBounds
 from gateway.ports import Outgoing
@@ -124,9 +124,16 @@ def held(bench: Bench) -> int:
     return bench.admission.queue.calls
 
 
-async def refused(kind: type[Error], serving: Awaitable[object]) -> Error:
+async def refused(kind: type[Error], serving: Coroutine[object, object, object] | Served) -> Error:
+    """Why a call is refused: at once, or before now."""
+    task = serving if isinstance(serving, asyncio.Task) else asyncio.create_task(serving)
+    for _ in range(30):
+        if task.done():
+            break
+        await asyncio.sleep(0)
+    assert task.done()
     with pytest.raises(kind) as refusal:
-        await serving
+        await task
     return refusal.value
 
 
@@ -788,6 +795,20 @@ async def test_a_live_user_passes_a_batch_backlog() -> None:
     assert critical.done()
 
 
+async def test_nobody_passes_those_who_wait() -> None:
+    """A small call does not slip through while a large one of its lane waits for its turn."""
+    bench = Bench([ScriptedUpstream(*[whole()] * 5)], limits=[Limits(tokens_per_min=6000)])
+    await bench.serve(max_tokens=10)
+    large = await start(bench, max_tokens=5500)
+
+    small = await start(bench, max_tokens=10)
+
+    assert (large.done(), small.done()) == (False, False)
+    await pass_time(bench, 30)
+    assert [outgoing.body for outgoing in bench.upstreams[0].sent] == [bench.call().body] * 3
+    assert large.done()
+
+
 async def test_a_noisy_tenant_delays_itself_only() -> None:
     """A hundred of its calls wait; each of the other's goes in the second turn at the latest."""
     bench = Bench([ScriptedUpstream(*[whole()] * 200)], limits=[Limits(requests_per_min=600)], counting=PACED)
@@ -830,6 +851,19 @@ def reload(bench: Bench, *limits: Limits) -> None:
     bench.limits = limits
     bench.policy = replace(bench.policy, models={"m": bench._model()})
     bench.admission.install(bench.policy)
+
+
+async def test_other_bounds_are_in_force_at_once() -> None:
+    """For whoever comes next; nobody is sent away for them."""
+    bench = Bench([ScriptedUpstream(*[whole()] * 5)], limits=[ONE_A_SECOND], counting=PACED)
+    tasks = started(bench, names(4))
+    await idle()
+
+    bench.admission.install(replace(bench.policy, queue=QueueBounds(max_calls=2)))
+
+    await refused(QueueFull, bench.serve())
+    await pass_time(bench, 4)
+    assert all(task.done() for task in tasks)
 
 
 async def test_a_higher_limit_is_in_force_at_once() -> None:
@@ -921,8 +955,8 @@ async def test_each_model_of_a_wildcard_has_limits_of_its_own() -> None:
     held_one = await start(bench, model_name="a")
 
     assert not held_one.done()
-    assert {name for name in gates.lines if gates.is_wild(name)} == {"p0/a", "p0/b", "p0/c"}
-    assert not gates.is_wild("p0/*")
+    assert {name for name in gates.lines if gates.is_named(name)} == {"p0/a", "p0/b", "p0/c"}
+    assert not gates.is_named("p0/*")
     held_one.cancel()
 
 
@@ -932,21 +966,21 @@ async def test_names_that_clients_make_up_are_bounded() -> None:
     wildcard(bench)
     gates = bench.admission.gates
     (target,) = bench.policy.models["m"].targets
-    busy = gates.line(target, "busy").gate.reserve(Cost(), bench.clock.now)
-    paused = gates.line(target, "paused")
+    busy = gates.line(target, bench.call(model_name="busy")).gate.reserve(Cost(), bench.clock.now)
+    paused = gates.line(target, bench.call(model_name="paused"))
     paused.gate.exhausted_until = bench.clock.now + 10
 
-    for number in range(5 * MOST_WILDCARDS):
-        gates.line(target, f"made-up-{number}")
-        assert len(gates.lines) <= MOST_WILDCARDS + 2
+    for number in range(5 * MOST_NAMED):
+        gates.line(target, bench.call(model_name=f"made-up-{number}"))
+        assert len(gates.lines) <= MOST_NAMED + 2
 
     assert busy is not None
-    assert gates.line(target, "busy").gate is busy.gate
-    assert gates.line(target, "paused") is paused
-    for number in range(MOST_WILDCARDS):
-        gates.line(target, f"busy-{number}").gate.reserve(Cost(), bench.clock.now)
-    assert gates.line(target, "one more").gate.name == "p0/*"
-    assert len(gates.lines) == len(bench.admission.queue.lines) <= MOST_WILDCARDS + 2
+    assert gates.line(target, bench.call(model_name="busy")).gate is busy.gate
+    assert gates.line(target, bench.call(model_name="paused")) is paused
+    for number in range(MOST_NAMED):
+        gates.line(target, bench.call(model_name=f"busy-{number}")).gate.reserve(Cost(), bench.clock.now)
+    assert gates.line(target, bench.call(model_name="one more")).gate.name == "p0/*"
+    assert len(gates.lines) == len(bench.admission.queue.lines) <= MOST_NAMED + 2
 
 
 async def test_a_wildcards_models_follow_its_config() -> None:
@@ -963,7 +997,7 @@ async def test_a_wildcards_models_follow_its_config() -> None:
     bench.admission.install(replace(bench.policy, models={}))
 
     assert bench.admission.gates.lines == {}
-    assert not bench.admission.gates.is_wild("p0/a")
+    assert not bench.admission.gates.is_named("p0/a")
 
 
 # -- What is told

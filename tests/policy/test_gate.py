@@ -320,7 +320,7 @@ def test_a_target_that_only_refuses_is_asked_by_one_call_at_a_time() -> None:
 
     probe = take(gate, 4.0)
     assert gate.reserve(ONE, 4.0) is None
-    assert gate.wait_s(ONE, 4.0) is None
+    assert gate.wait_s(ONE, 4.0) == 1.0
     refuse(gate, probe, 4.1, retry_after(1))
     assert gate.reserve(ONE, 5.0) is None  # it is a pause again
     probe = take(gate, 6.2)
@@ -537,7 +537,19 @@ def test_never_is_never_also_while_a_slot_is_awaited() -> None:
         if now < 9.0:
             refuse(gate, probe, now, retry_after(1))
     assert gate.wait_s(Cost(1, 5000, 0), 9.0) == inf
-    assert gate.wait_s(Cost(1, 10, 0), 9.0) is None
+    assert gate.wait_s(Cost(1, 10, 0), 9.0) == 1.0
+
+
+def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
+    """Its answer may take minutes; the others need not wait for it."""
+    gate = new_gate(requests_per_min=6000)
+    for now in (0.0, 2.0):
+        refuse(gate, take(gate, now), now, retry_after(1))
+    take(gate, 5.0)
+    assert gate.reserve(ONE, 5.9) is None
+
+    take(gate, 6.1)
+    take(gate, 6.1)
 
 
 # -- Headers

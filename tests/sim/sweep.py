@@ -17,7 +17,7 @@ from gateway.policy.snapshot import Counting, Holding, Limits, QueueBounds
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider
 from tests.sim.score import jain, percentile
-from tests.sim.traffic import Caller, Sizes, poisson
+from tests.sim.traffic import Caller, Sizes, burst, poisson
 from tests.sim.world import Site, World
 
 LOADS = (0.5, 0.8, 0.95, 1.05, 1.5, 2.0, 4.0, 10.0)
@@ -78,6 +78,9 @@ def run(setting: Setting) -> Point:
     names = [f"t{number}" for number in range(setting.tenants)]
     sizes = replace(SIZES, error_sigma=setting.error_sigma)
     offered_per_s = setting.load * setting.rate_per_s
+    if setting.binds == "tokens":  # the minute's worth that is there at the start goes first
+        large = Sizes(setting.rate_per_s * 60 * _MEAN_TOKENS / 100, output_tokens=1)
+        world.clock.start(burst(world, Caller("interactive", sizes=large), 100))
     for lane, share in setting.lanes:
         for name, part in _parts(names):
             caller = Caller(lane, [name], sizes)
@@ -132,10 +135,10 @@ def _world(setting: Setting) -> World:
     per_min = setting.rate_per_s * 60
     latency = Latency(0.4, 0.5, tokens_per_s=80, reach_s=0.005, reach_jitter_s=0.02)
     headers, retry_after = ("openai", "ms") if setting.tells else ("none", "none")
-    burst = max(1.0, setting.rate_per_s * setting.burst_s)
+    at_once = max(1.0, setting.rate_per_s * setting.burst_s)
     if setting.binds == "requests":
-        limit = Refill("requests", per_min, burst)
-        told = Limits(requests_per_min=per_min, request_burst=burst)
+        limit = Refill("requests", per_min, at_once)
+        told = Limits(requests_per_min=per_min, request_burst=at_once)
     else:
         limit = Refill("tokens", per_min * _MEAN_TOKENS)
         told = Limits(tokens_per_min=per_min * _MEAN_TOKENS)
