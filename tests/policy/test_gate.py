@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Usage
 from gateway.errors import ErrorClass
-from gateway.policy.gate import LONGEST_HOLD_S, QUOTA_PROBE_S, Gate, Grant, Refusal
+from gateway.policy.gate import LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
 from gateway.policy.limits import NOTHING, Cost, Style
 from gateway.policy.snapshot import Counting, Limits
 
@@ -473,7 +473,7 @@ def test_limits_are_believed_where_the_config_says_so() -> None:
     [
         (ErrorClass.QUOTA_EXHAUSTED, [], QUOTA_PROBE_S),
         (ErrorClass.QUOTA_EXHAUSTED, [retry_after(300)], 300.0),
-        (ErrorClass.RATE_LIMIT_REQUESTS, [retry_after(LONGEST_HOLD_S + 1)], LONGEST_HOLD_S + 1),
+        (ErrorClass.RATE_LIMIT_REQUESTS, [retry_after(LONGEST_HOLD_S + 1)], QUOTA_LONGEST_S),
     ],
 )
 def test_a_spent_quota_is_not_waited_for(error_class: str, headers: list[tuple[bytes, bytes]], until: float) -> None:

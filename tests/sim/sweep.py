@@ -78,9 +78,9 @@ def run(setting: Setting) -> Point:
     names = [f"t{number}" for number in range(setting.tenants)]
     sizes = replace(SIZES, error_sigma=setting.error_sigma)
     offered_per_s = setting.load * setting.rate_per_s
-    if setting.binds == "tokens":  # the minute's worth that is there at the start goes first
+    if setting.binds == "tokens":  # what is there at the start, but for the reserve, goes first
         large = Sizes(setting.rate_per_s * 60 * _MEAN_TOKENS / 100, output_tokens=1)
-        world.clock.start(burst(world, Caller("interactive", sizes=large), 100))
+        world.clock.start(burst(world, Caller("interactive", sizes=large), 90))
     for lane, share in setting.lanes:
         for name, part in _parts(names):
             caller = Caller(lane, [name], sizes)
