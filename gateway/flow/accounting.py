@@ -37,7 +37,12 @@ class Accounts:
         if call.settled:
             return
         call.settled = True
-        self._release(call, usage)
+        try:
+            self._release(call, usage)
+        finally:  # whatever fails there, the books are kept
+            self._book(call, status, outcome, target, usage)
+
+    def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
         now = self._clock.monotonic()
         last = call.attempts[-1] if call.attempts else None
         if last is not None and last.ended_at is None:

@@ -19,6 +19,7 @@ from gateway.clock import Clock
 from gateway.errors import (
     ErrorClass,
     GatewayError,
+    InternalError,
     Phase,
     QueueDeadlineExceeded,
     QueueFull,
@@ -252,6 +253,8 @@ def _left(held: Held, call: Call) -> GatewayError:
         return QueueDeadlineExceeded(f"The deadline passed after {waited} in the queue; no target was free in time.")
     if held.left is Left.DISPLACED:
         return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
+    if held.left is Left.FAILED:
+        return InternalError("The gateway failed on this request; its log has the details.")
     if held.left is Left.SHUT:
         return QuotaExhausted(f"After {waited} in the queue, the account's quota is spent at every target.")
     return RequestExceedsLimits(f"After {waited} in the queue, the limits of all targets are too small for this call.")

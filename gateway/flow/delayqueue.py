@@ -8,6 +8,7 @@ Invariants: every call that is held is woken exactly once or leaves; a grant is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -21,6 +22,7 @@ from gateway.policy.lineup import Lineup, Place, Ticket
 from gateway.policy.snapshot import QueueBounds
 
 _SPARE_MOMENTS = 1024
+log = logging.getLogger("gateway.queue")
 
 
 class Left(Enum):
@@ -33,6 +35,8 @@ class Left(Enum):
     """No line is left in which it could ever go: a limit has shrunk."""
     SHUT = "shut"
     """No line is left whose target has any quota."""
+    FAILED = "failed"
+    """A defect of ours."""
     DISPLACED = "displaced"
     """The queue is full, and somebody more urgent came."""
 
@@ -303,13 +307,18 @@ class DelayQueue:
         line.waits_for = None
         while (turn := lineup.peek(now)) is not None:
             ticket = turn.ticket
-            grant = ticket.option.reserve(now, turn.keep_percent)
+            try:
+                grant = ticket.option.reserve(now, turn.keep_percent)
+                wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent) if grant is None else 0.0
+            except Exception:
+                log.exception("the gate %s failed", gate.name)
+                self._end(ticket.held, Left.FAILED)
+                continue
             if grant is not None:
                 lineup.pop(ticket)
                 line.served += 1
                 self._grant(ticket, grant)
                 continue
-            wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent)
             if wait_s != inf:
                 line.waits_for = ticket
                 if wait_s is not None:
@@ -396,16 +405,22 @@ class DelayQueue:
             entry = heappop(moments)
             if not _is_due_still(entry):
                 continue
-            item = entry[2]
-            if isinstance(item, Line):
-                item.wakes_at = inf
-                self._serve(item, now)
-            elif item.wider[0] <= now:
-                self._widen(item, now)
-            elif item.deadline <= now:  # else it was widened before its time
-                self._expire(item, now)
+            try:
+                self._meet(entry[2], now)
+            except Exception:  # a defect, and one call's: the others must be woken all the same
+                log.exception("a moment of the delay queue failed")
             moments = self._moments
         self._arm()
+
+    def _meet(self, item: Line | Held, now: float) -> None:
+        """The moment has come that a line or a call waits for."""
+        if isinstance(item, Line):
+            item.wakes_at = inf
+            self._serve(item, now)
+        elif item.wider[0] <= now:
+            self._widen(item, now)
+        elif item.deadline <= now:  # else it was widened before its time
+            self._expire(item, now)
 
     def _expire(self, held: Held, now: float) -> None:
         """Its deadline has come; what frees at that very moment still serves it."""

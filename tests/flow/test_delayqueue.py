@@ -784,3 +784,45 @@ def test_no_capacity_is_idle_while_somebody_waits_for_it(
 def place(stage: Stage, *, lane: Lane = "interactive", tenant: str = "a", size: int = 1) -> Held:
     """A call that asks whether there is room."""
     return Held(stage.queue.next_seq(), lane, tenant, 0.0, model="m", size=size, deadline=inf, wake=lambda: None)
+
+
+class BrokenGate(Gate):
+    """Fails for one call, whenever it is asked."""
+
+    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+        if cost.input_tokens == 666:
+            raise ZeroDivisionError
+        return super().wait_s(cost, now, keep_percent)
+
+
+def test_a_call_that_its_gate_cannot_stand_is_ended_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A defect takes the call that met it, is logged, and stops neither the line nor the timer."""
+    stage = Stage()
+    line = stage.queue.line(BrokenGate("p/m", Limits(requests_per_min=60), PACED, stage.clock.now))
+    assert line.gate.reserve(Cost(), stage.clock.now) is not None
+    first = stage.hold(line)
+    broken = stage.hold(line, tokens=666)
+    last = stage.hold(line)
+
+    stage.clock.advance(10)
+
+    assert [held.left for held in (first, broken, last)] == [Left.GRANTED, Left.FAILED, Left.GRANTED]
+    assert "the gate p/m failed" in caplog.text
+    assert stage.is_empty()
+
+
+def test_a_wake_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever is due after it is still woken."""
+
+    def fail(_held: Held) -> None:
+        raise ZeroDivisionError
+
+    stage = Stage()
+    line = stage.drained()
+    stage.hold(line, deadline_s=0.5, wake=fail)
+    other = stage.hold(line, deadline_s=0.7)
+
+    stage.clock.advance(10)
+
+    assert other.left is Left.EXPIRED
+    assert "a moment of the delay queue failed" in caplog.text

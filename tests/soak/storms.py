@@ -9,6 +9,7 @@ decides. Invariant: every connection that was made is closed on every path.
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 import sys
 import time
@@ -130,6 +131,46 @@ def request(*headers: str, deadline_s: float | None = None, **body: Any) -> byte
     if deadline_s is not None:
         headers = (*headers, f"x-gateway-deadline-ms: {deadline_s * 1000:.0f}")
     return post("/v1/chat/completions", chat("m", **body), *headers)
+
+
+def poisson(rng: random.Random, per_s: float, for_s: float) -> list[float]:
+    """When calls come."""
+    due, found = rng.expovariate(per_s), list[float]()
+    while due < for_s:
+        found.append(due)
+        due += rng.expovariate(per_s)
+    return found
+
+
+async def come(url: str, due_s: Sequence[float], requests: Sequence[bytes]) -> list[Answered]:
+    """Each request when it is due, whether or not earlier ones have been answered."""
+    async with clients(url, len(requests)) as made:
+        began_at = time.monotonic()
+
+        async def one(client: Client, at_s: float, content: bytes) -> Answered:
+            await asyncio.sleep(began_at + at_s - time.monotonic())
+            return await client.ask(content)
+
+        return list(await asyncio.gather(*map(one, made, due_s, requests)))
+
+
+async def obey(
+    url: str, due_s: Sequence[float], requests: Sequence[bytes]
+) -> tuple[list[Answered], dict[int, Answered]]:
+    """Each request when it is due, and those that are refused once more when they were told to: their second answers."""
+    seconds: dict[int, Answered] = {}
+    async with clients(url, len(requests)) as made:
+        began_at = time.monotonic()
+
+        async def one(number: int) -> Answered:
+            await asyncio.sleep(began_at + due_s[number] - time.monotonic())
+            answer = await made[number].ask(requests[number])
+            if answer.status == 503:
+                await asyncio.sleep(answer.ended_at + answer.retry_after_s - time.monotonic())
+                seconds[number] = await made[number].ask(requests[number])
+            return answer
+
+        return list(await asyncio.gather(*map(one, range(len(requests))))), seconds
 
 
 # What they came to.

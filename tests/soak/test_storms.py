@@ -30,10 +30,13 @@ from tests.soak.storms import (
     arrivals,
     clients,
     codes,
+    come,
     finished_s,
     held,
     loop_lag,
+    obey,
     percentile,
+    poisson,
     refused_share,
     request,
     storm,
@@ -230,7 +233,7 @@ async def test_a_limit_that_nobody_tells_is_found(behind: Behind, report: Report
 # A storm of 429s.
 
 PAUSE_S, STORM_S, IN_FLIGHT_S = 5.0, 60.0, 0.1
-"""What is refused less than IN_FLIGHT_S ago, its gateway may not have heard of yet."""
+"""Of a refusal younger than IN_FLIGHT_S the gateway may not have heard."""
 
 
 async def test_a_storm_of_retry_after_is_sat_out(behind: Behind, report: Report) -> None:
@@ -250,50 +253,34 @@ async def test_a_storm_of_retry_after_is_sat_out(behind: Behind, report: Report)
 
     resumes_at = refused[-1] + PAUSE_S
     served = [at for at in arrivals(stage.providers[0]) if at > refused[-1]]
-    flights = [[refused[0]]]
-    for before, at in pairwise(refused):
-        if at - before > IN_FLIGHT_S:
-            flights.append([])
-        flights[-1].append(at)
-    in_pauses = sum(not later[0] - earlier[0] >= PAUSE_S for earlier, later in pairwise([*flights, [served[0]]])) + sum(
-        flight[-1] - flight[0] > IN_FLIGHT_S for flight in flights
-    )
+    flights = flights_of(refused)
+    gaps_s = [later[0] - earlier[-1] for earlier, later in pairwise([*flights, served])]
     first_second = sum(at < served[0] + 1.0 for at in served)
     report(
         f"429 with Retry-After {PAUSE_S:g} for {STORM_S:g} s, {most_held} held at its end: {codes(answers)}; "
-        f"attempts after each pause {[len(flight) for flight in flights]}, during pauses {in_pauses}\n"
+        f"attempts after each pause {[len(flight) for flight in flights]}, pauses from {min(gaps_s):.3f} s\n"
         f"  drain began {(served[0] - resumes_at) * 1000:.1f} ms after the last pause (bar 50), "
         f"{first_second} in its first second (bar {1.2 * RATE:g}), ended after {served[-1] - resumes_at:.2f} s"
     )
     assert codes(answers) == {"ok": 1001}
-    assert in_pauses == 0
-    assert -0.005 <= served[0] - resumes_at <= 0.05
+    assert min(gaps_s) >= PAUSE_S
+    assert max(flight[-1] - flight[0] for flight in flights) < IN_FLIGHT_S
+    assert served[0] - resumes_at <= 0.05
     assert first_second <= 1.2 * RATE
     assert served[-1] - resumes_at <= 1.05 * len(served) / RATE + SLACK_S
 
 
+def flights_of(times: Sequence[float]) -> list[list[float]]:
+    """Attempts that were sent before the gateway could know of each other's refusal."""
+    flights = [[times[0]]]
+    for before, at in pairwise(times):
+        if at - before > IN_FLIGHT_S:
+            flights.append([])
+        flights[-1].append(at)
+    return flights
+
+
 # Lanes and tenants.
-
-
-def poisson(rng: random.Random, per_s: float, for_s: float) -> list[float]:
-    """When calls come."""
-    due, found = rng.expovariate(per_s), list[float]()
-    while due < for_s:
-        found.append(due)
-        due += rng.expovariate(per_s)
-    return found
-
-
-async def come(url: str, due_s: Sequence[float], requests: Sequence[bytes]) -> list[Answered]:
-    """Each request when it is due, whether or not earlier ones have been answered."""
-    async with clients(url, len(requests)) as made:
-        began_at = time.monotonic()
-
-        async def one(client: Client, at_s: float, content: bytes) -> Answered:
-            await asyncio.sleep(began_at + at_s - time.monotonic())
-            return await client.ask(content)
-
-        return list(await asyncio.gather(*map(one, made, due_s, requests)))
 
 
 KEYS = [{"name": "web", "key": WEB_KEY}, {"name": "nightly", "key": NIGHTLY_KEY, "lane": "batch"}]
@@ -308,9 +295,7 @@ async def test_a_live_user_never_waits_behind_a_nightly_job(behind: Behind, repo
     alone = await come(stage.url, due_s, live)
     backlog = asyncio.create_task(storm(stage.url, [request(NIGHTLY)] * 5000))
     await until(lambda: stage.waiting > 4800)
-    await asyncio.sleep(
-        2.0
-    )  # 5,000 calls at once are a load on the loop; here the gateway is to be seen at its usual pace
+    await asyncio.sleep(2.0)  # so many calls at once are a load on the loop, and that is not what is measured here
 
     beside = await come(stage.url, due_s, live)
 
@@ -398,25 +383,6 @@ async def test_what_fits_is_served_and_what_cannot_is_told_when_to_come_back(beh
     assert set(codes(refused)) == {"503 queue_wait_exceeds_deadline"}
     assert percentile([one.took_s for one in refused], 99) < 0.02
     assert codes(list(seconds.values())) == {"ok": len(seconds)}
-
-
-async def obey(
-    url: str, due_s: Sequence[float], requests: Sequence[bytes]
-) -> tuple[list[Answered], dict[int, Answered]]:
-    """Each request when it is due, and those that are refused once more when they were told to: their second answers."""
-    seconds: dict[int, Answered] = {}
-    async with clients(url, len(requests)) as made:
-        began_at = time.monotonic()
-
-        async def one(number: int) -> Answered:
-            await asyncio.sleep(began_at + due_s[number] - time.monotonic())
-            answer = await made[number].ask(requests[number])
-            if answer.status == 503:
-                await asyncio.sleep(answer.ended_at + answer.retry_after_s - time.monotonic())
-                seconds[number] = await made[number].ask(requests[number])
-            return answer
-
-        return list(await asyncio.gather(*map(one, range(len(requests))))), seconds
 
 
 @pytest.mark.parametrize(("deadline_s", "newcomers_per_s"), [(1.0, 0), (5.0, 0), (5.0, 50)])
