@@ -95,12 +95,13 @@ class Admission:
         targets = [target for target in call.model.plan if target not in failed]
         return await self._wait(call, targets, keep_percent, now) if targets else None
 
-    def answered(self, call: Call, headers: RawHeaders) -> None:
+    def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
         """The target has let the call in, whatever else it says."""
         grant = call.grant
         if grant is not None:
             now = self._clock.monotonic()
-            grant.gate.answered(grant, headers, now, self._clock.wall(), is_stream=call.stream)
+            wall_now = self._clock.wall()
+            grant.gate.answered(grant, headers, now, wall_now, is_stream=call.stream, is_error=is_error)
             self._freed(grant.gate.name)
 
     def refused(self, call: Call, error_class: str, status: int, headers: RawHeaders, body: bytes) -> Refusal:
@@ -196,7 +197,7 @@ class Admission:
             call.received_at,
             model=call.model.name,
             size=len(call.body),
-            deadline=call.deadline,
+            deadline=call.deadline - home.line.gate.answer_s / 2 if call.deadline_is_callers else call.deadline,
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it

@@ -56,10 +56,13 @@ class Option:
         self.estimate = estimate
         self.max_tokens = max_tokens
 
-    def reserve(self, now: float, keep_percent: float | None = None) -> Grant | None:
+    def reserve(self, now: float) -> Grant | None:
         """Takes what the call costs here, if it may go now."""
-        keep = self.keep_percent if keep_percent is None else keep_percent
-        return self.line.gate.reserve(self.cost, now, keep, estimate=self.estimate, max_tokens=self.max_tokens)
+        return self.take(now) if self.line.gate.wait_s(self.cost, now, self.keep_percent) == 0.0 else None
+
+    def take(self, now: float) -> Grant:
+        """Takes what the call costs here; only to be called when it may go."""
+        return self.line.gate.take(self.cost, now, self.estimate, self.max_tokens)
 
 
 class Held(Place):
@@ -116,7 +119,7 @@ class Held(Place):
 class Line:
     """A gate and those who wait at it. `served` counts all who have left through it."""
 
-    __slots__ = ("gate", "lineup", "promised_until", "served", "waits_for", "wakes_at")
+    __slots__ = ("gate", "lineup", "promised_until", "served", "waits_for", "wakes_at", "wanted")
 
     def __init__(self, gate: Gate, lineup: Lineup[_Standing]) -> None:
         self.gate = gate
@@ -125,6 +128,8 @@ class Line:
         """Whose turn it is, and who cannot go yet."""
         self.wakes_at = inf
         self.served = 0
+        self.wanted = 0
+        """So many calls will stand here once they may use their fallbacks."""
         self.promised_until = 0.0
         """Those who were refused with a time to come back at are promised the room until then."""
 
@@ -160,6 +165,7 @@ class DelayQueue:
         self.calls = 0
         self.bytes = 0
         self._by_tenant: dict[str, list[int]] = {}
+        self._greedy: set[str] = set()  # tenants with more than their share
         self.depth: dict[tuple[str, Lane], int] = {}
         """How many wait, by model and lane."""
         self.configure(bounds)
@@ -167,6 +173,7 @@ class DelayQueue:
     def configure(self, bounds: QueueBounds) -> None:
         """Puts other bounds in force; nobody is sent away for it."""
         self._bounds = bounds
+        self._greedy = {tenant for tenant in self._by_tenant if self._is_over_share(tenant, 0)}
         for line in self._lines.values():
             line.lineup.configure(bounds.age_after_s, bounds.aged_percent)
 
@@ -215,7 +222,7 @@ class DelayQueue:
 
     def _displace_greedy(self, held: Held) -> bool:
         """A tenant who had the queue for himself makes room for another, lane for lane."""
-        greedy = next((t for t in self._by_tenant if t != held.tenant and self._is_over_share(t, 0)), None)
+        greedy = next((tenant for tenant in self._greedy if tenant != held.tenant), None)
         return greedy is not None and self.displace(held.rank - 1, greedy)
 
     def _is_over_share(self, tenant: str, size: int) -> bool:
@@ -240,10 +247,14 @@ class DelayQueue:
         share = self._by_tenant.setdefault(held.tenant, [0, 0])
         share[0] += 1
         share[1] += held.size
+        if self._is_over_share(held.tenant, 0):
+            self._greedy.add(held.tenant)
         depth = held.model, held.lane
         self.depth[depth] = self.depth.get(depth, 0) + 1
         if wider and widen_at < held.deadline:
             held.wider = (widen_at, wider)
+            for option in wider:
+                option.line.wanted += 1
         self._put(min(held.wider[0], held.deadline), held)
         self._join_all(held, options, home, now, is_back=is_back)
         self._arm()
@@ -308,8 +319,8 @@ class DelayQueue:
         while (turn := lineup.peek(now)) is not None:
             ticket = turn.ticket
             try:
-                grant = ticket.option.reserve(now, turn.keep_percent)
-                wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent) if grant is None else 0.0
+                wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens)
+                grant = ticket.option.take(now) if wait_s == 0.0 else None
             except Exception:
                 log.exception("the gate %s failed", gate.name)
                 self._end(ticket.held, Left.FAILED)
@@ -366,7 +377,7 @@ class DelayQueue:
             if line.waits_for is ticket:
                 unblocked.append(line)
         held.tickets.clear()
-        held.wider = (inf, ())
+        self._take_wider(held)
         self.calls -= 1
         self.bytes -= held.size
         share = self._by_tenant[held.tenant]
@@ -374,6 +385,8 @@ class DelayQueue:
         share[1] -= held.size
         if not share[0]:
             del self._by_tenant[held.tenant]
+        if self._greedy and not self._is_over_share(held.tenant, 0):
+            self._greedy.discard(held.tenant)
         self.depth[held.model, held.lane] -= 1
         return unblocked
 
@@ -432,10 +445,16 @@ class DelayQueue:
 
     def _widen(self, held: Held, now: float) -> None:
         """The primary was preferred long enough."""
-        options = held.wider[1]
-        held.wider = (inf, ())
+        options = self._take_wider(held)
         self._put(held.deadline, held)
         self._join_all(held, options, None, now, is_back=False)
+
+    def _take_wider(self, held: Held) -> Sequence[Option]:
+        options = held.wider[1]
+        held.wider = (inf, ())
+        for option in options:
+            option.line.wanted -= 1
+        return options
 
 
 def _is_due_still(entry: tuple[float, int, Line | Held]) -> bool:

@@ -62,8 +62,7 @@ class Gates:
 
     def _open_named(self, name: str, target: Target) -> Line:
         if len(self._named) >= MOST_NAMED:
-            for idle in [*self._named]:
-                self._forget(idle)
+            self._forget_longest_unused()
         if len(self._named) >= MOST_NAMED:
             return self.lines.get(target.name) or self._open(target.name, target)
         self._named[name] = target.name
@@ -77,6 +76,12 @@ class Gates:
         else:
             line.gate.configure(target.limits, target.counting, now)
         return line
+
+    def _forget_longest_unused(self) -> None:
+        """Of the idle ones; what was learned about those in use stays."""
+        unused = sorted(self._named, key=lambda name: self.lines[name].gate.used_at)
+        for name in unused[: max(1, MOST_NAMED // 16)]:
+            self._forget(name)
 
     def _forget(self, name: str) -> None:
         """Unless somebody waits or runs there, or it is to be left alone for a while."""

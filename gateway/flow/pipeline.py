@@ -102,7 +102,7 @@ class Pipeline:
                 if admission.refused(call, error_class, opened.status, opened.headers, opened.body) is Refusal.WAIT:
                     continue
             else:
-                admission.answered(call, opened.headers)
+                admission.answered(call, opened.headers, is_error=True)
                 admission.failed(call)
                 if not moves_on(error_class):
                     return opened

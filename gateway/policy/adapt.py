@@ -37,10 +37,6 @@ class Pause:
         if self.until < until < inf:
             self.until = until
 
-    def left_s(self, now: float) -> float:
-        """Seconds to go; 0.0 when there is no pause."""
-        return self.until - now if self.until > now else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class SearchPolicy:
@@ -73,7 +69,9 @@ class SearchPolicy:
     probe_call_percent: float = 0.1
     """The same per call, if that is less: about a hundred calls pay for one refusal."""
     floor_percent: float = 2.0
-    """Of the measured rate: goes on while everything is refused, to notice when a provider's next window begins."""
+    """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
+    guess_floor: float = 0.5
+    """The same, as a rate, as long as nothing is measured."""
 
 
 class RateSearch:
@@ -133,7 +131,7 @@ class RateSearch:
     @property
     def has_measured(self) -> bool:
         """Whether refusals have told the rate; before, it is a guess, and nothing should be refused on its strength."""
-        return self._measured < inf
+        return self._measured < inf and not self._is_guess
 
     def ready_at(self, now: float, ahead: float = 0.0) -> float:
         """When one more may go after `ahead` others: an estimate, at the present rate."""
@@ -268,7 +266,8 @@ class RateSearch:
         self._set(rate * (1 + min(percent, policy.leap_percent) / 100))
 
     def _cut(self, share: float) -> None:
-        floor = self._policy.floor_percent / 100 * self._measured if self._measured < inf else 0.0
+        policy = self._policy
+        floor = policy.floor_percent / 100 * self._measured if self._measured < inf else policy.guess_floor
         self._set(min(self.rate_per_s, max(self.rate_per_s * share, floor)))
 
     def _set(self, rate_per_s: float) -> None:

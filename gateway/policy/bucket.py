@@ -14,6 +14,7 @@ from typing import Protocol
 _EARLY_S = 1e-6
 _ROUNDING = 1e-12
 _FIRST_RELEASES = 20
+_OVERTAKEN_S = 0.1  # calls sent so long before another one may arrive after it
 _DOUBT = 0.05  # of the capacity: so much more a provider may have than we think before we believe it
 
 
@@ -69,13 +70,14 @@ class Bucket:
     Raises ValueError for a negative rate, a burst that is not positive, or numbers that are not finite.
     """
 
-    __slots__ = ("_at", "_lag_s", "_level", "_slack", "capacity", "rate_per_s")
+    __slots__ = ("_at", "_full_at", "_lag_s", "_level", "_slack", "capacity", "rate_per_s")
 
     def __init__(
         self, rate_per_s: float, burst: float, now: float, level: float | None = None, lag_s: float = 0.0
     ) -> None:
         self._at = now
         self._lag_s = lag_s
+        self._full_at = -inf
         self._level = burst
         self._shape(rate_per_s, burst)
         if level is not None:
@@ -84,7 +86,11 @@ class Bucket:
     def level_at(self, now: float) -> float:
         if now > self._at:
             level = self._level + (now - self._at) * self.rate_per_s
-            self._level = level if level < self.capacity else self.capacity
+            if level >= self.capacity:
+                if self._level < self.capacity:
+                    self._full_at = now - (level - self.capacity) / self.rate_per_s
+                level = self.capacity
+            self._level = level
             self._at = now
         return self._level
 
@@ -112,8 +118,8 @@ class Bucket:
 
     def take(self, cost: float, now: float) -> None:
         level = self.level_at(now)
-        if self._lag_s and level >= self.capacity:
-            self._at = now + self._lag_s
+        if self._lag_s and level >= self.capacity and now - self._full_at >= self._lag_s:
+            self._at = now + self._lag_s  # it was idle; whoever waited until it was full is no first call
         self._level = level - cost
 
     force = take
@@ -132,7 +138,7 @@ class Bucket:
         # the lowest: else every answer would raise the level a little, until calls are refused.
         then = remaining + (now - sent_at) * self.rate_per_s - taken_since
         high = then if then > remaining else remaining
-        low = min(then, remaining - taken_since) - _DOUBT * self.capacity
+        low = min(then, remaining - taken_since) - _DOUBT * self.capacity - _OVERTAKEN_S * self.rate_per_s
         self.correct(min(max(self.level_at(now), low), high + grain), now)
 
     def _late_s(self, now: float) -> float:

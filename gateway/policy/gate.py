@@ -104,6 +104,7 @@ class Gate:
         "limits",
         "name",
         "paused",
+        "used_at",
     )
 
     def __init__(self, name: str, limits: Limits, counting: Counting, now: float) -> None:
@@ -113,6 +114,8 @@ class Gate:
         self.answer_s = 0.0
         """From a grant to the answer, a running mean."""
         self.in_flight = 0
+        self.used_at = now
+        """When a call went there last."""
         self.flight = 0
         """Counts the refusals that ended a flight: calls of one flight were sent before they could learn of it."""
         self.exhausted_until = -inf
@@ -165,14 +168,18 @@ class Gate:
         expected = self.calibration.output_estimate(max_tokens) if answers else 0
         return self.limits.shrink(self._charge(tokens, max_tokens if answers else None, expected), ESTIMATE_TOLERANCE)
 
-    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+    def wait_s(
+        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_requests: float = 0.0, keep_tokens: float = 0.0
+    ) -> float | None:
         """Seconds until the call may go: 0.0 now, inf never, None when a call in flight has to end first."""
         paused_until = self.paused_until
         if paused_until > now:
             return paused_until - now
         if self._resume_due:
             self._resume(now, paused_until)
-        wait_s = self.limits.wait_s(cost, now, keep_percent, self._margin(cost) if self.counts_tokens else 0.0)
+        if self.counts_tokens:
+            keep_tokens += self._margin(cost)
+        wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
         if self._search is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._search.wait_s(now))
         if self._ramp is not None and wait_s != inf:
@@ -189,6 +196,10 @@ class Gate:
         """Takes what the call costs, if it may go now."""
         if self.wait_s(cost, now, keep_percent) != 0.0:
             return None
+        return self.take(cost, now, estimate, max_tokens)
+
+    def take(self, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Grant:
+        """Takes what the call costs; only to be called when `wait_s` is 0.0."""
         self.limits.take(cost, now)
         if self._search is not None:
             self._search.take(now)
@@ -198,7 +209,7 @@ class Gate:
                 self._ramp = None
         self.in_flight += 1
         self._probes += 1
-        self._probed_at = now
+        self._probed_at = self.used_at = now
         self._squares += cost.input_tokens * cost.input_tokens
         mark = None
         if now >= self._learns_from and self.counting.learns:
@@ -225,19 +236,33 @@ class Gate:
         if grant.is_open and not grant.is_told and self._search is not None:
             self._search.give_back(now)
         grant.is_told = True
+        if grant.is_open:
+            self.limits.unsend(grant.cost)
         self._end(grant, NOTHING, now)
 
     def answered(
-        self, grant: Grant, headers: RawHeaders, now: float, wall_now: float, *, is_stream: bool = False
+        self,
+        grant: Grant,
+        headers: RawHeaders,
+        now: float,
+        wall_now: float,
+        *,
+        is_stream: bool = False,
+        is_error: bool = False,
     ) -> None:
-        """The provider let the call in; its limit headers correct levels and capacities."""
-        took_s = now - grant.at
-        self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
+        """The provider let the call in; its limit headers correct levels and capacities.
+
+        An error comes faster than any answer: it teaches nothing else.
+        """
         self._refused_share *= 1 - _FADE
         if grant.flight == self.flight:
             self._barren = 0
         if grant.mark is not None:
             self._learn(read_limit_headers(headers, wall_now, self.counting.kind), grant, now)
+        if is_error:
+            return
+        took_s = now - grant.at
+        self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
         grant.is_told = True
         if self._search is not None:
             self._search.succeeded(grant.at, now)

@@ -153,11 +153,13 @@ class LimitSet:
         for row in self._rows:
             row.limit.take(parts[row.part], now)
 
-    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0) -> float | None:
+    def wait_s(
+        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0, keep_requests: float = 0.0
+    ) -> float | None:
         """Seconds until all limits fit at once: 0.0 now, inf never, None when a slot must be given back first.
 
-        `keep_percent` of each limit's capacity must be left over, and `keep_tokens` of each token limit; what is too
-        large for that waits for a full limit.
+        `keep_percent` of each limit's capacity must be left over, `keep_tokens` of each token limit and `keep_requests`
+        of the others; what is too large for that waits for a full limit.
         """
         parts = _parts(cost, 1)
         longest_s = 0.0
@@ -167,6 +169,8 @@ class LimitSet:
             keep = limit.capacity * keep_percent / 100 if keep_percent else 0.0
             if keep_tokens and _INPUT <= row.part <= _TOKENS:
                 keep += keep_tokens
+            elif keep_requests and not _INPUT <= row.part <= _TOKENS:
+                keep += keep_requests
             wait_s = limit.wait_s(parts[row.part], now, keep)
             if wait_s is None:
                 is_unknown = True
@@ -236,9 +240,8 @@ class LimitSet:
             elif more > 0:
                 row.limit.force(more, now)
 
-    def cancel(self, reserved: Cost, now: float, reserved_at: float | None = None) -> None:
-        """Gives everything back: nothing was sent."""
-        self.settle(reserved, NOTHING, now, reserved_at)
+    def unsend(self, reserved: Cost) -> None:
+        """Nothing was sent: no provider has counted it. To be called beside `settle` with nothing used."""
         self._taken = [taken - part for taken, part in zip(self._taken, _parts(reserved, 0), strict=True)]
 
     def which(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str | None:
@@ -269,7 +272,7 @@ class LimitSet:
         """
         for name, reading in learned.by_limit():
             row = known = self._find(name)
-            if reading.limit is not None and _PART_OF[name] != _REQUESTS and reading.limit < _FEWEST_TOKENS:
+            if reading.limit is not None and reading.limit < (1 if _PART_OF[name] == _REQUESTS else _FEWEST_TOKENS):
                 continue  # nobody could ask for anything: absurd, and nothing could correct it any more
             if reading.limit is not None:
                 row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
@@ -291,12 +294,6 @@ class LimitSet:
                 few = max(1.0, 0.2 * limit.rate_per_s)
                 if limit.level_at(now) > few:
                     limit.correct(few, now)
-
-    def empty(self, name: str, now: float) -> None:
-        """The provider says that nothing is left of this limit, whatever we thought."""
-        row = self._find(name)
-        if row is not None and isinstance(row.limit, Bucket) and row.limit.level_at(now) > 0:
-            row.limit.correct(0.0, now)
 
     def refills_per_s(self, *, requests: bool) -> float:
         """The slowest refill among the requests or the tokens per minute, of those that refill all the time; inf: none."""

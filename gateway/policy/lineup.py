@@ -18,6 +18,7 @@ from gateway.call import LANES, Lane
 from gateway.policy.limits import NOTHING, Cost
 
 _FEWEST_DEAD = 64
+_ENOUGH = 1 - 1e-9
 _MOST_ROUNDS = 32  # a call of any size gets its turn after so many rounds
 
 
@@ -54,27 +55,34 @@ TicketT = TypeVar("TicketT", bound=Ticket)
 
 
 class Next(NamedTuple, Generic[TicketT]):
-    """Whose turn it is, and how much of each limit has to be left over."""
+    """Whose turn it is, and how much of each limit has to be left over: a percentage, and what an aged call saves up."""
 
     ticket: TicketT
-    keep_percent: float
+    keep_percent: float = 0.0
+    keep_requests: float = 0.0
+    keep_tokens: float = 0.0
 
 
 class Lineup(Generic[TicketT]):
-    """The calls that wait at one gate. `age_after_s`: per lane, after which wait its next call has waited too long."""
+    """The calls that wait at one gate. `age_after_s`: per lane, after which wait its next call has waited too long.
 
-    __slots__ = ("_age_after_s", "_aged_every", "_busy", "_lanes", "_turns")
+    An aged call of a lower lane saves up its share: `aged_percent` of what others are granted is left over by them until
+    there is enough for it. So it never makes anybody wait for all that it costs.
+    """
+
+    __slots__ = ("_age_after_s", "_aged", "_aged_share", "_busy", "_lanes", "_saved_requests", "_saved_tokens")
 
     def __init__(self, age_after_s: Mapping[Lane, float] | None = None, aged_percent: float = 5.0) -> None:
         self._lanes: list[_LaneLine[TicketT]] = [_LaneLine() for _ in LANES]
         self._busy = 0  # a bit for each lane in which somebody waits
-        self._turns = 0
+        self._aged: TicketT | None = None  # as of the last look
+        self._saved_requests = self._saved_tokens = 0.0
         self.configure(age_after_s or {}, aged_percent)
 
     def configure(self, age_after_s: Mapping[Lane, float], aged_percent: float) -> None:
         """Puts other ageing in force."""
         self._age_after_s = [age_after_s.get(lane) for lane in LANES]
-        self._aged_every = 100 / aged_percent if aged_percent else 0
+        self._aged_share = aged_percent / max(1.0, 100 - aged_percent)  # of what the others are granted
 
     def __len__(self) -> int:
         return sum([lane.live for lane in self._lanes])
@@ -85,8 +93,8 @@ class Lineup(Generic[TicketT]):
         return bool(self._busy)
 
     def is_free_for(self, rank: int) -> bool:
-        """Whether nobody of this lane or a higher one waits here: a newcomer would not pass anyone."""
-        return not self._busy & ((2 << rank) - 1)
+        """Whether nobody of this lane or a higher one waits here, nor anyone aged: a newcomer would not pass anyone."""
+        return not self._busy & ((2 << rank) - 1) and self._aged is None
 
     def add(self, ticket: TicketT) -> None:
         """The call joins at the end of its tenant's line."""
@@ -104,23 +112,28 @@ class Lineup(Generic[TicketT]):
 
     def peek(self, now: float) -> Next[TicketT] | None:
         """Whose turn it is; None when nobody waits."""
-        aged = self._aged(now)
-        if aged is not None:
-            return aged
+        aged = self._aged = self._find_aged(now)
+        if aged is None:
+            self._saved_requests = self._saved_tokens = 0.0
+        elif self._saved_requests >= _ENOUGH and self._saved_tokens >= _ENOUGH * _tokens(aged):
+            return Next(aged)
         for lane in self._lanes:
             if lane.live:
                 ticket = lane.peek()
-                return Next(ticket, ticket.keep_percent)
+                return Next(ticket, ticket.keep_percent, self._saved_requests, self._saved_tokens)
         return None
 
     def pop(self, ticket: TicketT) -> None:
         """The call whose turn it was goes. `ticket` is the one that `peek` gave last."""
         rank = ticket.place.rank
         self._lanes[rank].pop(ticket)
+        aged = self._aged
+        if aged is ticket:
+            self._saved_requests = self._saved_tokens = 0.0
+        elif aged is not None:
+            self._saved_requests = min(1.0, self._saved_requests + self._aged_share)
+            self._saved_tokens = min(_tokens(aged), self._saved_tokens + self._aged_share * _tokens(ticket))
         self._note(rank)
-        is_behind = self._busy >> (rank + 1)
-        is_ahead = self._busy & ((1 << rank) - 1)
-        self._turns = self._turns + 1 if is_behind and not is_ahead else 0
 
     def above(self, rank: int) -> Cost:
         """The sum of those who wait in the higher lanes."""
@@ -184,10 +197,12 @@ class Lineup(Generic[TicketT]):
     def _note(self, rank: int) -> None:
         if not self._lanes[rank].live:
             self._busy &= ~(1 << rank)
+            if not self._busy:
+                self._aged = None
 
-    def _aged(self, now: float) -> Next[TicketT] | None:
-        """The call of a lower lane whose share of the turns is due, for which nothing need be left over: the oldest."""
-        if not self._aged_every or self._turns < self._aged_every - 1:
+    def _find_aged(self, now: float) -> TicketT | None:
+        """Of the lanes below the first, the call that is next in its own and has waited too long: the oldest."""
+        if not self._aged_share or not self._busy & (self._busy - 1):
             return None
         oldest: TicketT | None = None
         is_first = True
@@ -200,7 +215,11 @@ class Lineup(Generic[TicketT]):
                 if now - joined_at > age_after_s and (oldest is None or joined_at < oldest.place.joined_at):
                     oldest = ticket
             is_first = False
-        return None if oldest is None else Next(oldest, 0.0)
+        return oldest
+
+
+def _tokens(ticket: Ticket) -> float:
+    return ticket.cost.input_tokens + ticket.cost.output_tokens
 
 
 class _LaneLine(Generic[TicketT]):
@@ -209,7 +228,18 @@ class _LaneLine(Generic[TicketT]):
     In a round each tenant gets the same, about the size of a call: else those with large calls would get more.
     """
 
-    __slots__ = ("_largest", "_mean", "_quantum", "_ring", "_turns_left", "live", "sums", "tenants", "tokens")
+    __slots__ = (
+        "_largest",
+        "_mean",
+        "_quantum",
+        "_ring",
+        "_turns_left",
+        "_waiting",
+        "live",
+        "sums",
+        "tenants",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.tenants: dict[str, _TenantLine[TicketT]] = {}
@@ -218,6 +248,7 @@ class _LaneLine(Generic[TicketT]):
         self._quantum = 1.0
         self._largest = 0.0
         self._turns_left = 0
+        self._waiting = 0  # tenants with somebody alive
         self.live = 0
         self.sums = [0.0, 0.0, 0.0]
         self.tokens = 0.0
@@ -239,6 +270,7 @@ class _LaneLine(Generic[TicketT]):
         else:
             line.queue.append(ticket)
             self._mean += (ticket.tokens - self._mean) * 0.05
+        self._waiting += not line.live
         line.live += 1
         self.live += 1
 
@@ -248,6 +280,8 @@ class _LaneLine(Generic[TicketT]):
         line.dead += 1
         if line.dead > _FEWEST_DEAD and line.dead > line.live:
             line.clean()
+        if len(self.tenants) > 2 * self._waiting + _FEWEST_DEAD:
+            self._clean()
         if not self.live:
             self._clear()
 
@@ -281,7 +315,7 @@ class _LaneLine(Generic[TicketT]):
         """The part of those here who go before a newcomer: while his own wait, every other tenant gets as much as he."""
         line = self.tenants.get(tenant)
         own = line.tokens if line is not None else 0.0
-        others = len(self.tenants) - (line is not None)
+        others = self._waiting - (line is not None and line.live > 0)
         return min(1.0, (own + others * (own + max(tokens, self._mean))) / self.tokens) if self.tokens else 0.0
 
     def count(self, ticket: TicketT, sign: int) -> None:
@@ -316,6 +350,12 @@ class _LaneLine(Generic[TicketT]):
             ticket.is_home = False
         line.live -= 1
         self.live -= 1
+        self._waiting -= not line.live
+
+    def _clean(self) -> None:
+        """Forget the tenants of whom nobody waits any more."""
+        self._ring = deque(line for line in self._ring if line.live)
+        self.tenants = {line.tenant: line for line in self._ring}
 
     def _clear(self) -> None:
         """Nobody waits: what rounding and the dead have left goes, too."""

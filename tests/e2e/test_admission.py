@@ -6,6 +6,7 @@ The long versions, with figures, are the storms in `tests/soak`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -39,6 +40,9 @@ NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
 WEB_ENTRY: dict[str, Any] = {"name": "web", "key": WEB_KEY}
 NIGHTLY_ENTRY: dict[str, Any] = {"name": "nightly", "key": NIGHTLY_KEY, "lane": "batch"}
 AN_HOUR = "x-gateway-deadline-ms: 3600000"
+TELL_SOON = "keepalive_after: 20ms"
+"""When a held stream hears its first comment."""
+ONE_429 = re.escape(TARGET) + r":429\(\d+\.\ds\)"
 MESSAGES: Any = [{"role": "user", "content": "hello there"}]
 
 
@@ -55,9 +59,9 @@ def limited(*keys: Mapping[str, Any], **limits: Any) -> Callable[[str], dict[str
     return lambda url: config_of(url, models=models, admin={"key": ADMIN_KEY}, keys=[*map(dict, keys)] or None)
 
 
-def telling_soon(folder: Path) -> dict[str, Any]:
-    """A section of the config under which held streams hear a comment after 20 ms."""
-    (folder / "queue.yaml").write_text("default: {keepalive_after: 20ms}\n")
+def queue_policy(folder: Path, fields: str) -> dict[str, Any]:
+    """A section of the config under which the queue behaves like this."""
+    (folder / "queue.yaml").write_text(f"default: {{{fields}}}\n")
     return {"policies": str(folder)}
 
 
@@ -141,7 +145,7 @@ async def test_a_429_becomes_an_answer_for_the_sdk(start: StartGateway, call: Ca
     raw = await call(gateway) if asyncio.iscoroutinefunction(call) else await asyncio.to_thread(call, gateway)
 
     assert raw.status_code == 200
-    assert raw.headers["x-gateway-attempts"] == f"{TARGET}:429(0.0s) {TARGET}:200"
+    assert re.fullmatch(f"{ONE_429} {TARGET}:200", raw.headers["x-gateway-attempts"])
     assert int(raw.headers["x-gateway-queue-ms"]) >= 49
     assert gateway.upstream_calls() == 2
 
@@ -166,12 +170,12 @@ async def test_a_pause_that_is_too_long_is_an_honest_refusal(start: StartGateway
     assert int(answer.header("retry-after") or 0) * 1000 >= int(answer.header("retry-after-ms") or 0)
     assert answer.header("x-gateway-limit") == f"{TARGET} pause"
     assert answer.header("x-should-retry") == "false"  # no SDK would wait for so long
-    assert answer.header("x-gateway-attempts") == f"{TARGET}:429(0.0s)"
+    assert re.fullmatch(ONE_429, answer.header("x-gateway-attempts") or "")
 
 
 async def test_a_short_wait_that_is_too_long_for_the_caller_is_worth_a_retry(start: StartGateway) -> None:
     """The SDK raises what it raises for any 503; its own retry would come in time."""
-    gateway = await start(limited(rpm=60, burst=1))
+    gateway = await start(limited(rpm=2, burst=1))
     await fetch(gateway, ask())
 
     async with gateway.sdk(timeout=0.3) as sdk:
@@ -181,7 +185,7 @@ async def test_a_short_wait_that_is_too_long_for_the_caller_is_worth_a_retry(sta
     assert caught.value.code == "queue_wait_exceeds_deadline"
     assert caught.value.response.headers["x-should-retry"] == "true"
     assert caught.value.response.headers["x-gateway-limit"] == f"{TARGET} requests_per_min"
-    assert 500 < int(caught.value.response.headers["retry-after-ms"]) < 1000
+    assert 20_000 < int(caught.value.response.headers["retry-after-ms"]) < 30_000
     assert gateway.upstream_calls() == 1
 
 
@@ -203,7 +207,8 @@ async def test_a_spent_quota_is_nothing_to_wait_for(start: StartGateway) -> None
     first = await fetch(gateway, ask(model="c"))
     second = await fetch(gateway, ask(AN_HOUR))
 
-    assert (first.status, first.header("x-gateway-attempts")) == (200, f"{TARGET}:429(0.0s) main/other:200")
+    assert first.status == 200
+    assert re.fullmatch(f"{ONE_429} main/other:200", first.header("x-gateway-attempts") or "")
     assert (second.status, second.error["code"]) == (503, "quota_exhausted")
     assert gateway.upstream_calls() == 2
 
@@ -236,8 +241,8 @@ async def test_a_key_over_its_own_limit_is_told_so(start: StartGateway) -> None:
     assert (refused.status, refused.error["code"], other.status) == (429, "key_rate_limited", 200)
     assert refused.error["type"] == "rate_limit_error"
     assert refused.header("x-gateway-limit") == "web requests_per_min"
-    assert 29_000 < int(refused.header("retry-after-ms") or 0) <= 30_000
-    assert refused.header("retry-after") == "30"
+    assert 20_000 < int(refused.header("retry-after-ms") or 0) <= 30_000
+    assert 20 < int(refused.header("retry-after") or 0) <= 30
     assert gateway.upstream_calls() == 3
 
 
@@ -280,6 +285,37 @@ async def test_a_reload_that_raises_a_limit_releases_who_waits(start: StartGatew
 
     assert [answer.status for answer in answers] == [200] * 3
     assert gateway.upstream_calls() == 4
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_a_timeout(start: StartGateway) -> None:
+    """Nobody could tell when the slot would come free: 504, nothing was sent, and an SDK need not try again."""
+    gateway = await start(limited(max_concurrency=1))
+    gateway.script("silence")
+    async with connect(gateway.url) as first:
+        first.send(ask())
+        await until(lambda: gateway.upstream_calls() == 1)
+        answer = await fetch(gateway, ask("x-gateway-deadline-ms: 60"))
+
+    assert (answer.status, answer.error["code"]) == (504, "queue_deadline_exceeded")
+    assert (answer.header("x-should-retry"), answer.header("x-gateway-attempts")) == ("false", None)
+    assert int(answer.header("x-gateway-queue-ms") or 0) >= 59
+    assert gateway.upstream_calls() == 1
+
+
+async def test_a_full_queue_is_for_the_more_urgent(start: StartGateway, tmp_path: Path) -> None:
+    """The next of the same lane is refused with a time to come back at; one of a higher lane takes the place."""
+    config = limited(WEB_ENTRY, NIGHTLY_ENTRY)
+    gateway = await start(lambda url: config(url) | queue_policy(tmp_path, "max_calls: 1, max_percent_per_tenant: 100"))
+    await pause(gateway, WEB)
+    async with holding(gateway, ask(NIGHTLY, AN_HOUR)) as (batch,):
+        refused = await fetch(gateway, ask(NIGHTLY, AN_HOUR))
+        async with holding(gateway, ask(WEB, AN_HOUR)):
+            displaced = await batch.response()
+
+    for answer in (refused, displaced):
+        assert (answer.status, answer.error["code"]) == (503, "queue_full")
+        assert int(answer.header("retry-after-ms") or 0) >= 1000
+    assert gateway.upstream_calls() == 1
 
 
 # Lanes and tenants.
@@ -368,7 +404,7 @@ async def test_operators_see_who_waits_and_for_what(start: StartGateway) -> None
 
 async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway) -> None:
     """With values that fit what has happened; whatever clients put into requests is no label."""
-    keys = (WEB_ENTRY | {"names_tenants": True, "rpm": 1000}, NIGHTLY_ENTRY)
+    keys = (WEB_ENTRY | {"names_tenants": True, "rpm": 10}, NIGHTLY_ENTRY)
     gateway = await start(limited(*keys, rpm=600, max_concurrency=5))
     await fetch(gateway, ask(WEB, model="made-up-by-a-client"))
     gateway.script("rate_limit;seconds=0.01")
@@ -392,7 +428,7 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
     assert value("queue_bytes") == 2 * len(orjson.dumps(chat("a")))
     assert 0 <= value("limit_level", limit=f"{TARGET}:requests_per_min") < 600
     assert value("limit_level", limit=f"{TARGET}:concurrency") == 5
-    assert 990 < value("limit_level", limit="key:web:requests_per_min") < 1000
+    assert 6 <= value("limit_level", limit="key:web:requests_per_min") < 9
     assert value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") == 600
     assert value("pauses_total", target=TARGET) == 2
     assert value("attempts_total", target=TARGET, **{"class": "rate_limit_requests"}) == 2
@@ -404,7 +440,7 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
 
 async def test_a_held_stream_is_told_where_it_stands(start: StartGateway, tmp_path: Path) -> None:
     """Comments behind the soft delay, and then the answer."""
-    gateway = await start(lambda url: limited(max_concurrency=1)(url) | telling_soon(tmp_path))
+    gateway = await start(lambda url: limited(max_concurrency=1)(url) | queue_policy(tmp_path, TELL_SOON))
     gateway.script("silence")
     async with connect(gateway.url) as first:
         first.send(ask())
@@ -425,7 +461,9 @@ async def test_a_held_stream_is_told_where_it_stands(start: StartGateway, tmp_pa
 
 async def test_a_shutdown_ends_those_who_wait(start: StartGateway, tmp_path: Path) -> None:
     """When the grace is over: 503 for a call, an error event for a stream that has heard a comment; no upstream call."""
-    gateway = await start(lambda url: limited()(url) | telling_soon(tmp_path) | {"server": {"grace": "10ms"}})
+    gateway = await start(
+        lambda url: limited()(url) | queue_policy(tmp_path, TELL_SOON) | {"server": {"grace": "10ms"}}
+    )
     await pause(gateway)
 
     async with holding(gateway, ask(AN_HOUR), ask(AN_HOUR, stream=True)) as (call, waiting):

@@ -179,11 +179,11 @@ class Bench:
     include_usage: bool = True
 
     limits: Sequence[Limits] = ()
-    counting: Counting = Counting(learns=False)
-    holding: Holding = Holding()
+    counting: Counting = field(default_factory=lambda: Counting(learns=False))
+    holding: Holding = field(default_factory=Holding)
     fallbacks: int = 0
     """So many of the upstreams, the last ones, belong to a fallback."""
-    bounds: QueueBounds = QueueBounds()
+    bounds: QueueBounds = field(default_factory=QueueBounds)
     keys: Sequence[Key] = ()
 
     def __post_init__(self) -> None:

@@ -193,6 +193,20 @@ async def test_a_refused_call_goes_back_to_the_head(was_held: bool) -> None:
     assert all(task.done() for task in tasks)
 
 
+async def test_a_refused_calls_wait_is_not_restarted() -> None:
+    """Its age, for ageing and for the oldest of the queue, counts from its arrival."""
+    bench = Bench([ScriptedUpstream(slow_down(5), slow_down(5), whole())])
+    task = await start(bench)
+    arrived_at = bench.clock.now
+
+    await pass_time(bench, 7)
+
+    line = bench.admission.gates.lines["p0/m"]
+    assert line.lineup.oldest() == {("interactive", "web"): arrived_at}
+    await pass_time(bench, 4)
+    assert task.done()
+
+
 async def test_several_refused_calls_keep_their_order() -> None:
     """The oldest first, whichever was refused first."""
     bench = Bench(
@@ -271,7 +285,7 @@ async def test_a_held_call_whose_client_leaves_costs_nothing() -> None:
     await bench.serve()
     bench.meter.accounts.clear()
     task = await start(bench)
-    assert held(bench) == 1
+    assert (held(bench), bench.admission.queue.bytes) == (1, len(bench.call().body))
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -352,6 +366,19 @@ async def test_what_fits_is_served_and_what_does_not_is_refused_at_once(
         assert (error.status, error.code, error.limit) == (503, "queue_wait_exceeds_deadline", "p0/m requests_per_min")
     else:
         assert task.result()[1] == ANSWER
+
+
+async def test_each_lane_is_told_its_own_prospects() -> None:
+    """Behind twenty batch calls a batch call with five seconds is refused, and a live user with one and a half is held."""
+    bench = Bench([ScriptedUpstream(*[whole()] * 30)], limits=[ONE_A_SECOND], counting=PACED)
+    for body in names(20):
+        await start(bench, body=body, lane="batch", deadline=bench.clock.now + 600)
+
+    await refused(WaitTooLong, bench.serve(lane="batch", deadline=bench.clock.now + 5))
+    user = await start(bench, deadline=bench.clock.now + 1.5)
+    await pass_time(bench, 1)
+
+    assert user.result()[1] == ANSWER
 
 
 async def test_whoever_comes_back_as_told_is_served() -> None:
@@ -470,12 +497,11 @@ async def test_the_preference_is_the_lanes() -> None:
 
 
 async def test_the_preference_ends_when_it_turns_out_to_have_been_too_hopeful() -> None:
-    """A pause that grew: after two seconds the fallback serves, at that very moment."""
-    bench = fallback_bench([slow_down(1), slow_down(30)], [whole()])
+    """Two pauses, each short enough, but not together: with the second refusal the fallback serves."""
+    bench = fallback_bench([slow_down(1.5), slow_down(1)], [whole()])
     task = await start(bench)
-    await pass_time(bench, 1.5)  # the second refusal is known now
 
-    await idle()
+    await pass_time(bench, 1.6)
 
     assert headers(task)[b"x-gateway-target"] == b"p1/m"
 
@@ -809,6 +835,24 @@ async def test_nobody_passes_those_who_wait() -> None:
     assert large.done()
 
 
+async def test_a_call_that_comes_back_is_not_refused_for_those_behind_it() -> None:
+    """It was let in: neither a full queue nor a long one turns it away, it is the next to go."""
+    bench = Bench(
+        [ScriptedUpstream(slow_down(1), *[whole()] * 20)],
+        limits=[ONE_A_SECOND],
+        counting=PACED,
+        bounds=QueueBounds(max_calls=10),
+    )
+    first = asyncio.create_task(bench.serve(deadline=bench.clock.now + 3))
+    others = started(bench, names(10))
+
+    await pass_time(bench, 2)
+
+    assert first.result()[1] == ANSWER
+    await pass_time(bench, 10)
+    assert all(task.result()[1] == ANSWER for task in others)
+
+
 async def test_a_noisy_tenant_delays_itself_only() -> None:
     """A hundred of its calls wait; each of the other's goes in the second turn at the latest."""
     bench = Bench([ScriptedUpstream(*[whole()] * 200)], limits=[Limits(requests_per_min=600)], counting=PACED)
@@ -921,6 +965,24 @@ async def test_a_target_that_was_removed_lives_until_its_calls_have_gone() -> No
     assert bench.admission.queue.lines == {}
 
 
+async def test_a_fallback_that_was_removed_still_serves_those_who_count_on_it() -> None:
+    """A call that is held for its primary keeps its policy's fallbacks, though nobody stands there yet."""
+    bench = fallback_bench(
+        [streamed(WORD, asyncio.Event())], [slow_down(1), whole()], limits=[Limits(max_concurrency=1)]
+    )
+    first = await start(bench, stream=True)
+    task = await start(bench)
+    model = bench.policy.models["m"]
+
+    bench.admission.install(replace(bench.policy, models={"m": replace(model, plan=model.plan[:1])}))
+    await pass_time(bench, 3.1)
+
+    assert headers(task)[b"x-gateway-attempts"] == b"p1/m:429(0.0s) p1/m:200"
+    bench.admission.install(replace(bench.policy, models={"m": replace(model, plan=model.plan[:1])}))
+    assert set(bench.admission.gates.lines) == {"p0/m"}
+    first.cancel()
+
+
 async def test_a_call_of_an_earlier_policy_still_finds_its_target() -> None:
     """It lives and dies on the policy it came with."""
     bench = Bench([ScriptedUpstream(whole())])
@@ -975,6 +1037,7 @@ async def test_names_that_clients_make_up_are_bounded() -> None:
         assert len(gates.lines) <= MOST_NAMED + 2
 
     assert busy is not None
+    assert gates.line(target, bench.call(model_name="new")).gate.name == "p0/new"
     assert gates.line(target, bench.call(model_name="busy")).gate is busy.gate
     assert gates.line(target, bench.call(model_name="paused")) is paused
     for number in range(MOST_NAMED):
@@ -985,7 +1048,7 @@ async def test_names_that_clients_make_up_are_bounded() -> None:
 
 async def test_a_wildcards_models_follow_its_config() -> None:
     """New numbers reach them, and they go with it."""
-    bench = Bench([ScriptedUpstream(*[whole()] * 9)], limits=[ONE_A_SECOND], counting=PACED)
+    bench = Bench([ScriptedUpstream(*[whole()] * 9)], limits=[ONE_A_SECOND])
     wildcard(bench)
     await bench.serve(model_name="a")
 
@@ -993,11 +1056,43 @@ async def test_a_wildcards_models_follow_its_config() -> None:
     bench.policy = replace(bench.policy, models={"m": bench._model()})
     wildcard(bench)
     (row,) = bench.admission.gates.lines["p0/a"].gate.rows(bench.clock.now)
-    assert row.capacity == 2 or row.name == "requests_per_min"
+    assert (row.capacity, row.level) == (120, 59)
     bench.admission.install(replace(bench.policy, models={}))
 
     assert bench.admission.gates.lines == {}
     assert not bench.admission.gates.is_named("p0/a")
+
+
+async def test_a_model_that_the_config_names_is_a_clients_word_no_more() -> None:
+    """It keeps its level, and has a label from then on."""
+    bench = Bench([ScriptedUpstream(whole())], limits=[ONE_A_SECOND])
+    wildcard(bench)
+    await bench.serve(model_name="m")
+    assert bench.admission.gates.is_named("p0/m")
+
+    models = {"m": bench._model(), "others": bench.policy.models["m"]}
+    bench.admission.install(replace(bench.policy, models=models))
+
+    assert not bench.admission.gates.is_named("p0/m")
+    assert levels(bench) == {"requests_per_min": 59}
+
+
+async def test_callers_with_accounts_of_their_own_have_limits_of_their_own() -> None:
+    """One's 429 is not the other's; nothing of a credential can be read from a name."""
+    bench = Bench([ScriptedUpstream(slow_down(5), whole(), whole())])
+    provider = replace(bench.policy.providers["p0"], api_key=None)
+    bench.policy = replace(bench.policy, providers={"p0": provider})
+    gates = bench.admission.gates
+    first = await start(bench, credential=b"Bearer sk-first")
+
+    await bench.serve(credential=b"Bearer sk-second")
+    assert not first.done()
+    await pass_time(bench, 5)
+
+    assert first.done()
+    own = [name for name in gates.lines if gates.is_named(name)]
+    assert len(own) == 2
+    assert not any("sk-" in name for name in own)
 
 
 # -- What is told

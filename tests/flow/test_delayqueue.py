@@ -738,7 +738,8 @@ def assert_busy(stage: Stage, line: Line) -> None:
     turn = line.lineup.peek(stage.clock.now)
     if turn is None:
         return
-    wait_s = line.gate.wait_s(turn.ticket.cost, stage.clock.now, turn.keep_percent)
+    keeps = turn.keep_percent, turn.keep_requests, turn.keep_tokens
+    wait_s = line.gate.wait_s(turn.ticket.cost, stage.clock.now, *keeps)
     assert wait_s is None or min(stage.timers()) <= wait_s + 1e-6
 
 

@@ -92,16 +92,16 @@ def test_a_pause_never_moves_back(hints: list[float]) -> None:
     assert pause.until == max(finite, default=-inf)
 
 
-def test_a_pause_says_how_long_it_lasts() -> None:
-    """Nothing without one, nothing after its end."""
+def test_the_latest_end_of_a_pause_counts() -> None:
+    """Whatever is asked for afterwards, and garbage."""
     pause = Pause()
-    assert pause.left_s(0.0) == 0.0
+    assert pause.until == -inf
 
     pause.extend(5.0)
     pause.extend(3.0)
     pause.extend(nan)
 
-    assert [pause.left_s(now) for now in (1.0, 5.0, 9.0)] == [4.0, 0.0, 0.0]
+    assert pause.until == 5.0
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,14 @@ def test_a_target_without_a_limit_is_hardly_slowed(
 ) -> None:
     """By a few percent in a closed loop; by a few doublings when thousands come at once."""
     assert Storm(Provider(UNLIMITED, UNLIMITED, latency_s), calls, clients).run().now <= within_s
+
+
+def test_the_end_of_an_outage_is_noticed() -> None:
+    """A first burst, then a minute of nothing but refusals: few are sent meanwhile, and the rate is found after it."""
+    storm = Storm(Provider(0.001, 100, 0.5, refusal_s=0.05, later=(60, 100))).run()
+
+    assert storm.refused_percent <= 5
+    assert storm.now <= 60 + 1.7 * 20
 
 
 @pytest.mark.parametrize(("before", "after"), [(100.0, 20.0), (20.0, 100.0)])
@@ -252,15 +260,25 @@ def test_what_an_empty_bucket_accepts_is_its_rate() -> None:
 
 
 def test_one_overshoot_cuts_once() -> None:
-    """The refusals of all that were under way at the cut tell nothing new."""
+    """By a tenth, as the rate is known; the refusals of all that were under way then tell nothing new."""
     search = searched(100.0)
 
     for _ in range(30):
         search.refused(1.5, 2.0)
-    assert search.rate_per_s == pytest.approx(45.0)
+    assert search.rate_per_s == pytest.approx(81.0)
 
     search.refused(2.1, 2.5)
-    assert search.rate_per_s == pytest.approx(22.5)
+    assert search.rate_per_s == pytest.approx(40.5)
+
+
+def test_a_rate_that_was_told_is_where_it_starts() -> None:
+    """Without a window; and until refusals have measured, the rate is a guess."""
+    guessed, told = RateSearch(0.0), RateSearch(0.0)
+
+    told.assume(50.0, 0.0)
+
+    assert goes(told, 1.0, 1.0 + 1e-9) == 10
+    assert (told.rate_per_s, told.has_measured, guessed.has_measured) == (50.0, True, False)
 
 
 def test_what_did_not_go_can_be_taken_by_the_next() -> None:

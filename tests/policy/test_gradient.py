@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import exp, inf, nan
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +20,15 @@ REST_S = 2.0
 
 @dataclass
 class Server:
-    """`slots` calls at a time, the others wait for ever; times grow by `slowness`. Somebody always wants to call."""
+    """`slots` calls at a time, the others wait for ever; times grow by `slowness`. Somebody always wants to call.
+
+    Prompts differ: `spread` is the standard deviation of the logarithm of the time to the first token.
+    """
 
     slots: int
     cap: AdaptiveCap = field(default_factory=AdaptiveCap)
     slowness: float = 1.0
+    spread: float = 0.2
     now: float = 0.0
     in_flight: int = 0
 
@@ -51,7 +55,7 @@ class Server:
 
     def _send(self) -> None:
         starts_at = max(self.now, heapq.heappop(self._free_at))
-        first_at = starts_at + FIRST_TOKEN_S * self.slowness * self._draw.lognormvariate(0, 0.2)
+        first_at = starts_at + FIRST_TOKEN_S * self.slowness * self._draw.lognormvariate(0, self.spread)
         ends_at = first_at + REST_S * self.slowness * self._draw.lognormvariate(0, 0.3)
         heapq.heappush(self._free_at, ends_at)
         heapq.heappush(self._events, (first_at, False, self.now))
@@ -73,6 +77,30 @@ def test_the_cap_finds_how_many_a_server_takes_at_a_time(slots: int) -> None:
 
     assert slots <= mean(caps) <= 2 * slots
     assert mean(waits) <= 4 * FIRST_TOKEN_S
+
+
+@pytest.mark.parametrize("slots", [4, 32, 200])
+def test_prompts_of_all_lengths_are_not_taken_for_a_queue(slots: int) -> None:
+    """Times to the first token that differ by a factor of ten: the slots are used all the same."""
+    server = Server(slots, spread=1.2)
+    server.run(300)
+
+    caps, waits = server.run(300)
+
+    assert 0.9 * slots <= mean(caps) <= 1.5 * slots
+    assert mean(waits) <= 4 * FIRST_TOKEN_S * exp(1.2**2 / 2)
+
+
+def test_longer_prompts_from_now_on_are_measured_as_a_slower_server() -> None:
+    """The unloaded time is another one; it takes a few rounds, then all slots are used again."""
+    server = Server(32)
+    server.run(300)
+    server.spread, server.slowness = 1.2, 2.0
+    server.run(300)
+
+    caps, _ = server.run(300)
+
+    assert 29 <= mean(caps) <= 48
 
 
 def test_a_server_that_takes_one_at_a_time_is_not_given_sixteen() -> None:

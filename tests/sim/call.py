@@ -18,7 +18,7 @@ _BODY = b"{}"
 class SimCall(Call):
     """A call that knows what it will really use, and what became of it."""
 
-    __slots__ = ("checked", "demand", "ended_at", "granted_at", "outcome", "refused_s", "tries", "went_to")
+    __slots__ = ("checked", "demand", "ended_at", "granted_at", "outcome", "refused_s")
 
     def __init__(
         self,
@@ -54,10 +54,8 @@ class SimCall(Call):
             estimate=estimate,
         )
         self.demand = demand
-        self.tries = 0
         self.granted_at = inf
         """When it went to a target for the last time."""
-        self.went_to = ""
         self.ended_at = inf
         self.outcome = ""
         """`ok`, the code of an error, `failed` for a provider's own, or `gone`."""

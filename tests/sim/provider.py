@@ -33,6 +33,8 @@ class Latency:
     reach_s: float = 0.0
     reach_jitter_s: float = 0.0
     refusal_s: float = 0.02
+    slows_above: int | None = None
+    """A server that queues without bound: with more than so many in flight the first token takes as much longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,8 @@ class Provider:
 
     def _ttft_s(self) -> float:
         latency = self.latency
-        return latency.ttft_s * (self.random.lognormvariate(0.0, latency.sigma) if latency.sigma else 1.0)
+        ttft_s = latency.ttft_s * (self.random.lognormvariate(0.0, latency.sigma) if latency.sigma else 1.0)
+        return ttft_s if latency.slows_above is None else ttft_s * max(1.0, self.in_flight / latency.slows_above)
 
     def _lasts_s(self, demand: Demand) -> float:
         pace = self.latency.tokens_per_s

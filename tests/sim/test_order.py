@@ -81,8 +81,8 @@ def test_nobody_starves() -> None:
     """Every call of every lane and tenant is served in the end, although the higher lanes are full all the time."""
     world = World([requests_site()], bounds=QueueBounds(age_after_s={"batch": 5.0, "background": 5.0}))
     oracle = Oracle(world)
-    clients(world, Caller("interactive"), 300, for_s=60)
-    clients(world, Caller("batch", deadline_s=300), 200, for_s=60)
+    clients(world, Caller("interactive"), 300, for_s=30)
+    clients(world, Caller("batch", deadline_s=300), 200, for_s=30)
     lowest = Caller("background", [f"t{number}" for number in range(20)])
     world.clock.start(burst(world, lowest, 100, at_s=1))
 
@@ -113,13 +113,14 @@ def test_tenants_get_equal_shares_while_all_have_work(tenants: int) -> None:
 
 def test_a_noisy_tenant_delays_itself_only() -> None:
     """100 to 1 in offered load, both more than their half: equal shares in tokens."""
-    world = World([requests_site()])
-    world.clock.start(poisson(world, Caller("interactive", ["noisy"], MIXED), 6000, for_s=5))
-    world.clock.start(poisson(world, Caller("interactive", ["quiet"], MIXED), 60, for_s=5))
+    world = World([requests_site(1800, 30)])
+    sizes = Sizes(300, 0.4, 150, 0.4)
+    world.clock.start(poisson(world, Caller("interactive", ["noisy"], sizes), 2500, for_s=7))
+    world.clock.start(poisson(world, Caller("interactive", ["quiet"], sizes), 25, for_s=7))
 
-    world.run(for_s=5)
+    world.run(for_s=7)
 
-    noisy, quiet = (charged(world, world.calls, tenant, 1.5, 5) for tenant in ("noisy", "quiet"))
+    noisy, quiet = (charged(world, world.calls, tenant, 1.5, 7) for tenant in ("noisy", "quiet"))
     assert noisy == pytest.approx(quiet, rel=0.05)
 
 

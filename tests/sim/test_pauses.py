@@ -78,5 +78,5 @@ def test_a_total_outage_costs_one_attempt_per_target() -> None:
     world.run()
 
     assert world.score.count("failed") == len(world.calls)
-    assert max(call.tries for call in world.calls) == 2
+    assert max(len(call.attempts) for call in world.calls) == 2
     assert leftovers(world) == []

@@ -42,6 +42,7 @@ class Caller:
     sizes: Sizes = Sizes()
     deadline_s: float | None = None
     """None: the lane's."""
+    stream: bool = False
 
     def call(self, world: World, number: int = 0) -> SimCall:
         """A new call, now."""
@@ -51,7 +52,7 @@ class Caller:
         estimate = _draw(world, real, sizes.error_sigma)
         demand = Demand(real, output, output if sizes.says_max else None)
         tenant = self.tenants[number % len(self.tenants)]
-        return SimCall(world.policy, world.clock.now, self.lane, tenant, demand, estimate, self.deadline_s)
+        return SimCall(world.policy, world.clock.now, self.lane, tenant, demand, estimate, self.deadline_s, stream=self.stream)
 
 
 async def burst(world: World, caller: Caller, count: int, at_s: float = 0.0) -> None:

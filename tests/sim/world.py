@@ -15,7 +15,7 @@ from math import inf
 from random import Random
 from typing import Protocol, cast
 
-from gateway.call import Usage
+from gateway.call import Attempt, Usage
 from gateway.errors import AdmissionDenied, GatewayError, Phase, UpstreamFailed
 from gateway.flow.admission import Admission
 from gateway.policy.classify import limits_rate
@@ -53,6 +53,8 @@ class Site:
     limits: Limits = _NO_LIMITS
     counting: Counting = OPENAI
     is_fallback: bool = False
+    upstream: Upstream | None = None
+    """Only where a whole pipeline runs: `serve` asks the provider itself."""
 
 
 class Watch(Protocol):
@@ -178,7 +180,8 @@ class World:
             await until(clock.now + answer.after_s)
             if not self._is_put_back(call, target, answer):
                 failed.append(target)
-        return "failed" if call.tries else "deadline_exceeded"
+        is_late = not failed or (call.deadline_is_callers and clock.now >= call.deadline)
+        return "deadline_exceeded" if is_late else "failed"
 
     async def _answer(self, call: SimCall, provider: Provider, answer: Answer) -> None:
         """The provider is at work; the slot there is given back even when the client leaves."""
@@ -211,9 +214,8 @@ class World:
         return False
 
     def _goes(self, call: SimCall, target: str) -> None:
-        call.tries += 1
+        call.attempts.append(Attempt(target, self.clock.now))
         call.granted_at = self.clock.now
-        call.went_to = target
         self.score.attempts += 1
         if (
             self.watch is not None and call.checked is not call.grant
@@ -224,8 +226,8 @@ class World:
 
 def _target(site: Site) -> Target:
     name = site.provider.name
-    no_upstream = cast(Upstream, None)  # nothing is sent
-    return Target(name, name, MODEL, no_upstream, _CLOCKS, limits=site.limits, counting=site.counting)
+    upstream = cast(Upstream, site.upstream)
+    return Target(name, name, MODEL, upstream, _CLOCKS, limits=site.limits, counting=site.counting)
 
 
 def _policy(model: Model, bounds: QueueBounds) -> PolicySnapshot:

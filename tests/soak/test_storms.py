@@ -214,7 +214,7 @@ async def test_a_limit_that_is_not_in_the_config_is_learned_from_headers(behind:
     """Within 1.1x of the ideal, with at most 1 % upstream 429s."""
     stage = await behind((provider(**LIMIT), {}))
 
-    answers = await storm(stage.url, [request()] * CALLS)
+    answers = await storm(stage.url, [request(deadline_s=PATIENT_S)] * CALLS)
 
     ideal_s = (CALLS - BURST) / RATE + TTFT_S
     judge(report, "learned from headers", stage, answers, ideal_s, Bars(within=1.1))
@@ -224,7 +224,7 @@ async def test_a_limit_that_nobody_tells_is_found(behind: Behind, report: Report
     """Within 1.5x of the ideal, with at most 3 % upstream 429s."""
     stage = await behind((provider(**LIMIT, limit_headers=False), {}))
 
-    answers = await storm(stage.url, [request()] * CALLS)
+    answers = await storm(stage.url, [request(deadline_s=PATIENT_S)] * CALLS)
 
     ideal_s = (CALLS - BURST) / RATE + TTFT_S
     judge(report, "found without any word", stage, answers, ideal_s, Bars(within=1.5, refused_share=0.03))
