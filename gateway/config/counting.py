@@ -51,7 +51,7 @@ BUILT_IN_RULES: Final[Mapping[Kind, Rule]] = {
     "gemini": Rule("input", windows="minute"),
     "openrouter": Rule("sum"),
     "deepseek": Rule("sum"),
-    "other": Rule("sum"),
+    "other": Rule("real"),
 }
 # Addresses that `hints` does not list: their headers need no reading of their own, but they count in their own way.
 _HOSTS: Final[Mapping[str, Kind]] = {

@@ -291,7 +291,7 @@ class DelayQueue:
     def _join_all(
         self, held: Held, options: Sequence[Option], home: Option | None, now: float, *, is_back: bool
     ) -> None:
-        nexts = [option.line for option in options if is_back or option.line.lineup.is_free_for(held.rank)]
+        nexts = [option.line for option in options if is_back or option.line.lineup.is_first(held.rank)]
         for option in options:
             self._join(held, option, is_home=option is home, is_back=is_back)
         for line in nexts:  # only where it may be the next to go has anything changed
@@ -368,13 +368,13 @@ class DelayQueue:
             self._serve(line, self._clock.monotonic())
 
     def _remove(self, held: Held) -> list[Line]:
-        """The lines where it was its turn: somebody smaller may stand behind it."""
+        """The lines where it was its turn, or others saved for it: somebody may go now."""
         held.is_gone = True
         unblocked = []
         for ticket in held.tickets:
             line = ticket.option.line
             line.lineup.left(ticket)
-            if line.waits_for is ticket:
+            if line.waits_for is ticket or line.lineup.saves_for(ticket):
                 unblocked.append(line)
         held.tickets.clear()
         self._take_wider(held)

@@ -7,13 +7,14 @@ credentials has one for each of these, because that is how providers count; thei
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import sha256
+from hashlib import blake2b
+from secrets import token_bytes
 
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
 from gateway.policy.gate import Gate
-from gateway.policy.snapshot import Model, PolicySnapshot, Target
+from gateway.policy.snapshot import Limits, Model, PolicySnapshot, Target
 
 MOST_NAMED = 1024
 """So many model names and callers have gates of their own; more share that of their target."""
@@ -22,12 +23,14 @@ MOST_NAMED = 1024
 class Gates:
     """Finds the line of a target."""
 
-    __slots__ = ("_clock", "_named", "_queue", "lines")
+    __slots__ = ("_by_caller", "_clock", "_named", "_queue", "_salt", "lines")
 
     def __init__(self, clock: Clock, queue: DelayQueue, policy: PolicySnapshot) -> None:
         self._clock = clock
         self._queue = queue
         self._named: dict[str, str] = {}
+        self._by_caller: set[str] = set()
+        self._salt = token_bytes(16)  # credentials are not to be guessed from the names of gates
         self.lines: dict[str, Line] = {}
         """By the name of the gate."""
         self.install(policy)
@@ -35,6 +38,7 @@ class Gates:
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
         targets = {target.name: target for model in _models(policy) for target in model.plan}
+        self._by_caller = {name for name, target in targets.items() if _is_callers_own(target, policy)}
         for name in [*self.lines]:
             named_by = self._named.get(name, name)
             if named_by not in targets:
@@ -48,8 +52,8 @@ class Gates:
     def line(self, target: Target, call: Call) -> Line:
         """The line of a target; of a wildcard, the one for the model that the call names."""
         name = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
-        if call.credential is not None and call.policy.providers[target.provider].api_key is None:
-            name += "@" + sha256(call.credential).hexdigest()[:12]  # his own account
+        if call.credential is not None and target.name in self._by_caller:
+            name += "@" + blake2b(call.credential, key=self._salt, digest_size=4).hexdigest()
         line = self.lines.get(name)
         if line is not None:
             return line
@@ -86,10 +90,22 @@ class Gates:
     def _forget(self, name: str) -> None:
         """Unless somebody waits or runs there, or it is to be left alone for a while."""
         line = self.lines[name]
-        if not len(line.lineup) and not line.gate.in_flight and line.gate.paused_until <= self._clock.monotonic():
+        if (
+            not len(line.lineup)
+            and not line.wanted
+            and not line.gate.in_flight
+            and line.gate.paused_until <= self._clock.monotonic()
+        ):
             del self.lines[name]
             self._named.pop(name, None)
             self._queue.drop_line(name)
+
+
+def _is_callers_own(target: Target, policy: PolicySnapshot) -> bool:
+    """Whether each caller brings an account of his own. What the operator has limited is one server's, or one account's."""
+    provider = policy.providers.get(target.provider)
+    is_keyless = provider is not None and provider.api_key is None
+    return is_keyless and target.limits == Limits() and not target.counting.adaptive
 
 
 def _models(policy: PolicySnapshot) -> Iterable[Model]:

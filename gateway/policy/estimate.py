@@ -15,7 +15,7 @@ import orjson
 
 from gateway.policy.limits import Cost
 
-ChargeRule = Literal["max", "sum", "input"]
+ChargeRule = Literal["max", "sum", "input", "real"]
 Count = Callable[[str], float]
 
 _BYTES_PER_TOKEN = 4.0
@@ -66,14 +66,17 @@ def charge(
 ) -> Cost:
     """What a provider charges for one request at admission; `max_tokens` None: what is expected.
 
-    `max`: the larger of input and max_tokens; `sum`: both; `input`: the input alone. The sum of both tokens of the result
+    `max`: the larger of input and max_tokens; `sum`: both; `input`: the input alone; `real`: input and output as they will
+    be, as far as can be told, whatever max_tokens allows. The sum of both tokens of the result
     is the charge of a joint limit.
     """
     if excludes_cached:
         input_tokens = max(0, input_tokens - cached)
     if rule == "input":
         return Cost(1, input_tokens, 0)
-    output_tokens = expected_output if max_tokens is None else max_tokens
+    output_tokens = expected_output if max_tokens is None or rule == "real" else max_tokens
+    if rule == "real":
+        return Cost(1, input_tokens, output_tokens)
     return Cost(1, input_tokens, output_tokens if rule == "sum" else max(0, output_tokens - input_tokens))
 
 

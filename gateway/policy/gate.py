@@ -317,7 +317,7 @@ class Gate:
             self._end(grant, grant.cost, now)
             return
         charged = self._charge(usage.input, grant.max_tokens, usage.output, usage.cached)
-        self._end(grant, charged, now)
+        self._end(grant, self.limits.shrink(charged, inf), now)
         if not usage.estimated:
             self.calibration.observe(grant.estimate, usage.input, usage.output)
 

@@ -94,7 +94,15 @@ class Lineup(Generic[TicketT]):
 
     def is_free_for(self, rank: int) -> bool:
         """Whether nobody of this lane or a higher one waits here, nor anyone aged: a newcomer would not pass anyone."""
-        return not self._busy & ((2 << rank) - 1) and self._aged is None
+        return self._aged is None and self.is_first(rank)
+
+    def saves_for(self, ticket: TicketT) -> bool:
+        """Whether others leave something over for this aged call, as of the last look."""
+        return self._aged is ticket
+
+    def is_first(self, rank: int) -> bool:
+        """Whether nobody of this lane or a higher one waits here: a newcomer may be the next to go."""
+        return not self._busy & ((2 << rank) - 1)
 
     def add(self, ticket: TicketT) -> None:
         """The call joins at the end of its tenant's line."""

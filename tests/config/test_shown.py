@@ -65,7 +65,7 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
     assert [target["counting"] for target in (models["gpt-4o"]["targets"][1], models["claude"]["targets"][0])] == [
         {
             "kind": kind,
-            "charge": "sum",
+            "charge": "real",
             "excludes_cached": False,
             "windows": windows,
             "learns": True,

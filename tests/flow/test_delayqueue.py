@@ -612,13 +612,44 @@ def test_another_ageing_reaches_the_lines_there_are() -> None:
     """A reload changes how long a lower lane has to wait for its share."""
     stage = Stage()
     line = stage.drained()
-    stage.hold(line)
+    first, _ = stage.hold(line), stage.hold(line)
     batch = stage.hold(line, lane="batch")
 
     stage.queue.configure(QueueBounds(age_after_s={"batch": 0.5}, aged_percent=100))
-    stage.clock.advance(1)
+    stage.clock.advance(2)
 
-    assert [seq for seq, _ in stage.went()] == [batch.seq]
+    assert [seq for seq, _ in stage.went()] == [first.seq, batch.seq]
+
+
+def test_an_aged_call_that_leaves_gives_back_what_was_saved_for_it() -> None:
+    """Those who left something over for it go at once."""
+    stage = Stage(QueueBounds(age_after_s={"batch": 1.0}, aged_percent=50))
+    line = stage.line(counting=Counting(learns=False), tokens_per_min=600)
+    assert line.gate.reserve(Cost(1, 600, 0), stage.clock.now) is not None
+    batch = stage.hold(line, lane="batch", tokens=600)
+    users = [stage.hold(line, tokens=100) for _ in range(3)]
+    stage.clock.advance(20)
+    assert [held for held, _ in stage.woken] == users[:1]  # the second leaves 100 over: it waits for 200
+
+    stage.queue.leave(batch)
+
+    assert [held for held, _ in stage.woken] == users[:2]
+
+
+def test_an_urgent_call_does_not_wait_behind_an_aged_one_that_cannot_go() -> None:
+    """An aged call is blocked by the slots it has to leave over; whoever may use these goes at once."""
+    stage = Stage(QueueBounds(age_after_s={"background": 1.0}, aged_percent=20))
+    line = stage.line(counting=Counting(learns=False), max_concurrency=10)
+    for _ in range(9):
+        stage.hold(line)
+    stage.hold(line, lane="background", keep=10)
+    stage.hold(line, lane="batch", keep=10)
+    stage.clock.advance(5)
+    stage.queue.freed(line)
+
+    user = stage.hold(line)
+
+    assert user.left is Left.GRANTED
 
 
 # -- While it is at work
@@ -790,10 +821,12 @@ def place(stage: Stage, *, lane: Lane = "interactive", tenant: str = "a", size: 
 class BrokenGate(Gate):
     """Fails for one call, whenever it is asked."""
 
-    def wait_s(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
+    def wait_s(
+        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_requests: float = 0.0, keep_tokens: float = 0.0
+    ) -> float | None:
         if cost.input_tokens == 666:
             raise ZeroDivisionError
-        return super().wait_s(cost, now, keep_percent)
+        return super().wait_s(cost, now, keep_percent, keep_requests, keep_tokens)
 
 
 def test_a_call_that_its_gate_cannot_stand_is_ended_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:

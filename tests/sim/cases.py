@@ -75,6 +75,13 @@ def slots_site(most: int = 20, *, latency: Latency = USUAL) -> Site:
     return Site(provider, Limits(max_concurrency=most), Counting(learns=False))
 
 
+def unbounded_site(best: int = 16) -> Site:
+    """A server of one's own that queues without bound, at its best with so many at a time."""
+    latency = Latency(0.5, 0.3, slows_above=best)
+    provider = Provider("p0", latency=latency, headers="none", retry_after="none")
+    return Site(provider, counting=Counting(learns=False, adaptive=True))
+
+
 def finished_s(world: World) -> float:
     """When the last answer ended, from the start."""
     return max(call.ended_at for call in world.calls if call.outcome == "ok") - world.started_at

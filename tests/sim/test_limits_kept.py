@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import exp
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from tests.sim.cases import (
     requests_site,
     slots_site,
     tokens_site,
+    unbounded_site,
 )
 from tests.sim.limits import ProviderLimit, Refill, Windows
 from tests.sim.oracle import Oracle, leftovers
@@ -127,3 +129,20 @@ def test_no_room_is_left_unused_while_somebody_waits(seed: int, load: float, kin
 
     assert oracle.idle_s == 0
     assert oracle.wrongs == []
+
+
+def test_a_server_that_queues_without_bound_is_not_flooded() -> None:
+    """At 1.5 times its rate the adaptive cap keeps it busy, and its own queue short: the calls wait with us."""
+    site = unbounded_site(best=16)
+    world = World([site])
+    most_per_s = 16 / 0.5 / exp(0.3**2 / 2)
+    world.clock.start(poisson(world, Caller(deadline_s=600, stream=True), 1.5 * most_per_s, for_s=60))
+    in_flight = []
+
+    for _ in range(60):
+        world.run(for_s=1)
+        in_flight.append(site.provider.in_flight)
+
+    served = sum(call.ended_at >= world.started_at + 20 for call in world.calls if call.outcome == "ok")
+    assert served >= 0.85 * most_per_s * 40
+    assert sorted(in_flight[20:])[20] <= 2 * 16

@@ -52,7 +52,9 @@ class Caller:
         estimate = _draw(world, real, sizes.error_sigma)
         demand = Demand(real, output, output if sizes.says_max else None)
         tenant = self.tenants[number % len(self.tenants)]
-        return SimCall(world.policy, world.clock.now, self.lane, tenant, demand, estimate, self.deadline_s, stream=self.stream)
+        return SimCall(
+            world.policy, world.clock.now, self.lane, tenant, demand, estimate, self.deadline_s, stream=self.stream
+        )
 
 
 async def burst(world: World, caller: Caller, count: int, at_s: float = 0.0) -> None:
