@@ -21,6 +21,8 @@ from gateway.policy.limits import Cost
 from gateway.policy.lineup import Lineup, Place, Ticket
 from gateway.policy.snapshot import QueueBounds
 
+LONGEST_AGED_S = 1.0
+"""An aged call for whom nearly enough is left over may make others wait so long."""
 _SPARE_MOMENTS = 1024
 log = logging.getLogger("gateway.queue")
 
@@ -316,7 +318,7 @@ class DelayQueue:
         lineup, gate = line.lineup, line.gate
         due, line.wakes_at = line.wakes_at, inf
         line.waits_for = None
-        while (turn := lineup.peek(now)) is not None:
+        while (turn := lineup.peek(now, counts_tokens=gate.counts_tokens)) is not None:
             ticket = turn.ticket
             try:
                 wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens)
@@ -329,6 +331,8 @@ class DelayQueue:
                 lineup.pop(ticket)
                 line.served += 1
                 self._grant(ticket, grant)
+                continue
+            if wait_s is not None and wait_s > LONGEST_AGED_S and lineup.lose_savings(ticket):
                 continue
             if wait_s != inf:
                 line.waits_for = ticket

@@ -222,7 +222,7 @@ class Gate:
         if self.exhausted_until > now:
             return inf
         ready_at = self.limits.ready_at(cost, now, ahead, keep_percent)
-        if self._search is not None and self._search.has_measured:
+        if self._search is not None and self._search.has_measured and not self._is_distrusted:
             ready_at = max(ready_at, self._search.ready_at(now, ahead.requests))
         if self._cap is not None and self._is_full():
             ready_at = max(ready_at, now + (ahead.requests + 1) * self.answer_s / self._cap.cap)

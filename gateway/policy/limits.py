@@ -159,7 +159,7 @@ class LimitSet:
         """Seconds until all limits fit at once: 0.0 now, inf never, None when a slot must be given back first.
 
         `keep_percent` of each limit's capacity must be left over, `keep_tokens` of each token limit and `keep_requests`
-        of the others; what is too large for that waits for a full limit.
+        of each of requests; what is too large for that waits for a full limit.
         """
         parts = _parts(cost, 1)
         longest_s = 0.0
@@ -169,7 +169,7 @@ class LimitSet:
             keep = limit.capacity * keep_percent / 100 if keep_percent else 0.0
             if keep_tokens and _INPUT <= row.part <= _TOKENS:
                 keep += keep_tokens
-            elif keep_requests and not _INPUT <= row.part <= _TOKENS:
+            elif keep_requests and row.part == _REQUESTS:
                 keep += keep_requests
             wait_s = limit.wait_s(parts[row.part], now, keep)
             if wait_s is None:

@@ -118,18 +118,25 @@ class Lineup(Generic[TicketT]):
         self._lanes[rank].left(ticket)
         self._note(rank)
 
-    def peek(self, now: float) -> Next[TicketT] | None:
-        """Whose turn it is; None when nobody waits."""
+    def peek(self, now: float, *, counts_tokens: bool = True) -> Next[TicketT] | None:
+        """Whose turn it is; None when nobody waits. `counts_tokens`: there are limits of tokens to save up from."""
         aged = self._aged = self._find_aged(now)
         if aged is None:
             self._saved_requests = self._saved_tokens = 0.0
-        elif self._saved_requests >= _ENOUGH and self._saved_tokens >= _ENOUGH * _tokens(aged):
+        elif self._saved_requests >= _ENOUGH and (not counts_tokens or self._saved_tokens >= _ENOUGH * _tokens(aged)):
             return Next(aged)
         for lane in self._lanes:
             if lane.live:
                 ticket = lane.peek()
                 return Next(ticket, ticket.keep_percent, self._saved_requests, self._saved_tokens)
         return None
+
+    def lose_savings(self, ticket: TicketT) -> bool:
+        """What was left over for this call is not there (a provider said so); False: it is not one that had to save."""
+        if ticket is not self._aged or self._busy & ((1 << ticket.place.rank) - 1) == 0:
+            return False
+        self._saved_requests = self._saved_tokens = 0.0
+        return True
 
     def pop(self, ticket: TicketT) -> None:
         """The call whose turn it was goes. `ticket` is the one that `peek` gave last."""

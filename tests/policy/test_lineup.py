@@ -751,3 +751,36 @@ class AgainstAModel(RuleBasedStateMachine):
 
 TestAgainstAModel = AgainstAModel.TestCase
 TestAgainstAModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_what_was_saved_up_and_is_gone_is_saved_up_again() -> None:
+    """Where a provider says that less is left than was thought, the others do not wait for the aged call either."""
+    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    batch = stand.add(lane="batch")
+    for _ in range(3):
+        stand.add()
+    first = stand.next(100.0)
+    turn = stand.lineup.peek(100.0)
+    assert turn is not None
+    assert turn.ticket is batch
+
+    assert not stand.lineup.lose_savings(first)
+    assert stand.lineup.lose_savings(batch)
+
+    assert stand.next(100.0).place.lane == "interactive"
+    assert stand.next(100.0) is batch
+    stand.next(100.0)
+
+
+def test_tokens_are_saved_up_only_where_they_are_limited() -> None:
+    """Elsewhere the turns alone count: a large call is no burden."""
+    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    batch = stand.add(lane="batch", tokens=1000)
+    for _ in range(2):
+        stand.add(tokens=1)
+    stand.next(100.0)
+
+    turn = stand.lineup.peek(100.0, counts_tokens=False)
+
+    assert turn is not None
+    assert turn.ticket is batch

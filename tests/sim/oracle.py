@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf
 
 from gateway.call import LANES, Lane
-from gateway.flow.delayqueue import Left
+from gateway.flow.delayqueue import Held, Left
 from tests.sim.call import SimCall, held_of
 from tests.sim.clock import until
 from tests.sim.provider import Demand
@@ -50,8 +50,8 @@ class Oracle:
             assert held.option is not None
             call.checked = held.grant
             self.goes(call, held.option.line.gate.name)
-        elif held.left is Left.EXPIRED and abs(self._world.clock.now - call.deadline) > 0.001:
-            self._wrong(f"expired {self._world.clock.now - call.deadline:+.4f} s from the deadline")
+        elif held.left is Left.EXPIRED:
+            self._check_expiry(call, held)
 
     def goes(self, call: SimCall, target: str) -> None:
         now = self._world.clock.now
@@ -70,6 +70,14 @@ class Oracle:
     def watch_idleness(self, every_s: float, for_s: float) -> None:
         """Look for unused room so often."""
         self._world.clock.start(self._probe(every_s, self._world.clock.now + for_s))
+
+    def _check_expiry(self, call: SimCall, held: Held) -> None:
+        """On time; and where an answer has to begin by the deadline, no earlier than that takes."""
+        late_s = self._world.clock.now - held.deadline
+        early_s = call.deadline - held.deadline
+        answers_s = max(line.gate.answer_s for line in self._world.admission.queue.lines.values())
+        if not -_ROUNDING_S <= late_s <= 0.001 or not 0 <= early_s <= answers_s * call.deadline_is_callers:
+            self._wrong(f"expired {late_s - early_s:+.4f} s from the deadline")
 
     def _check_lane(self, call: SimCall, target: str, now: float) -> None:
         rank = LANES.index(call.lane)

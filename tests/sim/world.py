@@ -209,7 +209,7 @@ class World:
                 told_s = dict(answer.headers).get(b"retry-after-ms")
                 self.watch.told_to_wait(target.name, None if told_s is None else float(told_s) / 1000)
             return refusal is Refusal.WAIT
-        self.admission.answered(call, answer.headers)
+        self.admission.answered(call, answer.headers, is_error=True)
         self.admission.failed(call)
         return False
 
