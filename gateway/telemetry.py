@@ -215,8 +215,8 @@ class Telemetry(Collector):
             target = call.attempts[-1].target
             if record.time_to_first_byte_s is not None:
                 self._first_byte.observe((target,), record.time_to_first_byte_s)
-            if target != call.attempts[0].target and record.outcome == "ok":
-                self._fallbacks.totals[model, target, call.attempts[0].error_class or "unknown"] += 1
+            if target != call.model.plan[0].name and record.outcome == "ok":
+                self._fallbacks.totals[model, target, call.attempts[0].error_class or "queue"] += 1
             self._count_usage(record, model, key, target)
 
     def set_policy(self, version: int) -> None:

@@ -41,7 +41,7 @@ from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.policy.sse import json_object
 from gateway.ports import Meter, RawHeaders
 
-EARLY_S = 0.25
+EARLY_S = 0.05
 """Who was refused comes back so long before the turn that is promised to it."""
 MOST_PROMISED_S = 60.0
 """Room is promised to refused calls for no longer: not all of them come back."""
@@ -197,7 +197,7 @@ class Admission:
             call.received_at,
             model=call.model.name,
             size=len(call.body),
-            deadline=call.deadline - home.line.gate.answer_s / 2 if call.deadline_is_callers else call.deadline,
+            deadline=call.deadline,
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it

@@ -364,7 +364,10 @@ class DelayQueue:
     def _end(self, held: Held, left: Left) -> None:
         held.left = left
         unblocked = self._remove(held)
-        held.wake()
+        try:
+            held.wake()
+        except Exception:  # a defect, and that call's alone
+            log.exception("a held call could not be woken")
         self._serve_all(unblocked)
 
     def _serve_all(self, lines: Sequence[Line]) -> None:

@@ -14,6 +14,7 @@ _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
     "sum": "input tokens and max_tokens",
     "input": "input tokens",
+    "real": "input tokens and what answers usually take",
 }
 
 

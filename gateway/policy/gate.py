@@ -42,6 +42,7 @@ ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
 _FADE = 0.02
+_LEAST_SHARE = 0.25
 
 RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS))
 
@@ -390,6 +391,11 @@ class Gate:
             self._hold_off(now + (delay_s if self._barren < 2 else max(delay_s, min(own_s, 1.0))), now)
         if self._search is not None:
             self._search.refused(grant.at, now)
+            told = self.limits.refills_per_s(requests=True)
+            if self._is_distrusted and self._search.rate_per_s < _LEAST_SHARE * (told if told < inf else ASSUMED):
+                # Going slower does not help: it is not our rate that they are refused for.
+                self._is_distrusted, self._refused_share = False, 0.0
+                self._look_again(now)
             return
         if delay_s is None and is_first_of_flight:
             self._hold_off(now + own_s, now)

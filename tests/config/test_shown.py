@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gateway.config.describe import describe
+from gateway.ingress import explain as explain_module
 from gateway.ingress.explain import explain
+from gateway.policy.estimate import ChargeRule
 from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import load_text
 
@@ -65,7 +68,7 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
     assert [target["counting"] for target in (models["gpt-4o"]["targets"][1], models["claude"]["targets"][0])] == [
         {
             "kind": kind,
-            "charge": "real",
+            "charge": charge,
             "excludes_cached": False,
             "windows": windows,
             "learns": True,
@@ -74,7 +77,10 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
             "adaptive": adaptive,
             "tokenizer": "heuristic",
         }
-        for kind, windows, adaptive in (("azure", "azure", False), ("other", "continuous", True))
+        for kind, charge, windows, adaptive in (
+            ("azure", "sum", "azure", False),
+            ("other", "real", "continuous", True),
+        )
     ]
     assert models["claude"]["targets"][0]["limits"] == {"input_tokens_per_min": 450000, "output_tokens_per_min": 90000}
 
@@ -112,8 +118,9 @@ def test_explain_tells_lane_limits_and_charge_of_every_target(snapshot: PolicySn
     ) in lines
     assert "3. vllm/c  (fallback)  [450000 input tokens/min, 90000 output tokens/min]" in lines
     assert (
-        "charged input tokens and max_tokens; limits learned from answers; concurrency follows the first byte" in lines
-    )
+        "charged input tokens and what answers usually take; limits learned from answers; "
+        "concurrency follows the first byte"
+    ) in lines
 
 
 def test_explain_tells_what_a_lower_lane_leaves_free(snapshot: PolicySnapshot) -> None:
@@ -134,3 +141,8 @@ def test_explain_tells_what_is_not_learned_and_not_counted(tmp_path: Path) -> No
 
     assert "lane      interactive: may ask for critical" in lines
     assert "charged input tokens, cached ones not; no limits learned; concurrency follows the first byte" in lines
+
+
+def test_every_way_of_charging_can_be_explained() -> None:
+    """A rule without words would be a traceback."""
+    assert set(explain_module._CHARGES) == set(get_args(ChargeRule))

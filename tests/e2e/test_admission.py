@@ -6,7 +6,9 @@ The long versions, with figures, are the storms in `tests/soak`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -400,6 +402,22 @@ async def test_operators_see_who_waits_and_for_what(start: StartGateway) -> None
     assert (after["calls"], after["bytes"], after["lines"]) == (0, 0, {})
     assert gateway.upstream_calls() == 1
     assert settled(gateway) == {"queue_wait_exceeds_deadline": 1, "client_gone": 3}
+
+
+async def test_a_connection_that_closes_while_its_call_is_held_leaves_no_cycle(start: StartGateway) -> None:
+    """What waited for long has grown too old for the collector to look at soon: it has to go by itself."""
+    gateway = await start(limited())
+    await pause(gateway)
+    await until(lambda: not gateway.connections)
+    gc.disable()
+    try:
+        async with holding(gateway, ask(AN_HOUR), ask(AN_HOUR, stream=True)):
+            connections = [weakref.ref(one) for one in gateway.connections]
+        await until(lambda: not any(connection() for connection in connections))
+    finally:
+        gc.enable()
+
+    assert len(connections) == 2
 
 
 async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway) -> None:

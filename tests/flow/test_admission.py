@@ -1077,21 +1077,25 @@ async def test_a_model_that_the_config_names_is_a_clients_word_no_more() -> None
     assert levels(bench) == {"requests_per_min": 59}
 
 
-async def test_callers_with_accounts_of_their_own_have_limits_of_their_own() -> None:
-    """One's 429 is not the other's; nothing of a credential can be read from a name."""
-    bench = Bench([ScriptedUpstream(slow_down(5), whole(), whole())])
+@pytest.mark.parametrize("limits", [Limits(), Limits(requests_per_min=6000)])
+async def test_callers_with_accounts_of_their_own_have_limits_of_their_own(limits: Limits) -> None:
+    """One's 429 is not the other's, unless the operator limits all of them together; no name tells a credential."""
+    bench = Bench([ScriptedUpstream(slow_down(5), whole(), whole())], limits=[limits])
     provider = replace(bench.policy.providers["p0"], api_key=None)
     bench.policy = replace(bench.policy, providers={"p0": provider})
+    bench.admission.install(bench.policy)
     gates = bench.admission.gates
+
     first = await start(bench, credential=b"Bearer sk-first")
+    second = await start(bench, credential=b"Bearer sk-second")
 
-    await bench.serve(credential=b"Bearer sk-second")
     assert not first.done()
-    await pass_time(bench, 5)
-
+    assert second.done() == (limits == Limits())
+    await pass_time(bench, 6)
     assert first.done()
+    assert second.done()
     own = [name for name in gates.lines if gates.is_named(name)]
-    assert len(own) == 2
+    assert len(own) == (2 if limits == Limits() else 0)
     assert not any("sk-" in name for name in own)
 
 

@@ -859,4 +859,4 @@ def test_a_wake_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixt
     stage.clock.advance(10)
 
     assert other.left is Left.EXPIRED
-    assert "a moment of the delay queue failed" in caplog.text
+    assert "a held call could not be woken" in caplog.text

@@ -39,7 +39,7 @@ def test_it_has_nothing_to_say_when_all_is_well() -> None:
 def test_it_sees_a_lane_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lowest lane first."""
 
-    def lowest(lineup: Lineup[Any], now: float) -> Next[Any] | None:
+    def lowest(lineup: Lineup[Any], now: float, *, counts_tokens: bool = True) -> Next[Any] | None:
         ticket = lineup.youngest(-1)
         return None if ticket is None else Next(ticket, 0.0)
 

@@ -35,6 +35,19 @@ def test_a_storm_of_retry_after_is_sat_out(tells: TellsLimits) -> None:
     assert leftovers(world) == []
 
 
+def test_a_storm_that_spares_some_is_sat_out() -> None:
+    """Half of all requests are refused for 60 s: once that is over, the backlog drains at the full rate again."""
+    world = World([requests_site(faults=[Fault(0.0, 60.0, 429, retry_after_s=5.0, share=0.5)])])
+    oracle = Oracle(world)
+    world.clock.start(burst(world, Caller("batch"), 1000))
+
+    world.run()
+
+    assert world.score.count("ok") == 1000
+    assert oracle.wrongs == []
+    assert finished_s(world) <= 60 + 5 + 1.5 * 1000 / RATE
+
+
 @pytest.mark.parametrize("tells", ["headers", "nothing"])
 @pytest.mark.parametrize("pause_s", [0.5, 15.0])
 def test_no_herd_follows_a_pause(tells: TellsLimits, pause_s: float) -> None:
