@@ -51,6 +51,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        # They lead back to here. A call that was held for long has grown too old for the collector to come by soon.
+        self.cycle = None  # type: ignore[assignment]  # nobody asks for it any more
+        self.scope = None  # type: ignore[assignment]  # the same
         if self.on_gone is not None:
             self.on_gone()
 

@@ -180,7 +180,7 @@ def test_passthrough_reads_its_providers_words_and_learns_nothing(tmp_path: Path
         ),
         (
             "x: {providers: {groq: {charge: all}}}",
-            'rules/admission.yaml:1: x.providers.groq.charge: "all" is not one of max, sum, input',
+            'rules/admission.yaml:1: x.providers.groq.charge: "all" is not one of max, sum, input, real',
         ),
         (
             "x: {providers: {groq: {exclude_cached: true}}}",

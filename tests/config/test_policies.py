@@ -41,7 +41,7 @@ def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
     assert built_in.queue.lane_deadline_s == {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
     assert list(built_in.queue.lane_deadline_s) == list(LANES)
     counting = built_in.admission["default"].counting("other", adaptive=False, find_tokenizer=None)
-    assert counting == Counting(arrival_lag_s=0.1)
+    assert counting == Counting(charge="real", arrival_lag_s=0.1)
     assert built_in.admission["default"].include_usage is Model("m", (), ()).include_usage
 
 

@@ -27,7 +27,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], int, float, float]:
 def soonest_allowed(ready_at: list[float], own: int, deadline: float, prefer_until: float) -> float:
     """The first moment that policy leaves open: own targets always, fallbacks once the primary is known to be late."""
     own_at = min(ready_at[:own], default=inf)
-    if own_at <= NOW or own_at <= min(prefer_until, deadline):
+    if own_at <= NOW or (own_at < inf and own_at <= min(prefer_until, deadline)):
         return max(own_at, NOW)
     return max(NOW, min(ready_at, default=inf))
 

@@ -102,11 +102,20 @@ def sweeps(seconds: float) -> dict[str, list[Setting]]:
         "rate": [_of_rate(usual, rate) for rate in RATES],
         "tenants": [_of_tenants(usual, tenants) for tenants in TENANTS],
         "reserve": [
-            replace(usual, load=1.5, reserve_percent=percent, lanes=(("interactive", 0.5), ("batch", 0.5)))
+            replace(
+                usual, load=1.5, rate_per_s=100, reserve_percent=percent, lanes=(("interactive", 0.5), ("batch", 0.5))
+            )
             for percent in RESERVES
         ],
         "ageing": [
-            replace(usual, load=2.0, aged_percent=percent, lanes=(("interactive", 0.75), ("background", 0.25)))
+            replace(
+                usual,
+                load=2.0,
+                seconds=3 * usual.seconds,
+                rate_per_s=300,
+                aged_percent=percent,
+                lanes=(("interactive", 0.75), ("background", 0.25)),
+            )
             for percent in AGEINGS
         ],
     }
@@ -153,9 +162,10 @@ def _world(setting: Setting) -> World:
 
 
 def _of_tenants(usual: Setting, tenants: int) -> Setting:
-    """Long enough for each of them to be served a hundred times."""
+    """Long enough for each of them to be served a hundred times, and so loud that each has work all the time."""
     seconds = max(usual.seconds, 0.15 * tenants)
-    return replace(usual, load=3.0, tenants=tenants, seconds=seconds, lanes=(("batch", 1.0),))
+    load = 1.5 * (1 + (tenants > 1) * 9 / tenants)
+    return replace(usual, load=load, tenants=tenants, seconds=seconds, lanes=(("batch", 1.0),))
 
 
 def _of_rate(usual: Setting, rate: float) -> Setting:
