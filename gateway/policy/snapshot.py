@@ -15,8 +15,12 @@ from re import Pattern
 from typing import Literal
 
 from gateway.call import Lane
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.capabilities import Capabilities
+from gateway.policy.diagnosis import ErrorTable
 from gateway.policy.estimate import ChargeRule
 from gateway.policy.limits import CONTINUOUS, Style
+from gateway.policy.retry import Retries
 from gateway.ports import Clocks, Upstream
 
 
@@ -108,6 +112,10 @@ class QueueBounds:
     shed_loop_lag_s: float = 0.5
 
 
+Choice = Literal["in_order", "weighted", "least_loaded", "fastest"]
+"""How one of the targets of a tier is chosen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """US dollars per token."""
@@ -136,6 +144,17 @@ class Target:
     limits: Limits = Limits()
     counting: Counting = Counting()
     weight: float = 1.0
+    order: int = 1
+    """Its tier among the model's own targets: the lower one goes first."""
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    account: str = ""
+    """Whose account pays: the provider's name and, where it has several credentials, the credential's number; empty: the
+    caller's own."""
+    breaker: BreakerRules = field(default_factory=BreakerRules)
+    errors: ErrorTable = field(default_factory=ErrorTable, repr=False)
+    """What its error answers mean."""
+    clocks_by: Mapping[tuple[str, Lane], Clocks] = field(default_factory=dict, repr=False)
+    """By endpoint and lane, where they differ from `clocks`."""
     find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)
     """The price of a model at this target's provider, by the name the provider knows; None: not priced. Remembers."""
 
@@ -151,6 +170,10 @@ class Model:
     holding: Holding = Holding()
     fallbacks: tuple[str, ...] = ()
     context_fallbacks: tuple[str, ...] = ()
+    context_plan: tuple[Target, ...] = ()
+    """The targets of its context fallbacks, in order."""
+    choice: Choice = "in_order"
+    retries: Retries = field(default_factory=Retries)
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
 
