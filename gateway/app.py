@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -31,10 +32,10 @@ from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import SWEEP_S, Watch
-from gateway.ingress import insight
+from gateway.ingress import insight, targets
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
-from gateway.ingress.operations import admin_routes, health_routes, metrics_route
+from gateway.ingress.operations import admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
@@ -96,7 +97,8 @@ class Gateway:
         self._versions = first.version
         self._addresses = _addresses(first)
         self._policies = Policies(first)
-        self._admission = Admission(self._clock, self._telemetry, first)
+        self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
+        self._admission = Admission(self._clock, self._telemetry, first, self._draw)
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
         self._loop_lag = LoopLag()
@@ -171,7 +173,7 @@ class Gateway:
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
-        pipeline = Pipeline(self._clock, meter, self._watch, self._admission)
+        pipeline = Pipeline(self._clock, meter, self._watch, self._admission, self._draw)
         edge = Edge(pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(self._inflight)
         operations = [
@@ -182,8 +184,10 @@ class Gateway:
                     "config": self._show_config,
                     "limits": lambda: insight.show_limits(self._admission, self._clock.monotonic()),
                     "queue": lambda: insight.show_queue(self._admission, self._clock.monotonic()),
+                    "targets": self._show_targets,
                 },
             ),
+            *switch_routes(self._policies, self._show_targets, self._admission.outages.force),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
@@ -238,6 +242,9 @@ class Gateway:
             "last_reload": asdict(last) if last else None,
         }
 
+    def _show_targets(self) -> dict[str, dict[str, Any]]:
+        return targets.show_targets(self._admission, self.policy, self._clock.monotonic())
+
     def _fill_gauges(self) -> None:
         """Levels are only looked at when somebody asks."""
         admission, telemetry, now = self._admission, self._telemetry, self._clock.monotonic()
@@ -251,6 +258,7 @@ class Gateway:
         queue = admission.queue
         pauses = {name: gate.paused for name, gate in gates.items()}
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
+        telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
         telemetry.set_shedding(self._overload.level, self._overload.shed_total)
 
     async def _keep_watch(self) -> None:

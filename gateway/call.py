@@ -9,9 +9,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gateway.errors import Phase
+
 if TYPE_CHECKING:
     import asyncio
 
+    from gateway.policy.budgets import Retry
     from gateway.policy.gate import Grant
     from gateway.policy.limits import Cost
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
@@ -73,6 +76,20 @@ class Attempt:
     status: int | None = None
     error_class: str | None = None
     upstream_request_id: bytes | None = None
+    phase: Phase | None = None
+    """How far it had come when it failed."""
+    is_refused: bool = False
+    """For its rate: the target waits, and the call with it; it is no failure."""
+    never_again: bool = False
+    """The target can never serve this call, whatever the time."""
+    is_callers: bool = False
+    """It was made with the caller's own credential."""
+    is_retry: bool = False
+    """The call had failed at this target before."""
+    is_told: bool = False
+    """The target's breaker knows how it went."""
+    cost_usd: float | None = None
+    """What it cost, as far as it is known: an estimate for one that failed after it was sent; None: not priced."""
 
     def __str__(self) -> str:
         result = self.status if self.status is not None else self.error_class
@@ -138,8 +155,18 @@ class Call:
     """Its place in the delay queue, while it is there."""
     queue_s: float = 0.0
     """How long it was held, over all attempts."""
+    backoff_s: float = 0.0
+    """How long it waited between attempts."""
+    retry: Retry | None = None
+    """What the next attempt has taken of its target's retry budgets, until that has begun."""
+    denied: str | None = None
+    """Why another attempt that would have been made was not."""
     settled: bool = False
     """Its account is closed; it is closed once."""
+    sdk_retry: int = 0
+    """So many times its SDK has sent it before."""
+    twin_seq: int = 0
+    """The age of the call that it repeats, which it takes on; 0: it has its own."""
 
 
 async def _nothing_to_close() -> None:
@@ -167,6 +194,8 @@ class Settled:
     usage: Usage | None
     cost_usd: float | None
     """None: not priced."""
+    retries_usd: float
+    """What attempts that came to nothing may have cost besides, as estimated."""
     duration_s: float
     overhead_s: float
     time_to_first_byte_s: float | None

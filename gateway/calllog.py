@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.call import Settled
+from gateway.call import Attempt, Settled
 
 QUEUED_BATCHES = 500
 
@@ -91,18 +91,33 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "outcome": record.outcome,
         "target": last.target if last else None,
         "attempts": [str(attempt) for attempt in call.attempts],
+        "failures": [_failure(attempt) for attempt in call.attempts if attempt.error_class is not None],
         "upstream_request_id": _text(last.upstream_request_id) if last else None,
         "input_tokens": usage.input if usage else None,
         "output_tokens": usage.output if usage else None,
         "cached_tokens": usage.cached if usage else None,
         "usage_estimated": usage.estimated if usage else None,
         "cost_usd": record.cost_usd,
+        "retries_usd": record.retries_usd or None,
+        "retry_denied": call.denied,
         "duration_ms": round(record.duration_s * 1000, 2),
         "first_byte_ms": None if record.time_to_first_byte_s is None else round(record.time_to_first_byte_s * 1000, 2),
         "queue_ms": round(call.queue_s * 1000, 2),
+        "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
     }
+
+
+def _failure(attempt: Attempt) -> dict[str, str]:
+    """What went wrong, how far it had come, and by which id the provider knows of it."""
+    failure = {
+        "target": attempt.target,
+        "class": attempt.error_class,
+        "phase": attempt.phase,
+        "upstream_request_id": _text(attempt.upstream_request_id),
+    }
+    return {name: value for name, value in failure.items() if value is not None}
 
 
 def _text(value: bytes | None) -> str | None:
@@ -119,14 +134,18 @@ def _text_line(at: float, record: Settled | Refused) -> str:
     fields.pop("event")
     head = f"{stamp} {fields.pop('status')} {fields.get('outcome') or fields.get('code')}"
     shown = (
-        f"{name}={_shown(value)}" for name, value in fields.items() if value not in (None, [], "") and name != "outcome"
+        f"{name}={_shown(value)}"
+        for name, value in fields.items()
+        if value not in (None, [], "") and value is not False and name != "outcome"
     )
     return f"{head} {' '.join(shown)}\n"
 
 
 def _shown(value: object) -> str:
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return ",".join(map(_shown, value))
+    if isinstance(value, dict):
+        return ":".join(map(_shown, value.values()))
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)

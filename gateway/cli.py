@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, demo, emulate, version.
+"""The command line: serve, check, explain, targets, demo, emulate, version.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
 failure is a sentence on standard error, never a traceback.
@@ -20,19 +20,27 @@ from typing import Any
 import uvloop
 from pydantic import ValidationError
 
-from gateway import __version__
+from gateway import __version__, adminclient
+from gateway.adminclient import AdminClient, AdminRefused
 from gateway.app import serve
 from gateway.clock import SystemClock
+from gateway.config.counting import KINDS
 from gateway.config.describe import describe
-from gateway.config.load import load_snapshot
+from gateway.config.errortables import ErrorTables, read_error_tables
+from gateway.config.load import load_snapshot, locate_policies
+from gateway.config.policies import list_error_files
+from gateway.config.problems import Problem
 from gateway.demo.display import Display
-from gateway.demo.show import show
+from gateway.demo.outage import Outage
+from gateway.demo.show import show, show_outage
 from gateway.demo.storm import Storm
 from gateway.emulator.config import DIALECTS, EmulatorConfig
 from gateway.emulator.faults import FAULTS
 from gateway.emulator.server import EmulatorServer
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, GatewayError, NotFound
 from gateway.ingress.explain import explain
+from gateway.ingress.explain_error import explain_error, read_headers
+from gateway.ingress.operations import ACTIONS
 from gateway.policy.snapshot import PolicySnapshot, Provider
 from gateway.settings import Settings
 from gateway.upstream.pools import Pools
@@ -82,25 +90,66 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--show", action="store_true", help="print what the config compiles to, without its secrets")
     command.set_defaults(command=_check)
 
-    command = commands.add_parser("explain", help="what would happen to a request", description=explain.__doc__)
+    command = commands.add_parser(
+        "explain", help="what would happen to a request; what an error means", description=explain.__doc__
+    )
     _add_config(command)
-    command.add_argument("request", type=Path, help="a file with the JSON body; - reads standard input")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("request", type=Path, nargs="?", help="a file with the JSON body; - reads standard input")
+    what.add_argument(
+        "--error",
+        nargs=2,
+        metavar=("STATUS", "BODY"),
+        help="what an error of a provider means, and by which rule; BODY is a file, - or the text itself",
+    )
+    command.add_argument(
+        "--header", action="append", default=[], help="of that error: 'retry-after: 20'; may be repeated"
+    )
+    whose = command.add_mutually_exclusive_group()
+    whose.add_argument("--provider", help="whose error it is: a provider of the config")
+    whose.add_argument("--kind", choices=KINDS, help="whose error it is, where no config is at hand")
     command.add_argument("--key", help="the name of the key that calls (default: the anonymous or the only key)")
     command.add_argument("--path", default="/v1/chat/completions", help="default: %(default)s")
     command.set_defaults(command=_explain)
 
     command = commands.add_parser(
-        "demo",
-        help="see it work: a storm of calls straight at a rate-limited provider, then through the gateway; no key needed",
-        description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare.",
+        "targets",
+        help="how a running gateway's targets are doing; open, close or drain one",
+        description="Ask a running gateway how its targets and accounts are doing, or open, close, drain or reset one by hand:"
+        " a drained one gets no new calls, an open one none either, until it is closed (or reset) again.",
     )
-    storm = Storm()
+    command.add_argument("action", nargs="?", choices=ACTIONS, help="what to do; absent: show them all")
+    command.add_argument("name", nargs="?", help="of a target (openai/gpt-4o) or an account (openai)")
+    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
+    command.add_argument("--key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
+    command.add_argument("--json", action="store_true", help="print the answer as it came")
+    command.set_defaults(command=_targets)
+
+    command = commands.add_parser(
+        "demo",
+        help="see it work: a storm of calls, or a provider's outage, with and without the gateway; no key needed",
+        description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare."
+        " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways.",
+    )
+    storm, outage = Storm(), Outage()
     command.add_argument("--calls", type=_count, default=storm.calls, help="made at once (default: %(default)s)")
     command.add_argument("--rpm", type=_count, default=storm.rpm, help="the provider's limit (default: %(default)s)")
     command.add_argument(
         "--burst", type=_count, default=storm.burst, help="how many of it at once (default: %(default)s)"
     )
-    command.add_argument("--chart", type=Path, default=Path("demo.svg"), help="the picture (default: %(default)s)")
+    command.add_argument(
+        "--outage", action="store_true", help="show an outage; --calls, --rpm and --burst do not apply"
+    )
+    command.add_argument(
+        "--seconds", type=_count, default=round(outage.seconds), help="of an outage (default: %(default)s)"
+    )
+    command.add_argument(
+        "--rate",
+        type=_count,
+        default=round(outage.rate_per_s),
+        help="calls a second, of an outage (default: %(default)s)",
+    )
+    command.add_argument("--chart", type=Path, help="the picture (default: demo.svg, or outage.svg)")
     command.add_argument("--json", action="store_true", help="print the figures as JSON; progress to standard error")
     command.set_defaults(command=_demo)
 
@@ -184,14 +233,17 @@ def _check(options: argparse.Namespace) -> int:
     for notice in policy.notices:
         print(f"note: {notice}", file=sys.stderr)
     count = len(policy.models) + len(policy.patterns)
+    providers = len({provider.group for provider in policy.providers.values()})
     print(
-        f"{settings.config}: ok ({len(policy.providers)} providers, {count} models, {len(policy.keys)} keys)",
+        f"{settings.config}: ok ({providers} providers, {count} models, {len(policy.keys)} keys)",
         file=sys.stderr,
     )
     return OK
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.error:
+        return _explain_error(options)
     policy = _compile(_settings(options))
     body = sys.stdin.buffer.read() if str(options.request) == "-" else options.request.read_bytes()
     try:
@@ -201,10 +253,72 @@ def _explain(options: argparse.Namespace) -> int:
     return OK
 
 
+def _explain_error(options: argparse.Namespace) -> int:
+    status, text = options.error
+    if not (status.isascii() and status.isdigit() and 100 <= int(status[:9]) <= 599):
+        return _fail(f"{status!r} is no HTTP status", UNUSABLE)
+    settings = _settings(options)
+    tables = _error_tables(settings)
+    try:
+        kind = options.kind or (_kind_of(_compile(settings), options.provider) if options.provider else "other")
+        headers = read_headers(options.header)
+    except GatewayError as error:
+        return _fail(error.message, UNUSABLE)
+    print(explain_error(tables.of(kind), int(status), _body_of(text), headers, SystemClock().wall()))
+    return OK
+
+
+def _error_tables(settings: Settings) -> ErrorTables:
+    """The built-in tables, and the user's own where there is a config."""
+    folder = locate_policies(settings.config, os.environ) if settings.config.is_file() else None
+    problems: list[Problem] = []
+    tables = read_error_tables(list_error_files(folder) if folder else (), os.environ, problems)
+    if problems:
+        raise ConfigError(list(map(str, problems)))
+    return tables
+
+
+def _kind_of(policy: PolicySnapshot, name: str) -> str:
+    """The kind of a provider that some target names."""
+    kinds = {target.provider: target.counting.kind for model in policy.models.values() for target in model.plan}
+    if name not in kinds:
+        raise NotFound(f"no target uses a provider {name!r}; there are: {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _body_of(text: str) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    is_literal = len(text) > 255 or text.lstrip().startswith(("{", "[", "<", '"'))  # no name of a file
+    return text.encode(errors="replace") if is_literal or not Path(text).is_file() else Path(text).read_bytes()
+
+
+def _targets(options: argparse.Namespace) -> int:
+    key = options.key or os.environ.get("GATEWAY_ADMIN_KEY", "")
+    if not key:
+        return _fail("no admin key: set GATEWAY_ADMIN_KEY or give --key; it is admin.key of the config", UNUSABLE)
+    if options.action and not options.name:
+        return _fail(f"which one? gateway targets {options.action} NAME; 'gateway targets' shows them", UNUSABLE)
+    try:
+        client = AdminClient(options.url, key)
+        answer = client.switch(options.action, options.name) if options.action else client.targets()
+    except AdminRefused as error:
+        return _fail(error.message, UNUSABLE if error.is_misuse else FAILED)
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(adminclient.sentence(answer) if options.action else adminclient.table(answer))
+    return OK
+
+
 def _demo(options: argparse.Namespace) -> int:
     display = Display(sys.stderr if options.json else sys.stdout, os.environ)
-    storm = Storm(calls=options.calls, rpm=options.rpm, burst=options.burst)
-    print(show(storm, display, options.chart, as_json=options.json))
+    if options.outage:
+        outage = Outage(seconds=options.seconds, rate_per_s=options.rate)
+        print(show_outage(outage, display, options.chart or Path("outage.svg"), as_json=options.json))
+    else:
+        storm = Storm(calls=options.calls, rpm=options.rpm, burst=options.burst)
+        print(show(storm, display, options.chart or Path("demo.svg"), as_json=options.json))
     return OK
 
 

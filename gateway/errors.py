@@ -13,6 +13,8 @@
     │   └── HeadersTooLarge    431
     ├── AdmissionDenied        503  good as it is, but cannot be let through, now or in time
     │   ├── KeyRateLimited     429  the caller's own limit
+    │   ├── BudgetExceeded     429  the caller's own budget for the day
+    │   ├── CircuitOpen        503  every target is left alone after failures
     │   ├── QueueFull          503  the delay queue holds all it may
     │   ├── WaitTooLong        503  its turn would come after its deadline: refused at once
     │   ├── QueueDeadlineExceeded 504  its deadline passed while it was held
@@ -66,6 +68,7 @@ class Phase(StrEnum):
     NOTHING_SENT = "nothing_sent"
     SENT = "sent"
     ANSWERED = "answered"
+    STREAMING = "streaming"
 
 
 class GatewayError(Exception):
@@ -190,6 +193,21 @@ class KeyRateLimited(AdmissionDenied):
     code = "key_rate_limited"
 
 
+class BudgetExceeded(AdmissionDenied):
+    """The key has spent what it may for the day."""
+
+    status = 429
+    type = "rate_limit_error"
+    should_retry: bool | None = False
+    code = "budget_exceeded"
+
+
+class CircuitOpen(AdmissionDenied):
+    """Every target that could serve the call has failed too often and is left alone; `retry_after_s` is the next probe."""
+
+    code = "circuit_open"
+
+
 class QueueFull(AdmissionDenied):
     """The call would have to wait, and no more calls can be held."""
 
@@ -230,6 +248,7 @@ class NoTargetAvailable(GatewayError):
     """Every target of the plan was tried and none answered."""
 
     status = 502
+    should_retry: bool | None = False
     code = "no_target_available"
 
 
@@ -237,6 +256,7 @@ class TargetsTimedOut(NoTargetAvailable):
     """As NoTargetAvailable, where the last target ran out of time."""
 
     status = 504
+    type = "timeout_error"
     code = "upstream_timeout"
 
 

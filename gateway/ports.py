@@ -19,13 +19,19 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it."""
+    """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it.
+
+    And the guard against streams that drip: one that has begun has to bring `least_events_per_s` over every window.
+    """
 
     connect_s: float
     write_s: float
     first_byte_s: float
     idle_s: float
     total_s: float
+    least_events_per_s: float = 0.0
+    """0: no guard."""
+    drip_window_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -98,6 +104,14 @@ class Meter(Protocol):
 
     def settled(self, record: Settled) -> None:
         """One call has ended: counts, tokens, money, times and its log line."""
+        ...
+
+    def retry_denied(self, reason: str) -> None:
+        """An attempt that would have been made was not: `budget`, `tokens`, `money` or `key_budget`."""
+        ...
+
+    def breaker_changed(self, name: str, state: str) -> None:
+        """The breaker of a target or an account has moved."""
         ...
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,11 +18,18 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.call import Lane, Settled
+from gateway.call import Call, Lane, Settled
 from gateway.calllog import CallLog, Refused
+from gateway.errors import ErrorClass
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
+
+STATES = ("closed", "half_open", "open", "drained")
+"""Of breakers, by their number in the metric."""
+
+NOTHING_FAILED = "queue"
+"""Why a call went to a fallback at once: its own targets had no room in time, or were left alone."""
 
 FLUSH_S = 0.05
 FLUSH_RECORDS = 32
@@ -101,6 +108,12 @@ class Distribution:
         return family
 
 
+def _is_own(call: Call, name: str) -> bool:
+    """Whether the call's model has the target among its own: any of these may be chosen first."""
+    own = call.model.targets
+    return name == own[0].name or name in [target.name for target in own]
+
+
 def _nothing() -> None:
     return None
 
@@ -119,11 +132,14 @@ class Telemetry(Collector):
         )
         self._overhead = Distribution("overhead_seconds", "Time per call that was the gateway's own.", OVERHEAD_SECONDS)
         self._first_byte = Distribution(
-            "time_to_first_byte_seconds", "From an attempt's start to its first byte or event.", SECONDS, "target"
+            "time_to_first_byte_seconds",
+            "From an attempt's start to its first byte or event, where it got one.",
+            SECONDS,
+            "target",
         )
         self._attempts = Counts("attempts_total", "Tries at a target, by result.", "target", "class")
         self._fallbacks = Counts(
-            "fallbacks_total", "Calls served by another than the first target.", "model", "to", "class"
+            "fallbacks_total", "Calls served by a target that is not the model's own.", "model", "to", "class"
         )
         self._tokens = Counts("tokens_total", "Tokens used.", "model", "target", "kind")
         self._cost = Counts("cost_usd_total", "US dollars spent.", "model", "target", "key")
@@ -143,6 +159,22 @@ class Telemetry(Collector):
         self._estimate_error = Levels(
             "estimate_error_ratio", "Mean error of the input tokens estimated, as a part of the real ones.", "target"
         )
+        self._denied = Counts(
+            "retries_denied_total", "Attempts that would have been made, had they been allowed.", "reason"
+        )
+        self._retry_level = Levels(
+            "retry_budget_level", "Retry tokens that are left; the least under the name.", "target"
+        )
+        self._breaker_state = Levels(
+            "breaker_state",
+            "0 closed, 1 half open, 2 open, 3 drained; of targets and of accounts, the worst under the name.",
+            "target",
+        )
+        self._breaker_moves = Counts("breaker_transitions_total", "Changes of a breaker's state.", "target", "to")
+        self._retries_cost = Counts(
+            "retries_cost_usd_total", "US dollars that failed attempts may have cost, as estimated.", "model", "key"
+        )
+        self._unknown = Counts("unknown_errors_total", "Provider errors that no rule knows.", "target")
         self._shed = Counts("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
         self._shed_level = Levels("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
         self._dropped = Counts("log_lines_dropped_total", "Call log lines lost to a slow reader.")
@@ -187,6 +219,14 @@ class Telemetry(Collector):
         self._refused.totals[(code or "unknown",)] += 1
         self._put((request_id, path, status, code))
 
+    def retry_denied(self, reason: str) -> None:
+        """An attempt that would have been made was not."""
+        self._denied.totals[(reason,)] += 1
+
+    def breaker_changed(self, name: str, state: str) -> None:
+        """The breaker of a target or an account has moved."""
+        self._breaker_moves.totals[name, state] += 1
+
     def flush(self) -> None:
         """Count and log what has come in. In batches it costs a call half of what it would cost one by one."""
         pending, self._pending = self._pending, []
@@ -210,13 +250,18 @@ class Telemetry(Collector):
         self._duration.observe((model,), record.duration_s)
         self._overhead.observe((), record.overhead_s)
         for attempt in call.attempts:
-            self._attempts.totals[attempt.target, attempt.error_class or "ok"] += 1
+            error_class = attempt.error_class
+            self._attempts.totals[attempt.target, error_class or "ok"] += 1
+            if error_class is not None and error_class == ErrorClass.UNKNOWN:
+                self._unknown.totals[(attempt.target,)] += 1
+            if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
+                self._first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
+        if record.retries_usd:
+            self._retries_cost.totals[model, key] += record.retries_usd
         if call.attempts:
             target = call.attempts[-1].target
-            if record.time_to_first_byte_s is not None:
-                self._first_byte.observe((target,), record.time_to_first_byte_s)
-            if target != call.model.plan[0].name and record.outcome == "ok":
-                self._fallbacks.totals[model, target, call.attempts[0].error_class or "queue"] += 1
+            if record.outcome == "ok" and not _is_own(call, target):
+                self._fallbacks.totals[model, target, call.attempts[0].error_class or NOTHING_FAILED] += 1
             self._count_usage(record, model, key, target)
 
     def set_policy(self, version: int) -> None:
@@ -247,6 +292,16 @@ class Telemetry(Collector):
         self._limit_level.values = {(limit,): level for limit, level in levels.items()}
         self._limit_capacity.values = {(limit, source): most for (limit, source), most in capacities.items()}
         self._estimate_error.values = {(target,): error for target, error in errors.items()}
+
+    def set_breakers(self, states: Iterable[tuple[str, str]], retry_tokens: Iterable[tuple[str, float]]) -> None:
+        """The state of every breaker, and the retry tokens left; a name that comes more than once has the worst of them."""
+        worst: dict[Labels, float] = {}
+        for name, state in states:
+            worst[(name,)] = max(float(STATES.index(state)), worst.get((name,), 0.0))
+        least: dict[Labels, float] = {}
+        for name, level in retry_tokens:
+            least[(name,)] = min(level, least.get((name,), level))
+        self._breaker_state.values, self._retry_level.values = worst, least
 
     def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:
         """How many lanes are shed now, and how many requests were so far."""

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "emulator": {"clock"},
     "app": EVERYTHING,
     "demo": {"app", "emulator", "settings", "upstream"},
-    "cli": EVERYTHING | {"app", "demo"},
+    "adminclient": set(),
+    "cli": EVERYTHING | {"adminclient", "app", "demo"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -51,6 +52,7 @@ ONLY_IN = {
     "yaml": {"config", "settings"},
     "genai_prices": {"config", "settings"},
     "prometheus_client": {"telemetry", "ingress.operations"},
+    "pybreaker": {"policy.breaker"},
     "redis": {"store"},
     "tiktoken": {"config"},
     "sqlite3": {"store"},

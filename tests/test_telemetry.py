@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import threading
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -13,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.call import Attempt, Settled, Usage
 from gateway.calllog import QUEUED_BATCHES, CallLog
+from gateway.errors import Phase
 from gateway.telemetry import Distribution, Telemetry
 from tests.flow.support import Bench, ScriptedUpstream
 
@@ -23,7 +26,14 @@ def record(**changes: object) -> Settled:
     """The account of a call that failed over once."""
     call = Bench([ScriptedUpstream()]).call(
         attempts=[
-            Attempt("a/m", STARTED, ended_at=STARTED + 0.2, error_class="overloaded"),
+            Attempt(
+                "a/m",
+                STARTED,
+                ended_at=STARTED + 0.2,
+                error_class="overloaded",
+                phase=Phase.ANSWERED,
+                upstream_request_id=b"req_bad",
+            ),
             Attempt("b/m", STARTED + 0.2, STARTED + 0.5, STARTED + 1.0, 200, upstream_request_id=b"req_up"),
         ],
         body=b'{"model":"m","messages":[{"content":"PROMPT-CANARY"}]}',
@@ -36,6 +46,7 @@ def record(**changes: object) -> Settled:
         "outcome": "ok",
         "usage": Usage(100, 20, cached=40),
         "cost_usd": 0.25,
+        "retries_usd": 0.05,
         "duration_s": 1.0,
         "overhead_s": 0.0004,
         "time_to_first_byte_s": 0.3,
@@ -77,8 +88,129 @@ async def test_every_number_of_a_call_is_there_at_the_next_scrape() -> None:
     assert samples["gateway_tokens_total[('kind', 'cached_input'), ('model', 'm'), ('target', 'b/m')]"] == 40
     assert samples["gateway_cost_usd_total[('key', 'web'), ('model', 'm'), ('target', 'b/m')]"] == 0.25
     assert samples["gateway_time_to_first_byte_seconds_count[('target', 'b/m')]"] == 1
+    assert samples["gateway_retries_cost_usd_total[('key', 'web'), ('model', 'm')]"] == 0.05
     assert samples["gateway_request_duration_seconds_sum[('model', 'm')]"] == 1
     assert samples["gateway_calls_in_flight[]"] == 0
+
+
+def served_by(*attempts: Attempt, fallbacks: int = 1) -> Settled:
+    """The account of a call whose model has `p0/m` to `p2/m` in its plan, the last `fallbacks` of another model's."""
+    bench = Bench([ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()], fallbacks=fallbacks)
+    return record(call=bench.call(attempts=list(attempts)), usage=None)
+
+
+def tried(target: str, error_class: str | None = None, first_byte_s: float | None = 0.1) -> Attempt:
+    """An attempt of a second; `first_byte_s` None: nothing came."""
+    first_byte_at = None if first_byte_s is None else STARTED + first_byte_s
+    return Attempt(target, STARTED, first_byte_at, STARTED + 1.0, error_class=error_class)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "counted"),
+    [
+        ([tried("p0/m")], None),
+        ([tried("p1/m")], None),
+        ([tried("p0/m", "timeout"), tried("p1/m")], None),
+        ([tried("p2/m")], "queue"),
+        ([tried("p0/m", "timeout"), tried("p1/m", "overloaded"), tried("p2/m")], "timeout"),
+    ],
+)
+async def test_only_a_target_that_is_not_the_models_own_is_a_fallback(
+    attempts: list[Attempt], counted: str | None
+) -> None:
+    """Whichever of its own was chosen first; the class is what went wrong first, `queue` when nothing did."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(*attempts))
+    found = {name: value for name, value in scrape(telemetry).items() if name.startswith("gateway_fallbacks_total[")}
+
+    labels = f"[('class', '{counted}'), ('model', 'm'), ('to', 'p2/m')]"
+    assert found == ({f"gateway_fallbacks_total{labels}": 1} if counted else {})
+
+
+async def test_a_call_that_failed_everywhere_was_not_served_by_a_fallback() -> None:
+    """An attempt there is in attempts_total all the same."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(replace(served_by(tried("p0/m", "timeout"), tried("p2/m", "timeout")), outcome="timeout"))
+    samples = scrape(telemetry)
+
+    assert not any(name.startswith("gateway_fallbacks_total[") for name in samples)
+    assert samples["gateway_attempts_total[('class', 'timeout'), ('target', 'p2/m')]"] == 1
+
+
+async def test_every_attempt_that_got_a_first_byte_is_timed() -> None:
+    """At its own target, counted from its own start; one without a byte tells no time."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(tried("p0/m", "connection", None), tried("p1/m", "server_error", 0.2), tried("p2/m")))
+    samples = scrape(telemetry)
+
+    series = "gateway_time_to_first_byte_seconds"
+    assert f"{series}_count[('target', 'p0/m')]" not in samples
+    assert samples[f"{series}_count[('target', 'p1/m')]"] == samples[f"{series}_count[('target', 'p2/m')]"] == 1
+    assert samples[f"{series}_sum[('target', 'p1/m')]"] == pytest.approx(0.2)
+
+
+async def test_errors_that_no_rule_knows_are_counted() -> None:
+    """So that the table can grow."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(served_by(tried("p0/m", "unknown"), tried("p1/m", "server_error"), tried("p1/m", "unknown")))
+    samples = scrape(telemetry)
+
+    assert samples["gateway_unknown_errors_total[('target', 'p0/m')]"] == 1
+    assert samples["gateway_unknown_errors_total[('target', 'p1/m')]"] == 1
+
+
+async def test_denied_retries_and_moves_of_breakers_are_counted() -> None:
+    """By reason, and by the state that came of it."""
+    telemetry, _, _ = make()
+
+    telemetry.retry_denied("tokens")
+    telemetry.retry_denied("tokens")
+    telemetry.breaker_changed("a/m", "open")
+    samples = scrape(telemetry)
+
+    assert samples["gateway_retries_denied_total[('reason', 'tokens')]"] == 2
+    assert samples["gateway_breaker_transitions_total[('target', 'a/m'), ('to', 'open')]"] == 1
+
+
+async def test_breakers_that_share_a_name_show_the_worst_of_them() -> None:
+    """A wildcard target has one for each model that is asked for; what is gone at the next look is forgotten."""
+    telemetry, _, _ = make()
+
+    telemetry.set_breakers(
+        [("a/*", "open"), ("a/*", "closed"), ("b/m", "half_open"), ("c/m", "drained"), ("a", "closed")],
+        [("a/*", 500.0), ("a/*", 20.0), ("b/m", 0.0)],
+    )
+    samples = scrape(telemetry)
+    states = [samples[f"gateway_breaker_state[('target', '{name}')]"] for name in ("a/*", "b/m", "c/m", "a")]
+
+    assert states == [2, 1, 3, 0]
+    assert samples["gateway_retry_budget_level[('target', 'a/*')]"] == 20
+    assert samples["gateway_retry_budget_level[('target', 'b/m')]"] == 0
+    telemetry.set_breakers([("b/m", "closed")], [])
+    assert [name for name in scrape(telemetry) if "breaker_state" in name or "retry_budget" in name] == [
+        "gateway_breaker_state[('target', 'b/m')]"
+    ]
+
+
+async def test_names_and_texts_are_as_prometheus_wants_them() -> None:
+    """Counters end in `_total`, nothing else does; units are whole words at the end; every text is a sentence of its own."""
+    telemetry, _, _ = make()
+    families = list(telemetry.collect())
+    texts = [family.documentation for family in families]
+
+    for family in families:
+        named = f"{family.name}_total" if family.type == "counter" else family.name
+        assert re.fullmatch(r"gateway_[a-z]+(_[a-z]+)*", named), named
+        assert not family.name.endswith("_total")
+        assert not re.search(r"_(ms|milliseconds|sec|kb|percent|count|sum|bucket)$", family.name), named
+        assert "seconds" not in family.name or family.name.endswith("_seconds"), named
+        assert "usd" not in family.name or family.name.endswith("_usd"), named
+        assert family.documentation.endswith("."), named
+    assert len(set(texts)) == len(texts)
 
 
 async def test_unknown_prices_are_counted_not_summed() -> None:
@@ -122,6 +254,10 @@ async def test_a_line_tells_the_call_and_no_secret() -> None:
     assert first["attempts"] == ["a/m:overloaded(0.2s)", "b/m:200"]
     assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (100, 20, 0.25)
     assert first["upstream_request_id"] == "req_up"
+    assert first["failures"] == [
+        {"target": "a/m", "class": "overloaded", "phase": "answered", "upstream_request_id": "req_bad"}
+    ]
+    assert (first["retries_usd"], first["retry_denied"], first["backoff_ms"]) == (0.05, None, 0)
     assert (second["event"], second["status"], second["path"]) == ("refused", 404, "/v1/nothing")
     assert "CANARY" not in stream.getvalue()
 
@@ -137,7 +273,30 @@ async def test_text_lines_are_one_per_call() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("08:00:00.000 200 ok id=req_1")
+    assert " failures=a/m:overloaded:answered:req_bad " in lines[0]
+    assert "stream=" not in lines[0]
     assert lines[1].startswith("08:00:00.000 404 not_found id=req_2")
+
+
+async def test_a_failed_call_says_in_its_line_why_it_was_not_tried_again() -> None:
+    """Whoever reads it at night needs the trail, the reason and the provider's ids, and no second look-up."""
+    stream = io.StringIO()
+    log = CallLog(stream, "text")
+    failed = [
+        tried("p0/m", "connection", None),
+        replace(tried("p1/m", "server_error"), upstream_request_id=b"a b\nc=1"),
+    ]
+    account = served_by(*failed)
+    account.call.denied = "tokens"
+    log.start()
+    log.put([(1_800_000_000.0, replace(account, status=502, outcome="no_target_available"))])
+    log.stop()
+
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("08:00:00.000 502 no_target_available id=req_1")
+    assert "attempts=p0/m:connection(1.0s),p1/m:server_error(1.0s)" in line
+    assert "failures=p0/m:connection,p1/m:server_error:'a b\\nc=1'" in line
+    assert "retry_denied=tokens" in line
 
 
 async def test_a_stuck_reader_loses_lines_and_nothing_else() -> None:

@@ -74,6 +74,13 @@ def check_sets(kind: type[EntryT], document: Document | None) -> dict[str, Entry
     return sets | {name: check(kind, document, (name,)) or kind() for name in document.data}
 
 
+def check_part(kind: type[EntryT], document: Document | None, path: Path) -> EntryT:
+    """The mapping at this path as far as it is sound; what it leaves out, or is not there, is built in."""
+    if document is None or not isinstance(document.at(path), dict):
+        return kind()
+    return check(kind, document, path) or kind()
+
+
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:
     here = (*path, *(step for step in detail["loc"] if step != "[key]"))
     if detail["type"] == "extra_forbidden":

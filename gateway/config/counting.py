@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, get_args
 from urllib.parse import urlsplit
 
@@ -51,13 +52,27 @@ BUILT_IN_RULES: Final[Mapping[Kind, Rule]] = {
     "gemini": Rule("input", windows="minute"),
     "openrouter": Rule("sum"),
     "deepseek": Rule("sum"),
+    "vertex": Rule("real"),
+    "cohere": Rule("real"),
+    "bedrock": Rule("sum"),
+    "vllm": Rule("real"),
+    "sglang": Rule("real"),
+    "ollama": Rule("real"),
+    "llamacpp": Rule("real"),
+    "tgi": Rule("real"),
     "other": Rule("real"),
 }
-# Addresses that `hints` does not list: their headers need no reading of their own, but they count in their own way.
+# Hosts that `hints` does not list: their headers need no reading of their own, but they count and fail in their own way.
 _HOSTS: Final[Mapping[str, Kind]] = {
-    "x.ai": "xai",
-    "generativelanguage.googleapis.com": "gemini",
-    "deepseek.com": "deepseek",
+    "*.x.ai": "xai",
+    "*.generativelanguage.googleapis.com": "gemini",
+    "*.deepseek.com": "deepseek",
+    "*.aiplatform.googleapis.com": "vertex",
+    "*-aiplatform.googleapis.com": "vertex",
+    "*.cohere.com": "cohere",
+    "*.cohere.ai": "cohere",
+    "*.bedrock-*.amazonaws.com": "bedrock",
+    "*.bedrock-*.api.aws": "bedrock",
 }
 
 
@@ -97,7 +112,7 @@ def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
     if provider.dialect == "azure":
         return "azure"
     host = urlsplit(provider.base_url).hostname or ""
-    ours = (kind for domain, kind in _HOSTS.items() if host == domain or host.endswith("." + domain))
+    ours = (kind for pattern, kind in _HOSTS.items() if fnmatchcase(f".{host}", pattern))
     known = provider_of(provider.base_url) or next(ours, "other")
     return next((kind for kind in KINDS if kind == known), "other")
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.config.counting import windows_of
+from gateway.policy.retry import Action, ClassRule, CostRule, Retries
 from gateway.policy.snapshot import Counting, Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
 
 
@@ -32,6 +33,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
             model.name: describe_model(model)
             for model in (*snapshot.models.values(), *(model for _, model in snapshot.patterns))
         },
+        "errors": _errors(snapshot),
         "passthrough": snapshot.passthrough.provider if snapshot.passthrough else None,
         "keys": [describe_key(key) for key in snapshot.keys.values()],
     }
@@ -40,6 +42,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
 def describe_provider(provider: Provider) -> dict[str, Any]:
     """A provider without its credential."""
     return {
+        "group": provider.group or provider.name,
         "dialect": provider.dialect,
         "base_url": _masked(provider.base_url),
         "api_key": "set" if provider.api_key else "absent (caller's own)",
@@ -60,8 +63,11 @@ def describe_model(model: Model) -> dict[str, Any]:
         "targets": [describe_target(target) for target in model.targets],
         "fallbacks": list(model.fallbacks),
         "context_fallbacks": list(model.context_fallbacks),
+        "choose": model.choice,
         "plan": [target.name for target in model.plan],
+        "context_plan": [target.name for target in model.context_plan],
         "holding": asdict(model.holding),
+        "retries": describe_retries(model.retries),
         "include_usage": model.include_usage,
     }
 
@@ -72,11 +78,36 @@ def describe_target(target: Target) -> dict[str, Any]:
         "name": target.name,
         "provider": target.provider,
         "model": target.model,
+        "account": target.account or "caller's own",
+        "order": target.order,
         "weight": target.weight,
+        "capabilities": asdict(target.capabilities),
         "limits": _limits(target.limits),
         "counting": _counting(target.counting),
         "clocks": asdict(target.clocks),
+        "clocks_by": _clocks_by(target),
+        "breaker": asdict(target.breaker),
+        "errors": target.counting.kind or "other",
         "usd_per_million": _price(target.find_rates(target.model)) if target.model else "by the asked model",
+    }
+
+
+def describe_retries(retries: Retries) -> dict[str, Any]:
+    """How often a call is tried and what each class of error deserves, in the words of retries.yaml."""
+    return {
+        "attempts": retries.attempts,
+        "backoff": asdict(retries.backoff),
+        "budget": {
+            "percent_of_active": retries.budget_percent_of_active,
+            "min_concurrent": retries.budget_min_concurrent,
+            "tokens": retries.tokens,
+            "retry_tokens": retries.retry_tokens,
+            "timeout_tokens": retries.timeout_tokens,
+        },
+        "by_class": {str(name): _class_rule(rule) for name, rule in retries.by_class.items()},
+        "by_cost": [_cost_rule(rule) for rule in retries.by_cost],
+        "max_usd_per_call": retries.max_usd_per_call,
+        "hedge": asdict(retries.hedging) if retries.hedging else None,
     }
 
 
@@ -105,6 +136,33 @@ def _server(server: Server) -> dict[str, Any]:
         "admin_key": "set" if server.admin_digest else "absent",
         "admin_listen": f"{listen[0]}:{listen[1]}" if listen else None,
     }
+
+
+def _errors(snapshot: PolicySnapshot) -> dict[str, dict[str, str]]:
+    """By kind of provider, as far as there are targets: what each rule says, in the order in which they are asked."""
+    models = (*snapshot.models.values(), *(model for _, model in snapshot.patterns))
+    tables = {target.counting.kind or "other": target.errors for model in models for target in model.targets}
+    return {kind: {rule.name: str(rule.error_class) for rule in table.rules} for kind, table in tables.items()}
+
+
+def _class_rule(rule: ClassRule) -> str | dict[str, Any]:
+    if rule.action is not Action.RETRY:
+        return str(rule.action.value)
+    return {"attempts": rule.attempts, "first": "immediate" if rule.is_first_immediate else "backoff"}
+
+
+def _cost_rule(rule: CostRule) -> dict[str, float]:
+    return {name: value for name, value in asdict(rule).items() if value is not None}
+
+
+def _clocks_by(target: Target) -> dict[str, dict[str, dict[str, float]]]:
+    """By endpoint and lane, what differs from the target's own clocks."""
+    usual = asdict(target.clocks)
+    shown: dict[str, dict[str, dict[str, float]]] = {}
+    for (endpoint, lane), clocks in target.clocks_by.items():
+        other = {name: value for name, value in asdict(clocks).items() if value != usual[name]}
+        shown.setdefault(endpoint, {})[lane] = other
+    return shown
 
 
 def _limits(limits: Limits) -> dict[str, float]:

@@ -29,7 +29,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
-def _said(message: str) -> PydanticCustomError:
+def said(message: str) -> PydanticCustomError:
     """A problem in its own words, without the value."""
     return PydanticCustomError("said", "{message}", {"message": message})
 
@@ -75,13 +75,13 @@ def _size(value: object) -> int:
 
 def _only_memory(value: str) -> str:
     if value != "memory":
-        raise _said('only "memory" exists in this version')  # a redis URL may carry a password: it is not shown
+        raise said('only "memory" exists in this version')  # a redis URL may carry a password: it is not shown
     return value
 
 
 def _header_safe(text: str) -> str:
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise _said("must be printable ASCII without spaces; is there a line break at its end?")
+        raise said("must be printable ASCII without spaces; is there a line break at its end?")
     return text
 
 
@@ -92,12 +92,18 @@ def is_label(text: str) -> bool:
 
 def _label(text: str) -> str:
     if not is_label(text):
-        raise _said("must be printable ASCII, for it goes into headers and metrics")
+        raise said("must be printable ASCII, for it goes into headers and metrics")
     return text
 
 
 def _api_key(text: str | None) -> str | None:
     return _header_safe(text) if text else None
+
+
+def _two_or_more(keys: list[str | None]) -> list[str | None]:
+    if len(keys) < 2:
+        raise said("needs two or more; write a single one as api_key")
+    return keys
 
 
 def _digest(value: object) -> object:
@@ -106,40 +112,46 @@ def _digest(value: object) -> object:
         return value
     if value.startswith("sha256:"):
         if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", value):
-            raise _said("sha256: must be followed by 64 hexadecimal digits")
+            raise said("sha256: must be followed by 64 hexadecimal digits")
         return bytes.fromhex(value[7:])
     if len(_header_safe(value)) < MIN_SECRET_CHARS:
-        raise _said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
+        raise said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
     return sha256(value.encode()).digest()
+
+
+def _attempts(number: int) -> int:
+    if number < 1:
+        raise said("must be at least 1, for the first attempt is one of them")
+    return number
 
 
 def _split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
     """The parts of a URL; raises when it is not one of these schemes with a host and nothing odd in it."""
     choice = ", ".join(f"{scheme}://" for scheme in schemes)
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise _said("holds characters that a URL cannot have")
+        raise said("holds characters that a URL cannot have")
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # reading it is what checks it
     except ValueError:
-        raise _said("is not a valid URL") from None
+        raise said("is not a valid URL") from None
     if parts.scheme not in schemes or "://" not in url:
-        raise _said(f"must begin with {choice}")
+        raise said(f"must begin with {choice}")
     if not parts.hostname:
-        raise _said("has no host")
+        raise said("has no host")
     return parts
 
 
 def _base_url(url: str) -> str:
     if url.startswith(EMULATOR):
         if not re.fullmatch(r"emulator://[A-Za-z0-9_-]+", url.rstrip("/")):
-            raise _said("must be emulator://NAME, with a name of letters, digits, - and _")
+            raise said("must be emulator://NAME, with a name of letters, digits, - and _")
         return url.rstrip("/")
     parts = _split_url(url, ("http", "https", "emulator"))
     if parts.username is not None or parts.password is not None:
-        raise _said("must not carry a user or password: use api_key or headers")
+        raise said("must not carry a user or password: use api_key or headers")
     if "?" in url or "#" in url:
-        raise _said("must not have a query or fragment")
+        raise said("must not have a query or fragment")
     return url.rstrip("/")
 
 
@@ -154,15 +166,15 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         low, shown = name.lower(), quoted(name)
         if not _HEADER_NAME.fullmatch(name):
-            raise _said(f"{shown} is not a header name")
+            raise said(f"{shown} is not a header name")
         if low in _CREDENTIAL_HEADERS:
-            raise _said(f"{shown} is set by the gateway itself: use api_key")
+            raise said(f"{shown} is set by the gateway itself: use api_key")
         if low in _FRAMING_HEADERS:
-            raise _said(f"{shown} is set by the gateway itself")
+            raise said(f"{shown} is set by the gateway itself")
         if low in seen:
-            raise _said(f"{shown} is here twice")
+            raise said(f"{shown} is here twice")
         if not value.isascii() or not value.replace("\t", "").isprintable():
-            raise _said(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
+            raise said(f"the value of {shown} must be printable ASCII; is there a line break at its end?")
         seen.add(low)
     return {name: value for name, value in headers.items() if value}
 
@@ -190,6 +202,11 @@ Label = Annotated[str, Field(min_length=1), AfterValidator(_label)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**9)]
 Amount = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1e15, allow_inf_nan=False)]
+Attempts = Annotated[int, BeforeValidator(_number), AfterValidator(_attempts), Field(le=100)]
+Whole = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**9)]
+Factor = Annotated[float, BeforeValidator(_number), Field(ge=1, le=1000, allow_inf_nan=False)]
+Percentile = Annotated[float, BeforeValidator(_number), Field(ge=50, le=99.9)]
+Tokens = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e15, allow_inf_nan=False)]
 Percent = Annotated[float, BeforeValidator(_number), Field(ge=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=100, allow_inf_nan=False)]
 Usd = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -204,5 +221,6 @@ State = Annotated[str, AfterValidator(_only_memory)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
 ApiKey = Annotated[str | None, AfterValidator(_api_key)]
+ApiKeys = Annotated[list[ApiKey], AfterValidator(_two_or_more)]
 Headers = Annotated[dict[str, str], AfterValidator(_headers)]
-Mapping = dict[str, Any]
+Section = dict[str, Any]

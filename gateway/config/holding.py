@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import Field
+
 from gateway.call import LANES, Lane
 from gateway.config.check import check, check_sets
+from gateway.config.fields import Count, Duration, Percent, PositiveDuration, Section, Share, Size
 from gateway.config.problems import Document, Path
-from gateway.config.schema import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.config.schema import Entry
 from gateway.policy.snapshot import Holding, QueueBounds
 
 BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
@@ -25,6 +28,39 @@ BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
 _HIGHEST = LANES[0]
 _OF_ALL = ("max_calls", "max_bytes", "max_percent_per_tenant", "aged_percent")
 _OF_ALL_IN_A_LANE = ("deadline", "age_after")
+
+
+class QueueSet(Entry):
+    """A set of queue.yaml. Keep the defaults in step with policies/queue.yaml."""
+
+    max_calls: Count = 20_000
+    max_bytes: Size = 512 * 1024 * 1024
+    max_percent_per_tenant: Share = 75.0
+    keepalive_after: PositiveDuration = 15.0
+    reserve_percent: Percent = 10.0
+    lanes: Section = Field(default_factory=dict)
+    aged_percent: Percent = 5.0
+    shed: Section = Field(default_factory=dict)
+
+
+class LaneEntries(Entry):
+    critical: Section = Field(default_factory=dict)
+    interactive: Section = Field(default_factory=dict)
+    batch: Section = Field(default_factory=dict)
+    background: Section = Field(default_factory=dict)
+
+
+class LaneEntry(Entry):
+    """One lane; what it leaves out is built in, by lane."""
+
+    deadline: PositiveDuration | None = None
+    prefer_primary_for: Duration | None = None
+    age_after: PositiveDuration | None = None
+
+
+class ShedEntry(Entry):
+    memory: Size | None = None
+    loop_lag: PositiveDuration = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,17 @@ from hashlib import sha256
 from pathlib import Path as FilePath
 
 from gateway.config.check import check
+from gateway.config.credentials import account_of
 from gateway.config.env import substitute
 from gateway.config.notices import find_notices
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
 from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
-from gateway.config.routes import Pair, Parts, Route, build_models, check_routes, compile_patterns, is_pattern, pairs_of
+from gateway.config.routes import Route, build_models, check_routes, compile_patterns, is_pattern, places_of
 from gateway.config.schema import ConfigFile
 from gateway.config.sections import key_section, provider_section, server_section
 from gateway.config.source import read_document
+from gateway.config.targets import Pair, Parts, pairs_of
 from gateway.config.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
@@ -52,23 +54,24 @@ def load_snapshot(
         raise _config_error(problems)
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
-    providers, kinds = provider_section(document, config)
+    groups, kinds = provider_section(document, config)
+    providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
     _check_passthrough(document, config, providers)
     if problems:
         raise _config_error(problems)
 
-    pairs = [*pairs_of(routes), *([(config.passthrough, None)] if config.passthrough else [])]
+    pairs = [*pairs_of(places_of(routes), groups), *([(config.passthrough, None)] if config.passthrough else [])]
     upstreams = _connect_all(document, pairs, providers, connect)
     if problems:
         raise _config_error(problems)
 
-    find_prices = cache(lambda name: price_finder(providers[name], now_wall))
+    find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
     tokenizers = _load_tokenizers(routes, policies)
-    parts = Parts(upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
+    parts = Parts(groups, upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
     models, sharing = build_models(routes, policies, parts)
-    passthrough = _passthrough(config.passthrough, policies, parts)
+    passthrough = _passthrough(providers.get(config.passthrough or ""), policies, parts)
     _look_up_known_prices(target for model in models.values() for target in model.targets)
     documents = (document, *policies.documents)
     return PolicySnapshot(
@@ -86,7 +89,7 @@ def load_snapshot(
         queue=policies.queue.bounds,
         passthrough=passthrough,
         notices=(
-            *find_notices(document, config, providers, models, keys),
+            *find_notices(document, config, providers, models),
             *sharing,
             *(tokenizers.notices if tokenizers else ()),
         ),
@@ -128,7 +131,7 @@ def _check_passthrough(document: Document, config: ConfigFile, providers: Mappin
     name = config.passthrough
     provider = providers.get(name or "")
     if name is not None and name not in config.providers:
-        suggestion = "" if path in document.origins else did_you_mean(name, config.providers)
+        suggestion = "" if document.origin_of(path) else did_you_mean(name, config.providers)
         document.complain(path, f"no provider {document.show(path, name)}{suggestion}")
     elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
         document.complain(
@@ -148,7 +151,7 @@ def _connect_all(
         try:
             upstreams[provider, model] = connect(providers[provider], model)
         except (OSError, ValueError, ImportError) as error:  # a bad CA file; a proxy that needs a package
-            document.complain(("providers", provider), f"cannot be set up: {_reason(error)}")
+            document.complain(("providers", providers[provider].group), f"cannot be set up: {_reason(error)}")
     return upstreams
 
 
@@ -162,21 +165,27 @@ def _reason(error: Exception) -> str:
 def _load_tokenizers(routes: Mapping[str, Route], policies: Policies) -> Tokenizers | None:
     """For the models that are to be counted exactly; None when there are none."""
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
-    return load_tokenizers(dict.fromkeys(model for _, model in pairs_of(exact))) if exact else None
+    return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
 
 
-def _passthrough(provider: str | None, policies: Policies, parts: Parts) -> Target | None:
+def _passthrough(provider: Provider | None, policies: Policies, parts: Parts) -> Target | None:
     """Its answers come from endpoints of every kind: what they tell of limits is not that of the models."""
     if provider is None:
         return None
-    counting = policies.admission["default"].counting(parts.kinds[provider], adaptive=False, find_tokenizer=None)
+    kind = parts.kinds[provider.group]
+    timeouts = policies.timeouts["default"]
+    counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
     return Target(
-        name=f"{provider}/*",
-        provider=provider,
+        name=f"{provider.name}/*",
+        provider=provider.name,
         model=None,
-        upstream=parts.upstreams[provider, None],
-        clocks=policies.clocks["default"],
+        upstream=parts.upstreams[provider.name, None],
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
         counting=replace(counting, learns=False),
+        account=account_of(provider),
+        breaker=policies.breakers["default"],
+        errors=policies.errors.of(kind),
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
+from gateway.config.credentials import is_first
 from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, path_text, printable
 from gateway.config.schema import ConfigFile
-from gateway.policy.snapshot import Key, Model, Provider
+from gateway.policy.snapshot import Model, Provider
 
 _READABLE_BY_OTHERS = 0o044
 
@@ -19,27 +20,25 @@ def find_notices(
     config: ConfigFile,
     providers: Mapping[str, Provider],
     models: Mapping[str, Model],
-    keys: Mapping[bytes, Key],
 ) -> tuple[str, ...]:
     """All notices about a sound config."""
     notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
-    literal = [path_text(path) for path in _secret_paths(config) if _is_literal(document, path)]
+    literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
             f"{document.file} can be read by other users and holds a secret ({', '.join(literal)}): "
             "make it private (chmod 600) or take the secret from the environment"
         )
-    idle = [*_not_enforced(models, keys)]
-    if idle:
-        notices.append(f"budgets and weights are accepted but not enforced yet by this version: {', '.join(idle)}")
-    unused = [name for name, model in models.items() if model.context_fallbacks]
-    if unused:
-        notices.append(f"context_fallbacks are accepted but not used yet by this version: {', '.join(unused)}")
+    ordered = [name for name, model in models.items() if model.choice == "in_order" and _is_weighted(model)]
+    if ordered:
+        notices.append(f"weights do nothing where targets are chosen in_order: model {', '.join(ordered)}")
     return tuple(printable(notice) for notice in notices)
 
 
 def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
     for name, provider in providers.items():
+        if not is_first(name):
+            continue
         url = urlsplit(provider.base_url)
         if provider.base_url.startswith(EMULATOR):
             yield f"provider {name} is the emulator inside this process: its answers are made up"
@@ -51,15 +50,18 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
     """Falling back must not show one provider's secret to another unseen; the emulator shows it to nobody."""
     keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
     for name, model in models.items():
-        shown_to = dict.fromkeys(target.provider for target in model.plan if target.provider in keyless)
+        going_to = (*model.plan, *model.context_plan)
+        shown_to = dict.fromkeys(target.provider for target in going_to if target.provider in keyless)
         if len(shown_to) > 1:
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
 
 
-def _secret_paths(config: ConfigFile) -> Iterator[Path]:
+def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
     yield ("admin", "key")
     for name in config.providers:
         yield ("providers", name, "api_key")
+        listed = document.at(("providers", name, "api_keys"))
+        yield from (("providers", name, "api_keys", index) for index in range(len(listed or ())))
         yield ("providers", name, "proxy")
     for index in range(len(config.keys)):
         yield ("keys", index, "key")
@@ -79,10 +81,5 @@ def _is_readable_by_others(file: str) -> bool:
         return False
 
 
-def _not_enforced(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
-    for name, model in models.items():
-        if any(target.weight != 1.0 for target in model.targets):
-            yield f"model {name}"
-    for key in keys.values():
-        if key.budget_usd_per_day is not None:
-            yield f"key {key.name}"
+def _is_weighted(model: Model) -> bool:
+    return any(target.weight != 1.0 for target in model.targets)

@@ -10,25 +10,33 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
 
-from gateway.config.check import check_sets
+from gateway.config.breaking import read_breakers
 from gateway.config.counting import Admission, read_admission
 from gateway.config.env import substitute
+from gateway.config.errortables import ErrorTables, read_error_tables
 from gateway.config.holding import QueuePolicies, read_queue
 from gateway.config.problems import Document, Problem, did_you_mean
-from gateway.config.schema import TimeoutsSet
+from gateway.config.retrying import read_retries
 from gateway.config.source import read_document
-from gateway.ports import Clocks
+from gateway.config.timing import Timeouts, read_timeouts
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.retry import Retries
 
-FILES: Final = ("admission.yaml", "queue.yaml", "timeouts.yaml")
+ERRORS: Final = "errors"
+"""The folder of error tables in a policy folder."""
+FILES: Final = ("admission.yaml", "breakers.yaml", "queue.yaml", "retries.yaml", "timeouts.yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The sets of every policy file, by name."""
+    """The sets of every policy file by name, and the error tables by kind of provider."""
 
     admission: Mapping[str, Admission]
     queue: QueuePolicies
-    clocks: Mapping[str, Clocks]
+    retries: Mapping[str, Retries]
+    breakers: Mapping[str, BreakerRules]
+    timeouts: Mapping[str, Timeouts]
+    errors: ErrorTables
     documents: tuple[Document, ...]
 
 
@@ -39,6 +47,11 @@ def list_policy_files(folder: FilePath) -> list[FilePath]:
     )
 
 
+def list_error_files(folder: FilePath) -> list[FilePath]:
+    """The error tables below a policy folder; none where it has no such folder. Raises OSError."""
+    return list_policy_files(folder / ERRORS) if (folder / ERRORS).is_dir() else []
+
+
 def read_policies(folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem]) -> Policies:
     """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed."""
     documents: dict[str, Document] = {}
@@ -47,14 +60,13 @@ def read_policies(folder: FilePath | None, environ: Mapping[str, str], problems:
             problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, FILES)}"))
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
-    timeouts = check_sets(TimeoutsSet, documents.get("timeouts.yaml"))
+    errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
     return Policies(
         read_admission(documents.get("admission.yaml")),
         read_queue(documents.get("queue.yaml")),
-        {name: _clocks(entry) for name, entry in timeouts.items()},
-        tuple(documents.values()),
+        read_retries(documents.get("retries.yaml")),
+        read_breakers(documents.get("breakers.yaml")),
+        read_timeouts(documents.get("timeouts.yaml")),
+        errors,
+        (*documents.values(), *errors.documents),
     )
-
-
-def _clocks(entry: TimeoutsSet) -> Clocks:
-    return Clocks(entry.connect, entry.write, entry.first_byte, entry.idle, entry.total)

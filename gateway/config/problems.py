@@ -73,8 +73,12 @@ class Document:
 
     def show(self, path: Path, value: object) -> str:
         """The value as a problem may show it."""
-        origin = self.origins.get(path)
+        origin = self.origin_of(path)
         return f"the value of {origin}" if origin else quoted(value)
+
+    def origin_of(self, path: Path) -> str | None:
+        """The expression that fetched the value there, or the short form that it was a part of; None: it is literal."""
+        return self.origins.get(path) or self.origins.get(path[:-1])
 
 
 def path_text(path: Path) -> str:

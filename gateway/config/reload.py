@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from typing import Literal
 
 from gateway.config.load import locate_policies
-from gateway.config.policies import list_policy_files
+from gateway.config.policies import list_error_files, list_policy_files
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import PolicySnapshot
 
@@ -99,7 +99,7 @@ class Reloader:
         if self._policies is None:
             return []
         try:
-            return list_policy_files(self._policies)
+            return [*list_policy_files(self._policies), *list_error_files(self._policies)]
         except OSError:
             return []
 

@@ -7,25 +7,19 @@ Invariant: a plan holds each target once and never depends on a fallback that le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
-from gateway.config.check import check
-from gateway.config.counting import Admission, FindTokenizer
+from gateway.config.check import check, check_part
 from gateway.config.fields import is_label
 from gateway.config.policies import Policies
-from gateway.config.prices import fixed_rates
 from gateway.config.problems import Document, Path, did_you_mean
-from gateway.config.schema import ConfigFile, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sharing import share_limits
-from gateway.policy.snapshot import Limits, Model, Rates, Target
-from gateway.ports import Clocks, Upstream
-
-Pair = tuple[str, str | None]
-"""A provider's name and what it calls the model; None: as the client asked."""
-FindRates = Callable[[str], Rates | None]
+from gateway.config.targets import Parts, Place, build_targets
+from gateway.policy.snapshot import Model, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +28,7 @@ class Route:
 
     name: str
     entry: ModelEntry
-    targets: tuple[tuple[TargetEntry, PriceEntry | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What targets are made of besides what their entries say; by the provider's name, or by provider and model."""
-
-    upstreams: Mapping[Pair, Upstream]
-    find_prices: Callable[[str], FindRates]
-    kinds: Mapping[str, Kind]
-    find_tokenizer: FindTokenizer | None = None
+    places: tuple[Place, ...]
 
 
 def is_pattern(name: str) -> bool:
@@ -69,30 +53,37 @@ def check_routes(document: Document, config: ConfigFile, policies: Policies) -> 
             document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
         entry = check(ModelEntry, document, ("models", name))
         if entry is not None:
-            routes[name] = Route(name, entry, _check_targets(document, config, name))
+            routes[name] = Route(name, entry, _check_places(document, config, name))
             _check_names(document, config, name, entry, policies)
     for field in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, field)
     return routes
 
 
-def _check_targets(
-    document: Document, config: ConfigFile, name: str
-) -> tuple[tuple[TargetEntry, PriceEntry | None], ...]:
-    targets: list[tuple[TargetEntry, PriceEntry | None]] = []
+def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Place, ...]:
+    places: list[Place] = []
     listed = document.at(("models", name, "targets"))
     for index in range(len(listed) if isinstance(listed, list) else 0):
         path: Path = ("models", name, "targets", index)
-        target = check(TargetEntry, document, path)
-        if target is None:
+        entry = check(TargetEntry, document, path)
+        if entry is None:
             continue
-        if config.providers and target.provider not in config.providers:
-            _no_such(document, (*path, "provider"), "provider", target.provider, config.providers)
-        if any(_place(name, target) == _place(name, other) for other, _ in targets):
+        if config.providers and entry.provider not in config.providers:
+            _no_such(document, (*path, "provider"), "provider", entry.provider, config.providers)
+        place = _place(document, path, name, entry)
+        if any(place.pair == other.pair for other in places):
             document.complain(path, "is the same place as a target above it: list it once, with all its limits")
-        price = check(PriceEntry, document, (*path, "price")) if target.price is not None else None
-        targets.append((target, price))
-    return tuple(targets)
+        places.append(place)
+    return tuple(places)
+
+
+def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Place:
+    return Place(
+        entry,
+        entry.model or (None if is_pattern(name) else name),
+        check_part(CapabilitiesEntry, document, (*path, "capabilities")),
+        check(PriceEntry, document, (*path, "price")) if entry.price is not None else None,
+    )
 
 
 def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: Policies) -> None:
@@ -104,7 +95,9 @@ def _check_names(document: Document, config: ConfigFile, name: str, entry: Model
     sets: tuple[tuple[str, str, Mapping[str, object]], ...] = (
         ("admission", entry.admission, policies.admission),
         ("queue", entry.queue, policies.queue.holding),
-        ("timeouts", entry.timeouts, policies.clocks),
+        ("retries", entry.retries, policies.retries),
+        ("breakers", entry.breakers, policies.breakers),
+        ("timeouts", entry.timeouts, policies.timeouts),
     )
     for field, picked, known in sets:
         if picked not in known:
@@ -113,7 +106,7 @@ def _check_names(document: Document, config: ConfigFile, name: str, entry: Model
 
 def _no_such(document: Document, path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
     # A value from the environment gets no suggestion: a close match would give it away.
-    suggestion = "" if path in document.origins else did_you_mean(name, known)
+    suggestion = "" if document.origin_of(path) else did_you_mean(name, known)
     document.complain(path, f"no {what} {document.show(path, name)}{suggestion}")
 
 
@@ -139,87 +132,45 @@ def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 # --- building ---
 
 
-def pairs_of(routes: Mapping[str, Route]) -> Iterator[Pair]:
-    """Every provider and model that some target needs."""
+def places_of(routes: Mapping[str, Route]) -> Iterator[Place]:
+    """All places, those of several models as often."""
     for route in routes.values():
-        for entry, _ in route.targets:
-            yield _place(route.name, entry)
-
-
-def _place(model: str, entry: TargetEntry) -> Pair:
-    return entry.provider, entry.model or (None if is_pattern(model) else model)
+        yield from route.places
 
 
 def build_models(
     routes: Mapping[str, Route], policies: Policies, parts: Parts
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """The models of sound routes, and a word on targets that several models describe differently."""
-    apart = {
-        name: _build_targets(
-            route, policies.clocks[route.entry.timeouts], policies.admission[route.entry.admission], parts
-        )
-        for name, route in routes.items()
-    }
+    apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
-    models = {
-        name: Model(
-            name=name,
-            targets=targets[name],
-            plan=_plan(name, routes, targets),
-            holding=policies.queue.holding[route.entry.queue],
-            fallbacks=tuple(route.entry.fallbacks),
-            context_fallbacks=tuple(route.entry.context_fallbacks),
-            include_usage=policies.admission[route.entry.admission].include_usage,
-        )
-        for name, route in routes.items()
-    }
-    return models, notices
+    return {name: _model(route, routes, targets, policies) for name, route in routes.items()}, notices
 
 
-def _build_targets(route: Route, clocks: Clocks, admission: Admission, parts: Parts) -> tuple[Target, ...]:
-    built = []
-    for entry, price in route.targets:
-        provider, model = place = _place(route.name, entry)
-        target = Target(
-            name=f"{provider}/{model or '*'}",
-            provider=provider,
-            model=model,
-            upstream=parts.upstreams[place],
-            clocks=clocks,
-            limits=replace(
-                limits_of(entry),
-                input_tokens_per_min=entry.input_tpm,
-                output_tokens_per_min=entry.output_tpm,
-                request_burst=entry.burst,
-            ),
-            counting=admission.counting(
-                parts.kinds[provider], adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer
-            ),
-            weight=entry.weight,
-            find_rates=_rates_of(entry, price, parts.find_prices),
-        )
-        built.append(target)
-    return tuple(built)
-
-
-def limits_of(entry: LimitedEntry) -> Limits:
-    """The limits that targets and keys have in common."""
-    return Limits(
-        requests_per_min=entry.rpm,
-        tokens_per_min=entry.tpm,
-        requests_per_day=entry.rpd,
-        max_concurrency=entry.max_concurrency,
+def _model(
+    route: Route, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]], policies: Policies
+) -> Model:
+    name, entry = route.name, route.entry
+    own = targets[name]
+    context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
+    return Model(
+        name=name,
+        targets=own,
+        plan=_follow(name, "fallbacks", routes, targets),
+        holding=policies.queue.holding[entry.queue],
+        fallbacks=tuple(entry.fallbacks),
+        context_fallbacks=tuple(entry.context_fallbacks),
+        context_plan=context_plan,
+        choice=entry.choose,
+        retries=policies.retries[entry.retries],
+        include_usage=policies.admission[entry.admission].include_usage,
     )
 
 
-def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
-    if price is None:
-        return find_prices(entry.provider)
-    return fixed_rates(price.input_usd_per_million, price.output_usd_per_million, price.cached_input_usd_per_million)
-
-
-def _plan(name: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]]) -> tuple[Target, ...]:
-    """Depth first along the fallbacks; of targets with one name the first stays."""
+def _follow(
+    name: str, field: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]]
+) -> tuple[Target, ...]:
+    """Its own targets, then depth first along the names in this field; of targets with one name the first stays."""
     plan: dict[str, Target] = {}
     seen: set[str] = set()
     ahead = [name]
@@ -230,5 +181,5 @@ def _plan(name: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Ta
         seen.add(here)
         for target in targets[here]:
             plan.setdefault(target.name, target)
-        ahead.extend(reversed(routes[here].entry.fallbacks))
+        ahead.extend(reversed(getattr(routes[here].entry, field)))
     return tuple(plan.values())

@@ -15,6 +15,7 @@ from gateway.config.fields import (
     Address,
     Amount,
     ApiKey,
+    ApiKeys,
     BaseUrl,
     CallerDigest,
     Count,
@@ -22,19 +23,18 @@ from gateway.config.fields import (
     Flag,
     Headers,
     Label,
-    Mapping,
     Names,
-    Percent,
     Port,
     PositiveDuration,
     ProxyUrl,
-    Share,
+    Section,
     Size,
     State,
     Text,
     Usd,
 )
 from gateway.policy.estimate import ChargeRule
+from gateway.policy.snapshot import Choice
 
 Kind = Literal[
     "openai",
@@ -48,9 +48,17 @@ Kind = Literal[
     "gemini",
     "openrouter",
     "deepseek",
+    "vertex",
+    "cohere",
+    "bedrock",
+    "vllm",
+    "sglang",
+    "ollama",
+    "llamacpp",
+    "tgi",
     "other",
 ]
-"""Whose rules a provider counts by."""
+"""Whose rules a provider counts by, and whose words its errors use."""
 Windows = Literal["continuous", "minute", "azure"]
 
 
@@ -58,7 +66,7 @@ class Entry(BaseModel):
     """What all entries share: an empty value, or an empty variable, is the same as none."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
-    stand_ins: ClassVar[Mapping] = {}
+    stand_ins: ClassVar[Section] = {}
     """For required fields that are bad or missing, so that what else the entry says can still be checked."""
 
     @model_validator(mode="before")
@@ -78,12 +86,12 @@ class Entry(BaseModel):
 class ConfigFile(Entry):
     """config.yaml; what is inside the sections is checked entry by entry."""
 
-    server: Mapping = {}
-    admin: Mapping = {}
+    server: Section = {}
+    admin: Section = {}
     state: State = "memory"
     policies: Text | None = None
-    providers: Mapping = {}
-    models: Mapping = {}
+    providers: Section = {}
+    models: Section = {}
     passthrough: Text | None = None
     keys: list[Any] = []
 
@@ -102,12 +110,13 @@ class AdminEntry(Entry):
 
 
 class ProviderEntry(Entry):
-    stand_ins: ClassVar[Mapping] = {"dialect": "azure", "base_url": "emulator://none"}
+    stand_ins: ClassVar[Section] = {"dialect": "azure", "base_url": "emulator://none"}
 
     dialect: Literal["openai", "azure"]
     base_url: BaseUrl
     kind: Kind | None = None
     api_key: ApiKey = Field(default=None, repr=False)
+    api_keys: ApiKeys = Field(default=[], repr=False)
     headers: Headers = Field(default={}, repr=False)
     api_version: Text | None = None
     transport: Literal["http1", "httpx"] = "http1"
@@ -143,8 +152,10 @@ class TargetEntry(LimitedEntry):
     input_tpm: Amount | None = None
     output_tpm: Amount | None = None
     adaptive_concurrency: Flag = False
+    order: Count = 1
     weight: Amount = 1.0
-    price: Mapping | None = None
+    capabilities: Section | None = None
+    price: Section | None = None
 
     @classmethod
     def spelled_out(cls, data: object) -> object:
@@ -155,14 +166,26 @@ class TargetEntry(LimitedEntry):
         return {"provider": provider, "model": model or None}
 
 
+class CapabilitiesEntry(Entry):
+    """What a target can do; `context_window` in tokens, input and output together."""
+
+    tools: Flag = True
+    images: Flag = True
+    structured_output: Flag = True
+    context_window: Count | None = None
+
+
 class ModelEntry(Entry):
-    stand_ins: ClassVar[Mapping] = {"targets": [None]}
+    stand_ins: ClassVar[Section] = {"targets": [None]}
 
     targets: Annotated[list[Any], Field(min_length=1)]
     fallbacks: list[Text] = []
     context_fallbacks: list[Text] = []
+    choose: Choice = "weighted"
     admission: Text = "default"
     queue: Text = "default"
+    retries: Text = "default"
+    breakers: Text = "default"
     timeouts: Text = "default"
 
 
@@ -185,7 +208,7 @@ class AdmissionSet(Entry):
     first_answer_tokens: Count = 512
     arrival_lag: Duration = 0.1
     tokenizer: Literal["heuristic", "exact"] = "heuristic"
-    providers: Mapping = {}
+    providers: Section = {}
 
 
 class CountingEntry(Entry):
@@ -204,36 +227,6 @@ class TimeoutsSet(Entry):
     first_byte: PositiveDuration = 600.0
     idle: PositiveDuration = 300.0
     total: PositiveDuration = 3600.0
-
-
-class QueueSet(Entry):
-    """A set of queue.yaml."""
-
-    max_calls: Count = 20_000
-    max_bytes: Size = 512 * 1024 * 1024
-    max_percent_per_tenant: Share = 75.0
-    keepalive_after: PositiveDuration = 15.0
-    reserve_percent: Percent = 10.0
-    lanes: Mapping = {}
-    aged_percent: Percent = 5.0
-    shed: Mapping = {}
-
-
-class LaneEntries(Entry):
-    critical: Mapping = {}
-    interactive: Mapping = {}
-    batch: Mapping = {}
-    background: Mapping = {}
-
-
-class LaneEntry(Entry):
-    """One lane; what it leaves out is built in, by lane."""
-
-    deadline: PositiveDuration | None = None
-    prefer_primary_for: Duration | None = None
-    age_after: PositiveDuration | None = None
-
-
-class ShedEntry(Entry):
-    memory: Size | None = None
-    loop_lag: PositiveDuration = 0.5
+    drip: Section = {}
+    lanes: Section = {}
+    endpoints: Section = {}

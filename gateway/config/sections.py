@@ -12,10 +12,12 @@ from pathlib import Path as FilePath
 
 from gateway.config.check import check
 from gateway.config.counting import kind_of_provider
+from gateway.config.credentials import Groups, check_credentials, group_of, secrets_of
 from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, did_you_mean, quoted
-from gateway.config.routes import is_pattern, limits_of
+from gateway.config.routes import is_pattern
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
+from gateway.config.targets import limits_of
 from gateway.policy.snapshot import Key, Provider, Server
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -46,27 +48,28 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
     )
 
 
-def provider_section(document: Document, config: ConfigFile) -> tuple[dict[str, Provider], dict[str, Kind]]:
-    """Every provider that can be read, and by the same names of which kind each is."""
+def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:
+    """Every provider that can be read with its credentials, and by the same names of which kind each is."""
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
         document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
-    providers: dict[str, Provider] = {}
+    groups: dict[str, tuple[Provider, ...]] = {}
     kinds: dict[str, Kind] = {}
     for name in config.providers:
         entry = check(ProviderEntry, document, ("providers", name))
         if entry is not None:
             _check_provider(document, name, entry)
-            providers[name] = _provider(document, name, entry)
-            kinds[name] = kind_of_provider(entry, providers[name])
-    return providers, kinds
+            groups[name] = group_of(_provider(document, name, entry), secrets_of(entry))
+            kinds[name] = kind_of_provider(entry, groups[name][0])
+    return groups, kinds
 
 
 def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
     path: Path = ("providers", name)
     if not _PROVIDER_NAME.fullmatch(name):
         document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
+    check_credentials(document, path, entry)
     if entry.api_version is not None and entry.dialect != "azure":
         document.complain((*path, "api_version"), "is for the azure dialect only")
     if entry.transport != "httpx":
@@ -91,12 +94,11 @@ def _beside(document: Document, file: str) -> str:
 
 
 def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
-    emulated = entry.emulate_without_key and not entry.api_key
+    emulated = entry.emulate_without_key and not secrets_of(entry)
     return Provider(
         name=name,
         dialect=entry.dialect,
         base_url=f"{EMULATOR}default" if emulated else entry.base_url,
-        api_key=entry.api_key,
         headers=tuple(entry.headers.items()),
         api_version=entry.api_version,
         transport=entry.transport,
@@ -105,6 +107,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         ca_file=_beside(document, entry.ca_file) if entry.ca_file is not None else None,
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
+        group=name,
     )
 
 
@@ -134,7 +137,7 @@ def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: 
     for number, name in enumerate(allowed):
         if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
             here = (*path, "models", number)
-            suggestion = "" if here in document.origins else did_you_mean(name, config.models)
+            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.models)
             document.complain(here, f"no model {document.show(here, name)}{suggestion}")
 
 

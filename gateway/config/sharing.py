@@ -1,7 +1,7 @@
 """One place, one bucket: what several models say about the same target is put together.
 
 Limits are kept at run time under a target's name, whichever model a call asked for. Invariant: targets of one name have
-the same limits and are counted in the same way.
+the same limits, are counted in the same way and have the same breaker.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from gateway.config.credentials import is_first
 from gateway.policy.snapshot import Target
 
 FIELDS: Final[Mapping[str, str]] = {
@@ -30,17 +31,21 @@ def share_limits(targets: Mapping[str, tuple[Target, ...]]) -> tuple[dict[str, t
     """The targets of each model, made equal where they share a name, and a sentence wherever something had to give way.
 
     Of each limit the smallest that any model says holds. How calls are counted, the first model in the file decides; that
-    concurrency is adaptive, any of them.
+    concurrency is adaptive, any of them. The breaker is that of the first model, too.
     """
     named: dict[str, _Named] = {}
     for model, own in targets.items():
         for target in own:
             named.setdefault(target.name, []).append((model, target))
     notices: list[str] = []
-    shared = {name: _share(name, among, notices) for name, among in named.items()}
+    shared = {
+        name: _share(name, among, notices if is_first(among[0][1].provider) else []) for name, among in named.items()
+    }
     return {
         model: tuple(
-            replace(target, limits=shared[target.name].limits, counting=shared[target.name].counting) for target in own
+            replace(target, limits=one.limits, counting=one.counting, breaker=one.breaker)
+            for target in own
+            for one in (shared[target.name],)
         )
         for model, own in targets.items()
     }, tuple(notices)
@@ -63,6 +68,8 @@ def _share(name: str, among: _Named, notices: list[str]) -> Target:
         notices.append(
             f"target {name} is counted differently in the models {models}: it is counted as {first_model} says"
         )
+    if any(target.breaker != first.breaker for _, target in among):
+        notices.append(f"target {name} has different breakers in the models {models}: it has that of {first_model}")
     counting = replace(first.counting, adaptive=any(target.counting.adaptive for _, target in among))
     return replace(first, limits=replace(first.limits, **smallest), counting=counting)
 

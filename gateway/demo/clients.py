@@ -10,11 +10,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -23,7 +24,7 @@ from gateway.upstream.http1 import Http1Transport
 MODEL = "gpt-4o"
 API_KEY = "sk-demo"
 MAX_RETRIES = 2
-_TIMEOUTS, _READ_TIMEOUT = {"connect": 5.0, "read": 600.0}, {"x-stainless-read-timeout": "600"}
+_CONNECT_S, _READ_S = 5.0, 600.0
 _LONGEST_WAIT_S = 120.0
 
 Heard = Callable[[int, Mapping[str, str]], None]
@@ -34,35 +35,76 @@ Connect = Callable[[str, Heard], AbstractAsyncContextManager[Ask]]
 """A client of a base URL."""
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How an app uses its client, where that is not the default; `sent` is told of every request that leaves."""
+
+    is_streamed: Callable[[int], bool] = lambda _number: False
+    """Whether the call of this number is."""
+    timeout_s: float | None = None
+    """Of a try; None: the SDK's."""
+    sent: Callable[[], None] = lambda: None
+
+
 class CallFailedError(Exception):
     """What the app gets when its client gives up."""
 
 
-def choose_client() -> tuple[str, Connect]:
+def choose_client() -> tuple[str, Client]:
     """What the demo calls with, in words and in fact."""
     if find_spec("openai") is not None:
         return f"openai {version('openai')} and its own {MAX_RETRIES} retries", sdk_client
     return f"the openai SDK's rules for {MAX_RETRIES} retries over httpx (the SDK is not installed)", plain_client
 
 
+class AnswerBrokenError(CallFailedError):
+    """The answer had begun."""
+
+
+class Client(Protocol):
+    """A `Connect` with habits."""
+
+    def __call__(self, base_url: str, heard: Heard, /, *, habits: Habits = ...) -> AbstractAsyncContextManager[Ask]: ...
+
+
 @asynccontextmanager
-async def sdk_client(base_url: str, heard: Heard) -> AsyncIterator[Ask]:
+async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
     """The openai SDK with its defaults."""
     import openai  # optional, and slow to import: the other commands must not wait for it
+
+    async def leave(_request: Any) -> None:
+        habits.sent()
 
     async def listen(response: Any) -> None:
         heard(response.status_code, response.headers)
 
     async def ask(number: int) -> int:
         try:
+            if habits.is_streamed(number):
+                return await read(await client.chat.completions.create(**_body(number), stream=True))
             answer = await client.chat.completions.create(**_body(number))
         except openai.OpenAIError as error:
             raise CallFailedError(str(error)) from error
         return answer.usage.total_tokens if answer.usage else 0
 
-    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [listen]}, trust_env=False)
+    async def read(stream: Any) -> int:
+        tokens, is_whole = 0, False
+        try:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    tokens += bool(choice.delta.content)
+                    is_whole = is_whole or choice.finish_reason is not None
+        except Exception as error:  # the SDK lets errors of its HTTP library through
+            raise AnswerBrokenError(str(error)) from error
+        if not is_whole:
+            raise AnswerBrokenError("the stream ended without an end")
+        return tokens
+
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [leave], "response": [listen]}
+    http = openai.DefaultAsyncHttpxClient(event_hooks=hooks, trust_env=False)
+    timeout = openai.NOT_GIVEN if habits.timeout_s is None else habits.timeout_s
     async with openai.AsyncOpenAI(
-        base_url=base_url, api_key=API_KEY, max_retries=MAX_RETRIES, http_client=http
+        base_url=base_url, api_key=API_KEY, max_retries=MAX_RETRIES, http_client=http, timeout=timeout
     ) as client:
         yield ask
 
@@ -72,29 +114,52 @@ async def plain_client(
     base_url: str,
     heard: Heard,
     *,
+    habits: Habits = Habits(),
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     draw: Callable[[], float] = random.random,
 ) -> AsyncIterator[Ask]:
     """The SDK's retry rules and nothing else of it, so many times faster; `draw` gives numbers from 0 to 1."""
 
+    read_timeout_s = _READ_S if habits.timeout_s is None else habits.timeout_s
+
     async def attempt(number: int, retries: int) -> httpx.Response | None:
-        headers = {"authorization": f"Bearer {API_KEY}", "x-stainless-retry-count": str(retries)} | _READ_TIMEOUT
-        url = f"{base_url}/chat/completions"
-        request = httpx.Request("POST", url, json=_body(number), headers=headers, extensions={"timeout": _TIMEOUTS})
+        headers = {
+            "authorization": f"Bearer {API_KEY}",
+            "x-stainless-retry-count": str(retries),
+            "x-stainless-read-timeout": f"{read_timeout_s:g}",
+        }
+        body = _body(number) | ({"stream": True} if habits.is_streamed(number) else {})
+        timeouts = {"connect": _CONNECT_S, "read": read_timeout_s}
+        request = httpx.Request(
+            "POST", f"{base_url}/chat/completions", json=body, headers=headers, extensions={"timeout": timeouts}
+        )
+        habits.sent()
         try:
             response = await sender.handle_async_request(request)
-            await response.aread()
         except httpx.TransportError:
             return None
         heard(response.status_code, response.headers)
+        try:
+            await response.aread()
+        except httpx.TransportError as error:
+            if habits.is_streamed(number):
+                raise AnswerBrokenError(str(error)) from error
+            return None
         return response
+
+    def tokens_of(number: int, answer: httpx.Response) -> int:
+        if not habits.is_streamed(number):
+            return int(answer.json()["usage"]["total_tokens"])
+        if b"data: [DONE]" not in answer.content:
+            raise AnswerBrokenError("the stream ended without an end")
+        return answer.content.count(b'"content":"') - 1  # the first names the role and says nothing
 
     async def ask(number: int) -> int:
         for retries in range(MAX_RETRIES + 1):
             response = await attempt(number, retries)
             if response is not None and response.is_success:
-                return int(response.json()["usage"]["total_tokens"])
+                return tokens_of(number, response)
             wait_s = retry_wait_s(response, retries, draw(), time.time())
             if wait_s is None or retries == MAX_RETRIES:
                 break

@@ -10,14 +10,18 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TextIO
 
 from gateway.demo.run import Run
 
 _RENEW_S, _REPEAT_S = 0.1, 5.0
 _NAME, _BAR = 24, 30
-_RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 _CLEAR_LINE = "\r\x1b[2K"
+
+Line = Callable[[float, int, str, bool], str]
+"""Shows something at a moment in fewer than so many columns, with these marks, and in colours or without."""
 
 
 class Display:
@@ -29,7 +33,7 @@ class Display:
         self._is_live = stream.isatty() and environ.get("TERM") != "dumb"
         self._has_colour = self._is_live and not environ.get("NO_COLOR")
         self._marks = "█▓░" if "utf" in (stream.encoding or "").lower() else "#x."
-        self._run: Run | None = None
+        self._line: Line | None = None
 
     def say(self, text: str) -> None:
         """Print whole lines."""
@@ -38,8 +42,12 @@ class Display:
 
     def watch(self, run: Run) -> None:
         """Show this run from now on; the one before is finished."""
+        self.follow(partial(line_of, run))
+
+    def follow(self, line: Line) -> None:
+        """Show this line from now on; the one before is finished."""
         self.close()
-        self._run = run
+        self._line = line
         self.draw()
 
     async def keep_drawing(self) -> None:
@@ -50,25 +58,25 @@ class Display:
                 self.draw()
 
     def draw(self) -> None:
-        """Show the run as it stands."""
-        if self._run is None:
+        """Show the line as it stands."""
+        if self._line is None:
             return
         columns = shutil.get_terminal_size().columns if self._is_live else 120
-        line = line_of(self._run, self._now(), columns, self._marks, has_colour=self._has_colour)
+        line = self._line(self._now(), columns, self._marks, self._has_colour)
         self._stream.write(_CLEAR_LINE + line if self._is_live else line + "\n")
         self._stream.flush()
 
     def close(self) -> None:
         """Draw the last state and leave the line."""
-        if self._run is None:
+        if self._line is None:
             return
         self.draw()
-        self._run = None
+        self._line = None
         if self._is_live:
             self.say("")
 
 
-def line_of(run: Run, now: float, columns: int, marks: str, *, has_colour: bool) -> str:
+def line_of(run: Run, now: float, columns: int, marks: str, has_colour: bool) -> str:
     """A run in one line shorter than `columns`; `marks` stand for an answered, a failed and an open call in the bar."""
     name = run.name.ljust(_NAME)
     if run.began_at is None:
@@ -84,5 +92,5 @@ def line_of(run: Run, now: float, columns: int, marks: str, *, has_colour: bool)
 def _bar(run: Run, room: int, marks: str, has_colour: bool) -> str:
     whole = (run.answered + run.failed) * room // run.calls
     lost = min(whole, -(-run.failed * room // run.calls))  # rounded up: one failed call is to be seen
-    parts = zip(marks, (whole - lost, lost, room - whole), (_GREEN, _RED, _DIM), strict=True)
-    return "".join(f"{colour}{mark * width}{_PLAIN}" if has_colour else mark * width for mark, width, colour in parts)
+    parts = zip(marks, (whole - lost, lost, room - whole), (GREEN, RED, DIM), strict=True)
+    return "".join(f"{colour}{mark * width}{PLAIN}" if has_colour else mark * width for mark, width, colour in parts)

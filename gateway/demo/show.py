@@ -1,4 +1,4 @@
-"""The demo from its first line to its table and its chart: the only place where scenario and presentation meet."""
+"""A demo from its first line to its table and its picture: the only place where scenario and presentation meet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
+from gateway.demo import outage_chart, outage_text
 from gateway.demo.chart import chart_of
-from gateway.demo.clients import Connect, choose_client
+from gateway.demo.clients import choose_client
 from gateway.demo.display import Display
-from gateway.demo.run import Run
+from gateway.demo.outage import Outage, run_outage
 from gateway.demo.storm import Storm, run_storm
 from gateway.demo.table import table_of
+from gateway.demo.trial import Trial
+
+Result = TypeVar("Result")
 
 
 def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) -> str:
@@ -26,31 +32,63 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
     Raises OSError when the chart cannot be written, before anything runs if its folder is missing, and KeyboardInterrupt
     once everything that Ctrl-C ended has ended in order.
     """
-    if not chart.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(chart.parent))
+    _check_folder(chart)
     client, connect = choose_client()
     limit = f"{storm.rpm:,} requests/min ({storm.rate_per_s:g} a second), {storm.burst:,} of them at once"
     display.say(f"{storm.calls:,} calls in one moment. The provider's limit: {limit}.")
     display.say(f"The app's client: {client}. The provider: an emulator.\n")
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runs = runner.run(_run(storm, connect, display))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        display.close()
-    chart.write_text(chart_of(runs), encoding="utf-8")
-    display.say(f"\nchart: {chart}\n")
+    runs = _perform(run_storm(storm, connect, display.watch), display)
+    _save(chart, chart_of(runs), display)
     if as_json:
         return json.dumps({"client": client, "rpm": storm.rpm, "runs": [run.to_mapping() for run in runs]}, indent=2)
     return table_of(runs)
 
 
-async def _run(storm: Storm, connect: Connect, display: Display) -> list[Run]:
+def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool = False) -> str:
+    """Run the outage and save its chart; returns and raises as `show` does."""
+    _check_folder(chart)
+    client, connect = choose_client()
+    trouble = ", ".join(act.label for act in outage.acts)
+    display.say(f"{outage.rate_per_s:g} calls a second for {outage.seconds:g} s, every other one streamed.")
+    display.say(f"The provider's troubles: {trouble}. The gateway knows a second provider.")
+    display.say(f"The app's client: {client}. The providers: emulators.\n")
+
+    def begin(trials: list[Trial]) -> None:
+        display.follow(partial(outage_text.line_of, outage, trials))
+
+    trials = _perform(run_outage(outage, connect, begin), display)
+    _save(chart, outage_chart.chart_of(outage, trials), display)
+    if as_json:
+        figures = [trial.to_mapping() for trial in trials]
+        return json.dumps({"client": client, "seconds": outage.seconds, "runs": figures}, indent=2)
+    return outage_text.table_of(trials)
+
+
+def _check_folder(chart: Path) -> None:
+    if not chart.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(chart.parent))
+
+
+def _save(chart: Path, picture: str, display: Display) -> None:
+    chart.write_text(picture, encoding="utf-8")
+    display.say(f"\nchart: {chart}\n")
+
+
+def _perform(scenario: Coroutine[Any, Any, Result], display: Display) -> Result:
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(scenario, display))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        display.close()
+
+
+async def _run(scenario: Coroutine[Any, Any, Result], display: Display) -> Result:
     _end_on_interrupt(asyncio.get_running_loop(), asyncio.current_task())
     drawing = asyncio.create_task(display.keep_drawing())
     try:
-        return await run_storm(storm, connect, display.watch)
+        return await scenario
     finally:
         drawing.cancel()
 

@@ -1,4 +1,4 @@
-"""What the storm meets: an emulated provider with a tight limit, and a gateway before it. Both run in this process.
+"""What the demos meet: emulated providers, and a gateway before them. All of them run in this process.
 
 It must not know what is measured. Invariant: nothing is left when the context ends, however it ends.
 """
@@ -6,11 +6,13 @@ It must not know what is measured. Invariant: nothing is left when the context e
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from gateway.app import Gateway
 from gateway.demo.clients import API_KEY, MODEL
@@ -39,17 +41,59 @@ async def provider(config: EmulatorConfig) -> AsyncIterator[EmulatorServer]:
 
 @asynccontextmanager
 async def gateway_before(base_url: str, *, rpm: int, burst: int) -> AsyncIterator[str]:
-    """The base URL of a gateway whose config names the provider's limit; its call log goes nowhere."""
+    """The base URL of a gateway whose config names the provider's limit."""
     config = {
-        "providers": {"provider": {"dialect": "openai", "kind": "openai", "base_url": base_url, "api_key": API_KEY}},
+        "providers": {"provider": _entry(base_url)},
         "models": {MODEL: {"targets": [{"provider": "provider", "model": MODEL, "rpm": rpm, "burst": burst}]}},
     }
-    with TemporaryDirectory(prefix="gateway-demo-") as folder:
-        path = Path(folder) / "config.yaml"
-        path.write_text(json.dumps(config))  # JSON is YAML
-        gateway = Gateway(Settings(config=path, host="127.0.0.1", port=0), {}, log_stream=_Nowhere())
+    async with gateway_of(config) as url:
+        yield url
+
+
+@asynccontextmanager
+async def gateway_between(primary: str, fallback: str) -> AsyncIterator[str]:
+    """The base URL of a gateway that goes to the provider at `primary` and, where that fails, to the other one."""
+    config = {
+        "policies": "policies",
+        "providers": {"primary": _entry(primary), "fallback": _entry(fallback)},
+        "models": {
+            MODEL: {"targets": [f"primary/{MODEL}"], "fallbacks": ["spare"]},
+            "spare": {"targets": [f"fallback/{MODEL}"]},
+        },
+    }
+    timeouts = {"connect": "1s", "first_byte": "5s", "idle": "5s", "total": "30s"}
+    async with gateway_of(config, {"timeouts.yaml": {"default": timeouts}}) as url:
+        yield url
+
+
+@asynccontextmanager
+async def gateway_of(config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
+    """The base URL of a gateway with this config and these policy files; its logs go nowhere."""
+    with TemporaryDirectory(prefix="gateway-demo-") as name, _unheard(logging.getLogger("gateway")):
+        folder = Path(name)
+        (folder / "policies").mkdir()
+        (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        for file, content in (policies or {}).items():
+            (folder / "policies" / file).write_text(json.dumps(content))
+        settings = Settings(config=folder / "config.yaml", host="127.0.0.1", port=0)
+        gateway = Gateway(settings, {}, log_stream=_Nowhere())
         await gateway.start()
         try:
             yield f"{gateway.url}/v1"
         finally:
             await gateway.stop()
+
+
+@contextmanager
+def _unheard(logger: logging.Logger) -> Iterator[None]:
+    """A log that nobody asked for would be written in the middle of the line that shows how it goes."""
+    handler = logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _entry(base_url: str) -> dict[str, str]:
+    return {"dialect": "openai", "kind": "openai", "base_url": base_url, "api_key": API_KEY}

@@ -23,7 +23,11 @@ _LABELS = (
 
 def table_of(runs: Sequence[Run]) -> str:
     """Lines without a trailing newline, as wide as their longest entries."""
-    columns = [_LABELS, *map(_column, runs)]
+    return lay_out([_LABELS, *map(_column, runs)])
+
+
+def lay_out(columns: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first one of labels; a rule below their headings."""
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["   ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for label, *cells in rows]
@@ -41,16 +45,17 @@ def _column(run: Run) -> tuple[str, ...]:
         f"{run.tokens:,}",
         f"{run.duration_s:.1f} s",
         _ideal(run),
-        _or_dash(run.wait_p50_s, "{:.1f} s"),
-        _or_dash(run.added_p50_ms, "{:.2f} ms"),
+        or_dash(run.wait_p50_s, "{:.1f} s"),
+        or_dash(run.added_p50_ms, "{:.2f} ms"),
     )
 
 
 def _ideal(run: Run) -> str:
     """With the ratio only where everything was answered: giving up early is not fast."""
     ratio = f" ({run.duration_s / run.ideal_s:.2f}x)" if run.ideal_s and run.answered == run.calls else ""
-    return _or_dash(run.ideal_s, "{:.1f} s") + ratio
+    return or_dash(run.ideal_s, "{:.1f} s") + ratio
 
 
-def _or_dash(value: float | None, form: str) -> str:
+def or_dash(value: float | None, form: str) -> str:
+    """A value in its form; a dash for what there was nothing to measure of."""
     return "-" if value is None else form.format(value)

@@ -68,6 +68,8 @@ class Emulator:
         self._wall = wall
         self.stats = Stats(wall)
         self.config = config
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every change of config or start of the schedule; whoever listens for connections hears it."""
         self.reset()
 
     def configure(self, config: EmulatorConfig) -> None:
@@ -82,6 +84,11 @@ class Emulator:
         self.config = config
         self.faults.rules = config.faults
         self._writer = Writer(config, self._rng, self._wall)
+        self.on_change()
+
+    def connection_fault(self) -> str | None:
+        """What is wrong with the whole server now."""
+        return self.faults.connection_fault(self._now())
 
     def reset(self) -> None:
         """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
@@ -91,6 +98,7 @@ class Emulator:
         self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
         self._writer = Writer(self.config, self._rng, self._wall)
         self.stats.clear()
+        self.on_change()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call from its first byte to its last."""
@@ -149,7 +157,8 @@ class Emulator:
         call.model = ask.model
         self.stats.asked(ask.model)
 
-        account = self._account(_key_of(call), ask.model)
+        key = _key_of(call)
+        account = self._account(key, ask.model)
         refusal = account.admit(self._demand(call, endpoint, ask), now)
         if refusal is not None:
             await call.reply(refusal)
@@ -157,7 +166,7 @@ class Emulator:
         call.limit_headers = lambda: account.headers(self._now())
         account.in_flight += 1
         try:
-            fault = self.faults.pick(ask.model, now)
+            fault = self.faults.pick(ask.model, now, key.decode("latin-1"))
             if fault is not None:
                 self.stats.faults[fault.kind] += 1
                 refusal = refusal_of(fault, account, config.dialect, now)
@@ -210,10 +219,12 @@ class Emulator:
     def _pace(self) -> Pace:
         config = self.config
         per_token_s = 1.0 / config.tokens_per_second if config.tokens_per_second else 0.0
-        if not config.jitter or not (config.ttft_s or per_token_s):
-            return Pace(config.ttft_s, per_token_s)
+        slowness = max(1.0, self.stats.active / config.capacity) if config.capacity else 1.0
+        ttft_s, per_token_s = config.ttft_s * slowness, per_token_s * slowness
+        if not config.jitter or not (ttft_s or per_token_s):
+            return Pace(ttft_s, per_token_s)
         draw = self._rng.lognormvariate
-        return Pace(config.ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
+        return Pace(ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
 
     def _identity(self) -> Headers:
         request_id = b"%032x" % self._rng.getrandbits(128)

@@ -7,11 +7,10 @@ that leaves before the last byte is noticed at once, counted once, and ends what
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from gateway.emulator.listener import reset
 from gateway.emulator.reply import Headers, Reply
 from gateway.emulator.stats import Stats
 
@@ -23,7 +22,6 @@ Sleep = Callable[[float], Awaitable[None]]
 
 TRANSPORT = "emulator.transport"  # where EmulatorServer puts the asyncio transport into the scope
 CONNECTIONS = "emulator.connections"  # and the collection of its open connections
-_RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class PeerGoneError(Exception):
@@ -154,9 +152,7 @@ class Call:
         """Closes the connection with a TCP RST."""
         self.is_finished = True
         if self._transport is not None:
-            connection = self._transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
-            self._transport.abort()
+            reset(self._transport)
             await self._until_disconnect()
 
     def smuggle(self, data: bytes) -> None:

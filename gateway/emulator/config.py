@@ -39,6 +39,7 @@ class EmulatorConfig:
 
     ttft_s: float = 0.0  # time to first token, seconds
     tokens_per_second: float = 0.0  # 0: all at once
+    capacity: int | None = None  # calls in flight that get this pace; with n times as many, each is n times as slow
     jitter: float = 0.0  # sigma of the lognormal factor on both of the above, drawn per call
     output_tokens: int = 60  # median length of an answer
     output_sigma: float = 0.0  # sigma of its lognormal spread; the length follows from the request
@@ -235,6 +236,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "ttft_s": _seconds,
         "tokens_per_second": _at_least_zero,
+        "capacity": _optional(_whole(1)),
         "jitter": _at_least_zero,
         "output_tokens": _whole(1),
         "output_sigma": _at_least_zero,

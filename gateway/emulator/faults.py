@@ -1,8 +1,8 @@
 """Which fault, if any, a call meets: by script, by schedule, by probability.
 
-Decides only; `perform.py` acts. A script (a list per model, one entry per admitted call) comes before the rules; a rule
-holds between two instants since the start and fires with a probability. Invariant: the same seed and the same sequence
-of calls meet the same faults.
+Decides only; `perform.py` acts, and `listener.py` where the fault is the whole server's. A script (a list per model, one
+entry per admitted call) comes before the rules; a rule holds between two instants since the start, all the time or on
+and off, and fires with a probability. Invariant: the same seed and the same sequence of calls meet the same faults.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from typing import Any
 
 FAULTS: Mapping[str, str] = MappingProxyType(
     {
+        "refuse": "the whole server: dead, connections are refused and open ones dropped",
+        "reset_on_accept": "the whole server: connections are accepted and reset at once, open ones too",
+        "blackhole": "the whole server: no connection comes about, open ones are not read",
         "rate_limit": "429 with every hint of the dialect; seconds = the wait it names (1)",
         "rate_limit_bare": "429 without any hint",
         "quota": "the account has no credit left",
+        "e401": "401, the key is refused; key=KEY: only that one",
+        "e403": "403, the key may not use the model",
+        "e404": "404, no such model",
         "e500": "500 server_error",
         "e503": "503 overloaded; seconds = its Retry-After (none)",
         "e529": "529 overloaded_error; seconds = its Retry-After (none)",
@@ -29,8 +35,12 @@ FAULTS: Mapping[str, str] = MappingProxyType(
         "slow_first_token": "seconds more until the first token (30)",
         "cut": "closes the connection after after_chunks (2) without a terminal event",
         "stall": "stops after after_chunks (2) and keeps the connection open",
+        "drip": "from after_chunks (2) on one piece every seconds (1)",
+        "fade": "as drip, each gap twice the one before; seconds = the first (0.1)",
         "malformed": "a broken JSON chunk after after_chunks (2); the stream goes on",
         "in_band_error": "an error event after after_chunks (0, so first), then the end",
+        "opening_error": "the opening of a stream (the role, response.created), an error event, the end",
+        "raw_error": "error JSON that is no event after after_chunks (2), then the end",
         "truncated": "fewer body bytes than Content-Length says, then a close",
         "wrong_length": "more body bytes than Content-Length says, connection kept",
         "empty_200": "200 with an empty body",
@@ -41,10 +51,15 @@ FAULTS: Mapping[str, str] = MappingProxyType(
         "context_length": "400 context_length_exceeded",
     }
 )
-_AFTER_CHUNKS = {"cut": 2, "stall": 2, "malformed": 2, "in_band_error": 0}
+CONNECTION_FAULTS = frozenset({"refuse", "reset_on_accept", "blackhole"})
+"""They hold for the server as a whole and for a time, so not by model, key, probability or script."""
+_AFTER_CHUNKS = {"cut": 2, "stall": 2, "drip": 2, "fade": 2, "malformed": 2, "in_band_error": 0, "raw_error": 2}
 _TAKES_CHUNKS = frozenset({*_AFTER_CHUNKS, "reset"})
-_SECONDS = {"rate_limit": 1.0, "slow_first_token": 30.0}
+_SECONDS = {"rate_limit": 1.0, "slow_first_token": 30.0, "drip": 1.0, "fade": 0.1}
 _TAKES_SECONDS = frozenset({*_SECONDS, "e503", "e529"})
+_FIELDS = frozenset(
+    {"fault", "after_chunks", "seconds", "probability", "from_s", "to_s", "on_s", "off_s", "model", "key"}
+)
 _MAX_SCRIPT = 100_000
 
 
@@ -59,19 +74,29 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """A fault that calls of `model` (None: all) meet with `probability` from `from_s` to `to_s` after the start."""
+    """A fault that calls of `model` and of the API key `key` (None: all) meet with `probability`.
+
+    From `from_s` to `to_s` after the start; with `on_s` and `off_s` by turns on and off in that time.
+    """
 
     fault: Fault
     probability: float = 1.0
     from_s: float = 0.0
     to_s: float | None = None
+    on_s: float | None = None
+    off_s: float = 0.0
     model: str | None = None
+    key: str | None = None
 
-    def holds(self, model: str, elapsed_s: float) -> bool:
-        """Whether the rule concerns this model at this time."""
-        if self.model is not None and self.model != model:
+    def concerns(self, model: str, key: str) -> bool:
+        """Whether calls of this model and key meet the fault."""
+        return self.model in (None, model) and self.key in (None, key)
+
+    def holds(self, elapsed_s: float) -> bool:
+        """Whether it is the rule's time."""
+        if elapsed_s < self.from_s or (self.to_s is not None and elapsed_s >= self.to_s):
             return False
-        return self.from_s <= elapsed_s and (self.to_s is None or elapsed_s < self.to_s)
+        return self.on_s is None or (elapsed_s - self.from_s) % (self.on_s + self.off_s) < self.on_s
 
     def to_mapping(self) -> dict[str, Any]:
         """The form that `parse_rule` reads back."""
@@ -82,13 +107,18 @@ class FaultRule:
             "probability": self.probability,
             "from_s": self.from_s,
             "to_s": self.to_s,
+            "on_s": self.on_s,
+            "off_s": self.off_s or None,
             "model": self.model,
+            "key": self.key,
         }
         return {name: value for name, value in everything.items() if value is not None}
 
 
 def parse_rule(value: object) -> FaultRule:
     """Reads `e500=0.1`, `cut=0.05;after_chunks=3;from_s=10;to_s=20`, or the same as a mapping with `fault`.
+
+    Further fields: `on_s` and `off_s`, `model`, `key`.
 
     Raises ValueError that names the field.
     """
@@ -99,11 +129,23 @@ def parse_rule(value: object) -> FaultRule:
         probability=_number(given, "probability", 0.0, 1.0, default=1.0),
         from_s=_number(given, "from_s", 0.0, None, default=0.0),
         to_s=_number(given, "to_s", 0.0, None) if given.get("to_s") is not None else None,
-        model=_model_of(given),
+        on_s=_number(given, "on_s", 0.001, None) if given.get("on_s") is not None else None,
+        off_s=_number(given, "off_s", 0.0, None, default=0.0),
+        model=_text_of(given, "model"),
+        key=_text_of(given, "key"),
     )
+    _check_sense(rule)
+    return rule
+
+
+def _check_sense(rule: FaultRule) -> None:
     if rule.to_s is not None and rule.to_s <= rule.from_s:
         raise ValueError(f"to_s: {rule.to_s:g} is not after from_s {rule.from_s:g}")
-    return rule
+    if (rule.on_s is None) != (rule.off_s == 0.0):
+        raise ValueError("off_s: on_s and off_s go together" if rule.on_s else "on_s: on_s and off_s go together")
+    if rule.fault.kind in CONNECTION_FAULTS and (rule.model, rule.key, rule.probability) != (None, None, 1.0):
+        name = "model" if rule.model else "key" if rule.key else "probability"
+        raise ValueError(f"{name}: {rule.fault.kind} concerns the whole server")
 
 
 def parse_script_entry(value: object) -> Fault | None:
@@ -117,7 +159,10 @@ def parse_script_entry(value: object) -> Fault | None:
     conditions = sorted(set(given) & {field.name for field in fields(FaultRule)} - {"fault"})
     if conditions:
         raise ValueError(f"{conditions[0]}: a script entry is unconditional")
-    return _fault_of(given)
+    fault = _fault_of(given)
+    if fault.kind in CONNECTION_FAULTS:
+        raise ValueError(f"fault: {fault.kind} concerns the whole server and is no single call's")
+    return fault
 
 
 class FaultPlan:
@@ -146,18 +191,37 @@ class FaultPlan:
         self._scripts.clear()
         self._started_at = now
 
-    def pick(self, model: str, now: float) -> Fault | None:
+    def connection_fault(self, now: float) -> str | None:
+        """The kind of the whole server's fault at this time."""
+        return next(
+            (
+                rule.fault.kind
+                for rule in self.rules
+                if rule.fault.kind in CONNECTION_FAULTS and rule.holds(now - self._started_at)
+            ),
+            None,
+        )
+
+    @property
+    def is_about_connections(self) -> bool:
+        """Whether `connection_fault` can ever be other than None."""
+        return any(rule.fault.kind in CONNECTION_FAULTS for rule in self.rules)
+
+    def pick(self, model: str, now: float, key: str = "") -> Fault | None:
         """The fault of the next call: the script's next entry, else the first rule that holds and fires."""
         for name in (model, "*"):
             queue = self._scripts.get(name)
             if queue:
                 return queue.popleft()
         for rule in self.rules:
-            if rule.holds(model, now - self._started_at) and (
-                rule.probability >= 1.0 or self._rng.random() < rule.probability
-            ):
+            if rule.fault.kind in CONNECTION_FAULTS:
+                continue
+            if rule.concerns(model, key) and rule.holds(now - self._started_at) and self._fires(rule):
                 return rule.fault
         return None
+
+    def _fires(self, rule: FaultRule) -> bool:
+        return rule.probability >= 1.0 or self._rng.random() < rule.probability
 
 
 def _mapping_of(value: object) -> dict[str, Any]:
@@ -182,7 +246,7 @@ def _fault_of(given: Mapping[str, Any]) -> Fault:
         near = difflib.get_close_matches(str(kind), [*FAULTS, "ok"], n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FAULTS)}"
         raise ValueError(f"fault: unknown fault {kind!r}; {hint}")
-    unknown = sorted(set(given) - {"fault", "after_chunks", "seconds", "probability", "from_s", "to_s", "model"})
+    unknown = sorted(set(given) - _FIELDS)
     if unknown:
         raise ValueError(f"{unknown[0]}: unknown field of a fault")
     return Fault(kind, _after_chunks(kind, given), _fault_seconds(kind, given))
@@ -207,11 +271,11 @@ def _fault_seconds(kind: str, given: Mapping[str, Any]) -> float | None:
     return _number(given, "seconds", 0.0, None)
 
 
-def _model_of(given: Mapping[str, Any]) -> str | None:
-    model = given.get("model")
-    if model is not None and not isinstance(model, str):
-        raise ValueError(f"model: expected a string, got {type(model).__name__}")
-    return model
+def _text_of(given: Mapping[str, Any], name: str) -> str | None:
+    text = given.get(name)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{name}: expected a string, got {type(text).__name__}")
+    return text
 
 
 def _number(

@@ -23,6 +23,11 @@ _BROKEN_FRAME = (
 )
 _FINISH_REASON = re.compile(rb'"finish_reason":"\w+"')
 _YIELD_EVERY = 64  # frames sent at once before others get their turn
+_PIECES = 16  # of a whole answer that drips
+_LONGEST_GAP_S = 3600.0
+_BEFORE_LIMITS = frozenset({"e401", "e403", "e404"})  # refused before anything is counted: no limit headers
+_DRIPS = frozenset({"drip", "fade"})
+_ERRORS_IN_200 = frozenset({"in_band_error", "opening_error", "raw_error"})
 _UNFRAMED = frozenset({"truncated", "wrong_length"})
 
 
@@ -46,7 +51,9 @@ def refusal_of(fault: Fault, account: Account, dialect: str, now: float) -> Repl
         case "error_in_200":
             return Reply(body=overloaded_503(dialect).render(dialect))
     problem = FAULT_PROBLEMS.get(fault.kind)
-    return problem(dialect).reply(dialect, _retry_after(fault)) if problem else None
+    if problem is None:
+        return None
+    return problem(dialect).reply(dialect, _retry_after(fault), is_bare=fault.kind in _BEFORE_LIMITS)
 
 
 async def perform(call: Call, answer: Reply | Stream, fault: Fault | None, pace: Pace, account: Account) -> None:
@@ -81,8 +88,10 @@ async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Ac
             await _break_off(call, kind)
         case "malformed":
             await call.reply(replace(reply, body=reply.body[:half]))
-        case "in_band_error":
+        case kind if kind in _ERRORS_IN_200:
             await call.reply(Reply(body=overloaded_503("openai").render("openai")))
+        case kind if fault is not None and kind in _DRIPS:
+            await _drip_reply(call, reply, fault)
         case "refusal":
             await call.reply(replace(reply, body=_filtered(reply.body)))
         case _:
@@ -91,7 +100,8 @@ async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Ac
 
 async def _play_stream(call: Call, stream: Stream, fault: Fault | None, per_token_s: float, account: Account) -> None:
     kind, chunks = (fault.kind, fault.after_chunks) if fault else ("", None)
-    frames = _with_broken_frame(stream, chunks) if kind == "malformed" else islice(stream.frames, chunks)
+    left = iter(() if kind == "opening_error" else stream.frames)
+    frames = _with_broken_frame(stream, chunks) if kind == "malformed" else islice(left, chunks)
     call.watch()
     await call.start(Reply(body=b"", content_type=SSE), None)
     if stream.lead and chunks != 0:
@@ -100,8 +110,13 @@ async def _play_stream(call: Call, stream: Stream, fault: Fault | None, per_toke
     match kind:
         case "cut" | "stall" | "reset":
             await _break_off(call, kind)
-        case "in_band_error":
+        case "in_band_error" | "opening_error":
             await call.finish(stream.error_frame(overloaded_503("openai").render("openai")))
+        case "raw_error":
+            await call.finish(overloaded_503("openai").render("openai"))
+        case kind if fault is not None and kind in _DRIPS:
+            await _drip(call, left, fault, account.emitted)
+            await call.finish(stream.tail)
         case "no_done":
             await call.finish()
         case "refusal":
@@ -124,6 +139,26 @@ async def _play_frames(
             await asyncio.sleep(0)
         await call.write(each)
         emitted(1, due)
+
+
+async def _drip(call: Call, pieces: Iterable[bytes], fault: Fault, emitted: Callable[[int, float], None]) -> None:
+    gap_s = fault.seconds or 0.0
+    for each in pieces:
+        await call.sleep(gap_s)
+        await call.write(each)
+        emitted(1, call.now())
+        if fault.kind == "fade":
+            gap_s = min(2 * gap_s, _LONGEST_GAP_S)
+
+
+async def _drip_reply(call: Call, reply: Reply, fault: Fault) -> None:
+    size = -(-len(reply.body) // _PIECES)
+    pieces = [reply.body[start : start + size] for start in range(0, len(reply.body), size)]
+    at_once = fault.after_chunks or 0
+    await call.start(reply, len(reply.body))
+    await call.write(b"".join(pieces[:at_once]))
+    await _drip(call, pieces[at_once:], fault, lambda _count, _now: None)
+    await call.finish()
 
 
 async def _break_off(call: Call, kind: str) -> None:
@@ -165,4 +200,4 @@ def _filtered(body: bytes) -> bytes:
 
 
 def _retry_after(fault: Fault) -> Headers:
-    return ((b"retry-after", f"{fault.seconds:g}".encode()),) if fault.seconds is not None else ()
+    return ((b"retry-after", f"{fault.seconds:.15g}".encode()),) if fault.seconds is not None else ()

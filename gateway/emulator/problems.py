@@ -120,6 +120,21 @@ def content_filter(dialect: str) -> Problem:
     return Problem(400, text, param="prompt", code="content_filter", innererror=inner)
 
 
+def refused_key(_dialect: str) -> Problem:
+    """401 for a key that was valid once."""
+    return Problem(401, "Incorrect API key provided: *** (emulated).", code="invalid_api_key")
+
+
+def not_permitted(_dialect: str) -> Problem:
+    """403 for a key without access."""
+    return Problem(403, "Project `proj-emulator` does not have access to the model (emulated).", code="model_not_found")
+
+
+def no_such_model(_dialect: str) -> Problem:
+    """404 for whatever model was asked for."""
+    return Problem(404, "The model does not exist or you do not have access to it (emulated).", code="model_not_found")
+
+
 def quota(dialect: str) -> Problem:
     """An account without credit: OpenAI's 429, Anthropic's 400."""
     if dialect == "anthropic":
@@ -149,6 +164,9 @@ def overloaded_529(_dialect: str) -> Problem:
 FAULT_PROBLEMS: Mapping[str, Callable[[str], Problem]] = MappingProxyType(
     {
         "quota": quota,
+        "e401": refused_key,
+        "e403": not_permitted,
+        "e404": no_such_model,
         "e500": server_error,
         "e503": overloaded_503,
         "e529": overloaded_529,

@@ -5,26 +5,38 @@ Money is tokens times the rates that were resolved when the policy was compiled;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from gateway.call import Call, Settled, Usage
+from gateway.call import Attempt, Call, Settled, Usage
 from gateway.clock import Clock
+from gateway.policy import budgets
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
+from gateway.policy.vitals import CLIENT_GONE as CLIENT_GONE
 from gateway.ports import Meter
 
-CLIENT_GONE = "client_gone"
 CLIENT_GONE_STATUS = 499
+
+
+def _nobody_pays(_call: Call, _usd: float) -> None:
+    return None
 
 
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_clock", "_meter", "_release", "opened")
+    __slots__ = ("_charge", "_clock", "_meter", "_release", "opened")
 
-    def __init__(self, clock: Clock, meter: Meter, release: Callable[[Call, Usage | None], None]) -> None:
-        """`release` gives back to the limits what the call took and did not use."""
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        release: Callable[[Call, Usage | None], None],
+        charge: Callable[[Call, float], None] = _nobody_pays,
+    ) -> None:
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key."""
         self._release = release
+        self._charge = charge
         self._clock = clock
         self._meter = meter
         self.opened = meter.began
@@ -49,6 +61,13 @@ class Accounts:
             last.ended_at = now
             if outcome != "ok":
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
+        cost = cost_usd(call, target, usage)
+        is_served = last is not None and cost is not None
+        retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+        if last is not None and cost is not None:
+            last.cost_usd = cost
+        if cost or retries_usd:
+            self._charge(call, (cost or 0.0) + retries_usd)
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:
             first_byte_s = last.first_byte_at - last.started_at
@@ -58,7 +77,8 @@ class Accounts:
                 status=status,
                 outcome=outcome,
                 usage=usage,
-                cost_usd=cost_usd(call, target, usage),
+                cost_usd=cost,
+                retries_usd=retries_usd,
                 duration_s=now - call.received_at,
                 overhead_s=overhead_s(call, now),
                 time_to_first_byte_s=first_byte_s,
@@ -71,10 +91,13 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
     if target is None or usage is None:
         return None
     rates = target.find_rates(upstream_model(call, target))
-    if rates is None:
-        return None
-    fresh = usage.input - usage.cached
-    return fresh * rates.input_usd + usage.cached * rates.cached_input_usd + usage.output * rates.output_usd
+    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached)
+
+
+def known_usd(attempts: Sequence[Attempt]) -> float | None:
+    """What attempts have cost together, as far as it is known; None: nothing is."""
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    return sum(costs) if costs else None
 
 
 def overhead_s(call: Call, now: float) -> float:
@@ -82,4 +105,4 @@ def overhead_s(call: Call, now: float) -> float:
     upstream_s = 0.0
     for attempt in call.attempts:
         upstream_s += (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
-    return max(0.0, now - call.received_at - upstream_s - call.queue_s)
+    return max(0.0, now - call.received_at - upstream_s - call.queue_s - call.backoff_s)

@@ -11,54 +11,55 @@ is settled exactly once, and so is what the call took from its key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
-from gateway.call import LANES, Call, Usage
+from gateway.call import Call, Usage
 from gateway.clock import Clock
 from gateway.errors import (
     ErrorClass,
-    GatewayError,
-    InternalError,
     Phase,
-    QueueDeadlineExceeded,
     QueueFull,
-    QuotaExhausted,
-    RequestExceedsLimits,
-    UpstreamFailed,
-    WaitTooLong,
 )
 from gateway.flow.delayqueue import DelayQueue, Held, Left, Line, Option
 from gateway.flow.gates import Gates
 from gateway.flow.keepalive import waiting_for
 from gateway.flow.keylimits import KeyLimits
+from gateway.flow.outages import Outages
+from gateway.flow.planning import RANKS, Planner, estimate_of
+from gateway.flow.refusals import left_without_turn, too_late
+from gateway.flow.spending import CallBudgets, KeyBudgets, token_cost
+from gateway.policy.budgets import Retry, cost_usd
 from gateway.policy.decide import Verdict, decide
-from gateway.policy.estimate import estimate_input_tokens
-from gateway.policy.gate import Refusal
+from gateway.policy.diagnosis import Diagnosis
+from gateway.policy.gate import Grant, Refusal
 from gateway.policy.limits import Cost
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import PolicySnapshot, Target
-from gateway.policy.sse import json_object
+from gateway.policy.vitals import CLIENT_GONE
 from gateway.ports import Meter, RawHeaders
 
-EARLY_S = 0.05
-"""Who was refused comes back so long before the turn that is promised to it."""
-MOST_PROMISED_S = 60.0
-"""Room is promised to refused calls for no longer: not all of them come back."""
-_RANKS = {lane: rank for rank, lane in enumerate(LANES)}
-_INTERACTIVE = _RANKS["interactive"]
+CALLERS_DEADLINE = "callers_deadline"
+_INTERACTIVE = RANKS["interactive"]
 _ONE_REQUEST = Cost()
+_NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
+_EARLY = 0.06  # the watch looks every 50 ms
 
 
 class Admission:
     """Lets calls through to their targets, each at the first moment it fits."""
 
-    def __init__(self, clock: Clock, meter: Meter, policy: PolicySnapshot) -> None:
+    def __init__(self, clock: Clock, meter: Meter, policy: PolicySnapshot, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
         self._clock = clock
         self._meter = meter
+        self._draw = draw
         self.queue = DelayQueue(clock, policy.queue)
-        self.gates = Gates(clock, self.queue, policy)
+        self.gates = Gates(clock, self.queue, policy, self._breaker_changed)
+        self.outages = Outages(clock, meter, self.gates, self.queue, draw)
+        self.planner = Planner(clock, self.gates, draw)
         self.keys = KeyLimits()
+        self.budgets = KeyBudgets(clock)
         self.keys.install(policy, clock.monotonic())
 
     def install(self, policy: PolicySnapshot) -> None:
@@ -68,32 +69,41 @@ class Admission:
         self.keys.install(policy, self._clock.monotonic())
         self.queue.freed_all()
 
-    async def enter(self, call: Call, failed: Sequence[Target] = ()) -> Target | None:
-        """The target that the call may go to now, reserved as `call.grant`; None when all of its plan have `failed`.
+    async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
+        """The target that the call may go to now, reserved as `call.grant`: the first of `targets` that has room.
 
-        Waits in the delay queue if it must. Raises GatewayError when the call cannot be served in time, or at all.
+        None: of its plan. Waits in the delay queue if it must. Raises GatewayError when the call cannot be served in time,
+        or at all.
         """
         now = self._clock.monotonic()
         if not call.seq:
-            call.seq = self.queue.next_seq()
+            call.seq = call.twin_seq or self.queue.next_seq()
+            self.budgets.check(call)
             if call.key.name in self.keys.sets:
-                self.keys.enter(call, self._estimate(call), now)
+                self.keys.enter(call, estimate_of(call), now)
+        model = call.model
         if call.endpoint.request == "any":
-            return None if failed else call.model.plan[0]  # of another kind: no model's limits
-        rank = _RANKS[call.lane]
-        keep_percent = call.model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
-        for target in call.model.targets:
+            return model.plan[0]  # of another kind: no model's limits
+        if targets is None:
+            targets = self.planner.own_targets(call, now)
+        rank = RANKS[call.lane]
+        keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
+        own = model.targets
+        for target in targets:
             line = self.gates.line(target, call)
-            if line.lineup.is_free_for(rank) and target not in failed:
+            if line.lineup.is_free_for(rank) and (not call.attempts or target in own):
                 gate = line.gate
                 cost = self._cost(call, line) if gate.counts_tokens else _ONE_REQUEST
-                grant = gate.reserve(cost, now, keep_percent, estimate=call.estimate, max_tokens=call.max_tokens)
+                grant = gate.reserve(
+                    cost, now, keep_percent, estimate=call.estimate, max_tokens=call.max_tokens, rank=rank
+                )
                 if grant is not None:
-                    call.grant = grant
+                    self._let_go(call, grant, target)
                     call.parsed = None
                     return target
-        targets = [target for target in call.model.plan if target not in failed]
-        return await self._wait(call, targets, keep_percent, now) if targets else None
+        if not call.attempts:
+            targets = [*targets, *self.planner.plan(call).others]
+        return await self._wait(call, targets, keep_percent, now)
 
     def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
         """The target has let the call in, whatever else it says."""
@@ -102,40 +112,108 @@ class Admission:
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
             grant.gate.answered(grant, headers, now, wall_now, is_stream=call.stream, is_error=is_error)
+            if not is_error:
+                grant.gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             self._freed(grant.gate.name)
 
-    def refused(self, call: Call, error_class: str, status: int, headers: RawHeaders, body: bytes) -> Refusal:
+    def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
         """The target has refused the call for its rate or its account; says what that means for the call."""
         grant, call.grant = call.grant, None
         if grant is None:
             return Refusal.EXHAUSTED
         now = self._clock.monotonic()
-        refusal = grant.gate.refused(grant, error_class, status, headers, body, now, self._clock.wall())
-        line = self.gates.lines[grant.gate.name]
+        gate = grant.gate
+        refusal = gate.refused(grant, diagnosis, headers, now, self._clock.wall())
         if refusal is Refusal.EXHAUSTED:
-            self.queue.shut(line)
+            self.outages.exhausted(gate, diagnosis, now)
         else:
-            self.queue.freed(line)
+            self.outages.told_to_wait(gate, diagnosis, now)
+            self._freed(gate.name)
         return refusal
 
-    def failed(self, call: Call, failure: UpstreamFailed | None = None) -> None:
-        """The attempt came to nothing. Without a `failure` the target did answer, with an error."""
+    def failed(self, call: Call, error_class: ErrorClass, phase: Phase, diagnosis: Diagnosis = _NO_DIAGNOSIS) -> None:
+        """The attempt came to nothing; with a `diagnosis` the target did answer, with an error."""
         grant, call.grant = call.grant, None
         if grant is None:
             return
         now = self._clock.monotonic()
-        if failure is not None and failure.phase is Phase.NOTHING_SENT:
-            grant.gate.cancel(grant, now)
+        gate = grant.gate
+        gate.judge(grant, self._blamed(call, grant, error_class, now), now, self._draw())
+        if phase is Phase.NOTHING_SENT:
+            gate.cancel(grant, now)
         else:
-            is_overload = failure is not None and failure.error_class is ErrorClass.TIMEOUT
-            grant.gate.failed(grant, now, is_overload=is_overload)
-        self._freed(grant.gate.name)
+            gate.failed(grant, now, is_overload=error_class is ErrorClass.TIMEOUT)
+        if error_class is ErrorClass.AUTH:
+            self.outages.credential_refused(gate, now)
+        if diagnosis.delay_s is not None:
+            gate.leave_alone(diagnosis.delay_s, now)
+            self.outages.told_to_wait(gate, diagnosis, now)
+        self._freed(gate.name)
+
+    def ended(self, call: Call, outcome: str) -> None:
+        """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
+        grant = call.grant
+        if grant is not None:
+            grant.gate.judge(grant, None if outcome == "ok" else outcome, self._clock.monotonic(), self._draw())
+
+    def cancelled(self, call: Call, why: str) -> None:
+        """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
+        grant, call.grant = call.grant, None
+        if grant is not None:
+            now = self._clock.monotonic()
+            grant.gate.judge(grant, why, now, 0.0)
+            grant.gate.settle(grant, None, now)
+            self._freed(grant.gate.name)
+
+    def call_budgets(self, call: Call) -> CallBudgets:
+        """What its retries may take, where another attempt costs what one at its first target does."""
+        gates = {one.name: self.gates.line(one, call).gate for one in (*call.model.plan, *call.model.context_plan)}
+        return CallBudgets(call, self.cost_usd(call, call.model.plan[0]), gates, self.budgets, self._clock.monotonic())
+
+    def book_retry(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
+        """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""
+        last = call.attempts[-1]
+        self._drop_booking(call)
+        if budgets.denies(targets[0], last) is not None:
+            return False
+        if last.phase is not Phase.NOTHING_SENT:
+            vitals = self.gates.line(targets[0], call).gate.vitals
+            call.retry = Retry(vitals.retries, vitals.tokens, token_cost(call.model.retries, last))
+        return True
+
+    def cost_usd(self, call: Call, target: Target) -> float | None:
+        """What an attempt at the target is estimated to cost; None: not priced."""
+        gate = self.gates.line(target, call).gate
+        input_tokens = gate.calibration.input_estimate(estimate_of(call))
+        output = gate.calibration.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
+        return cost_usd(target.find_rates(upstream_model(call, target)), input_tokens, output)
+
+    def _drop_booking(self, call: Call) -> None:
+        retry, call.retry = call.retry, None
+        if retry is not None:
+            retry.cancel()
+
+    def _let_go(self, call: Call, grant: Grant, target: Target) -> None:
+        call.grant = grant
+        retry, call.retry = call.retry, None
+        if retry is not None and not retry.is_for(grant.gate.vitals.retries):
+            retry.cancel()  # it goes elsewhere
+            retry = None
+        grant.retry = retry
+
+    def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
+        """What the target is to blame for: not for a deadline that was shorter than its usual time."""
+        is_callers = error_class is ErrorClass.TIMEOUT and call.deadline_is_callers and now >= call.deadline - _EARLY
+        return CALLERS_DEADLINE if is_callers and not grant.gate.is_late(grant, now) else error_class
 
     def settle(self, call: Call, usage: Usage | None) -> None:
         """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
         grant, call.grant = call.grant, None
+        self._drop_booking(call)
         if grant is not None:
-            grant.gate.settle(grant, usage, self._clock.monotonic())
+            now = self._clock.monotonic()
+            grant.gate.judge(grant, CLIENT_GONE, now, 0.0)  # every attempt that ended by itself has been judged
+            grant.gate.settle(grant, usage, now)
             self._freed(grant.gate.name)
         if call.key_cost is not None:
             self.keys.settle(call, usage, self._clock.monotonic())
@@ -149,43 +227,58 @@ class Admission:
             return b"queued position=%d%b" % (held.position(), eta)
         return waiting_for(call)
 
+    def _breaker_changed(self, name: str, state: str, reason: str) -> None:
+        self.outages.changed(name, state, reason)
+
     async def _wait(self, call: Call, targets: Sequence[Target], keep_percent: float, now: float) -> Target:
         """No target is free at once: use a fallback, hold the call, or refuse it."""
-        estimate = self._estimate(call)  # even where no limit counts tokens: the shares of tenants do
+        rank = RANKS[call.lane]
+        targets, patience_s = self.planner.usable(call, targets, now)
+        estimate = estimate_of(call)  # even where no limit counts tokens: the shares of tenants do
         call.parsed = None
         options = []
         for index, target in enumerate(targets):
             line = self.gates.line(target, call)
             options.append(Option(index, line, self._cost(call, line), keep_percent, estimate, call.max_tokens))
         own = sum([target in call.model.targets for target in targets])
-        rank = _RANKS[call.lane]
         is_back = bool(call.attempts)
         ready_at = [option.line.ready_at(option, rank, call.tenant, now, is_back=is_back) for option in options]
-        latest = call.deadline
+        latest = min(call.deadline, now + patience_s)
         if call.deadline_is_callers:  # an answer has to begin by then
             latest -= min([option.line.gate.answer_s for option in options])
         prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
+        if not any(option.line.gate.vitals.is_clear for option in options[:own]):
+            prefer_until = now  # a target that is only just being tried again is nothing to wait for
         decision = decide(ready_at, own, now, latest, prefer_until)
         if decision.verdict is Verdict.REFUSE:
-            raise _refusal(call, options, ready_at, now)
+            raise too_late(call, options, ready_at, now)
         if decision.verdict is Verdict.SERVE:
             option = options[decision.choice]
-            grant = option.reserve(now) if option.line.lineup.is_free_for(rank) else None
+            grant = option.reserve(now, rank) if option.line.lineup.is_free_for(rank) else None
             if grant is not None:
-                call.grant = grant
+                self._let_go(call, grant, targets[decision.choice])
                 return targets[decision.choice]
         # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
         is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
         near = options[:own] if is_narrow else options
         home = min(near, key=lambda option: ready_at[option.index])
-        held = await self._hold(call, near, home, options[own:] if is_narrow else (), prefer_until)
+        until = min(call.deadline, now + patience_s)
+        held = await self._hold(call, near, home, options[own:] if is_narrow else (), prefer_until, until)
         if held.grant is None or held.option is None:
-            raise _left(held, call)
-        call.grant = held.grant
+            if held.left is Left.SHUT or (held.left is Left.EXPIRED and until < call.deadline):
+                targets, _ = self.planner.usable(call, targets, self._clock.monotonic())  # which may say why
+            raise left_without_turn(held, call)
+        self._let_go(call, held.grant, targets[held.option.index])
         return targets[held.option.index]
 
     async def _hold(
-        self, call: Call, options: Sequence[Option], home: Option, wider: Sequence[Option], widen_at: float
+        self,
+        call: Call,
+        options: Sequence[Option],
+        home: Option,
+        wider: Sequence[Option],
+        widen_at: float,
+        until: float,
     ) -> Held:
         """Wait until the queue lets the call through, or gives it up; `left` of the result says which."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,7 +290,7 @@ class Admission:
             call.received_at,
             model=call.model.name,
             size=len(call.body),
-            deadline=call.deadline,
+            deadline=until,
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it
@@ -226,73 +319,9 @@ class Admission:
 
     def _cost(self, call: Call, line: Line) -> Cost:
         answers = call.endpoint.tokens == "both"
-        return line.gate.cost_of(self._estimate(call), call.max_tokens, answers=answers)
-
-    def _estimate(self, call: Call) -> int:
-        """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
-        if call.estimate < 0:
-            call.estimate = 0
-            if call.endpoint.tokens != "none" and call.endpoint.request == "json":
-                parsed = call.parsed or json_object(call.body)
-                if parsed is not None:
-                    target = call.model.targets[0]
-                    find_tokenizer = target.counting.exact_tokens
-                    count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
-                    call.estimate = estimate_input_tokens(call.body, parsed, count)
-        return call.estimate
+        return line.gate.cost_of(estimate_of(call), call.max_tokens, answers=answers)
 
     def _freed(self, name: str) -> None:
         line = self.gates.lines.get(name)
         if line is not None:
             self.queue.freed(line)
-
-
-def _left(held: Held, call: Call) -> GatewayError:
-    """Why a call waits no more that was not let through."""
-    waited = f"{call.queue_s:.1f} s"
-    if held.left is Left.EXPIRED:
-        return QueueDeadlineExceeded(f"The deadline passed after {waited} in the queue; no target was free in time.")
-    if held.left is Left.DISPLACED:
-        return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
-    if held.left is Left.FAILED:
-        return InternalError("The gateway failed on this request; its log has the details.")
-    if held.left is Left.SHUT:
-        return QuotaExhausted(f"After {waited} in the queue, the account's quota is spent at every target.")
-    return RequestExceedsLimits(f"After {waited} in the queue, the limits of all targets are too small for this call.")
-
-
-def _refusal(call: Call, options: Sequence[Option], ready_at: Sequence[float], now: float) -> GatewayError:
-    """Why a call is not held, with the time at which another try will be served."""
-    soonest = min(ready_at)
-    option = options[ready_at.index(soonest)]
-    gate = option.line.gate
-    if soonest == inf:
-        return _never(call, options, now)
-    patience_s = call.deadline - call.received_at
-    # The room until then is promised to those who were refused before. All are told to come a little before their turn,
-    # by the same time, so that they come back in the order of their turns.
-    turn = min(max(soonest, option.line.promised_until), soonest + MOST_PROMISED_S)
-    option.line.promised_until = turn + gate.limits.drain_s(option.cost)
-    limit = gate.blocking(option.cost, now, option.keep_percent)
-    return WaitTooLong(
-        f"The next free turn at {gate.name} ({limit}) is {soonest - now:.1f} s away, and this call has {patience_s:g} s; "
-        "come back later, or set a longer timeout.",
-        retry_after_s=max(turn - min(patience_s / 2, EARLY_S) - now, 0.05),
-        limit=f"{gate.name} {limit}",
-    )
-
-
-def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
-    """Nothing that is waited for would help."""
-    resets = [o.line.gate.exhausted_until for o in options if o.line.gate.exhausted_until > now]
-    if resets:
-        message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
-        return QuotaExhausted(message, retry_after_s=min(resets) - now)
-    option = options[0]
-    gate, tokens = option.line.gate, option.cost.input_tokens + option.cost.output_tokens
-    limit = gate.limits.which(option.cost, now) or "its limits"
-    return RequestExceedsLimits(
-        f"This call is estimated at {tokens:.0f} tokens, more than {limit} of {gate.name} ever holds; send a smaller "
-        "request, or lower its max_tokens.",
-        limit=f"{gate.name} {limit}",
-    )

@@ -1,232 +1,192 @@
-"""One attempt: one try of one call at one target, up to the point where its answer can be given to the client.
+"""All attempts of one call: admission, one try, and what follows from it, until an answer is final.
 
-Until then nothing has reached the client, so a failure here may be repaired by another target. The client's status line is
-held back until the first real event of a stream, or until a JSON answer is complete.
+    enter -> open_answer -> (the ledger) -> next_step -> Try | Hold | GiveUp
+
+One loop, one ledger, one deadline. `policy/retry.py` decides, this acts. It must not know how an answer is relayed. Invariant:
+every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import orjson
-
-from gateway.call import Attempt, Call, Usage
+from gateway.call import Attempt, Call
 from gateway.clock import Clock
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.relay import RawRelay, SseRelay, read_whole
+from gateway.errors import (
+    CircuitOpen,
+    DeadlineExceeded,
+    ErrorClass,
+    NoTargetAvailable,
+    Phase,
+    TargetsTimedOut,
+    UpstreamFailed,
+)
+from gateway.flow.admission import Admission
+from gateway.flow.hedge import Hedges
+from gateway.flow.opening import Opened, open_answer
 from gateway.flow.watch import Watch
-from gateway.policy import body as body_edits
-from gateway.policy.classify import classify, classify_in_band
-from gateway.policy.plan import upstream_model
+from gateway.policy.diagnosis import Diagnosis, is_openai_shaped
+from gateway.policy.gate import Refusal
+from gateway.policy.retry import DENIALS, Action, GiveUp, Hold, Step, Try, next_step, rule_for
 from gateway.policy.snapshot import Target
-from gateway.policy.sse import json_object
-from gateway.policy.usage import find_usage, read_usage
-from gateway.ports import Answer, Outgoing, RawHeaders
+from gateway.ports import Meter
 
-WHOLE_LIMIT = 16_000_000
-"""A JSON answer beyond this many bytes is relayed instead of being read whole."""
-ERROR_BODY_LIMIT = 1_000_000
-PARSE_LIMIT = 65_536
-"""Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
-JSON_TYPE = b"application/json"
+LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
+"""The target has refused the call for how much was asked of it, not for what."""
 
 
-@dataclass(slots=True)
-class Opened:
-    """An answer that can be given to the client: whole, or as a relay. `error_class` is None for a success."""
-
-    target: Target
-    status: int
-    headers: RawHeaders
-    body: bytes = b""
-    usage: Usage | None = None
-    relay: SseRelay | RawRelay | None = None
-    error_class: ErrorClass | None = None
+MOST_DETOURS = 100
+"""A decision that cannot be carried out is taken again, but not for ever."""
 
 
-async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) -> Opened:
-    """Send the call to the target and wait until there is something to give to the client.
+class Attempts:
+    """Makes the attempts of calls. One per process; holds no state of any call."""
 
-    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
-    """
-    started_at = clock.monotonic()
-    attempt = Attempt(target.name, started_at)
-    call.attempts.append(attempt)
-    task = watch.begin(_must_open_by(call, target, started_at), call.task)
-    try:
-        answer = await target.upstream.send(_outgoing(call, target, started_at))
-        attempt.status = answer.status
-        attempt.first_byte_at = clock.monotonic()
-        index = dict(answer.headers)
-        attempt.upstream_request_id = _request_id(index)
-        content_type = index.get(b"content-type", b"")
-        if (
-            answer.whole is not None
-            and answer.status == 200
-            and content_type == JSON_TYPE
-            and call.endpoint.answer == "json"
-        ):
-            opened = _accept_json(target, answer, answer.whole, content_type)  # the usual case, in one step
-        else:
-            opened = await _read_opening(call, target, answer, content_type)
-    except asyncio.CancelledError:
-        if not watch.has_expired(task):
-            raise
-        _end_failed(attempt, ErrorClass.TIMEOUT, clock)
-        phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
-        raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
-    except UpstreamFailed as failure:
-        _end_failed(attempt, failure.error_class, clock)
-        raise
-    finally:
-        watch.end(task)
-    if opened.relay is None:
-        attempt.ended_at = clock.monotonic()
-        attempt.status = opened.status
-        attempt.error_class = opened.error_class
-    elif isinstance(opened.relay, SseRelay):
-        attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
-    return opened
+    __slots__ = ("_admission", "_clock", "_draw", "_hedges", "_meter", "_watch")
 
+    def __init__(
+        self, clock: Clock, meter: Meter, admission: Admission, watch: Watch, draw: Callable[[], float]
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._watch = watch
+        self._draw = draw
+        self._hedges = Hedges(clock, meter, admission, watch, self._learn)
 
-def _must_open_by(call: Call, target: Target, started_at: float) -> float:
-    """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
-    clocks = target.clocks
-    limit_s = clocks.connect_s + clocks.first_byte_s if call.stream else clocks.total_s
-    ends_at = started_at + min(limit_s, clocks.total_s)
-    return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+    async def first_answer(self, call: Call) -> Opened:
+        """The first answer that is final: a success, or an error that nothing helps against.
 
+        Raises GatewayError when there is none that the client could read.
+        """
+        admission = self._admission
+        step: Step | None = None
+        last: Opened | UpstreamFailed | None = None
+        detours = 0
+        while True:
+            if isinstance(step, GiveUp) or detours > MOST_DETOURS:
+                return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
+            try:
+                target = await self._enter(call, step)
+            except CircuitOpen:
+                if last is None:
+                    raise
+                target = None
+            if target is None:  # what was decided is out of date
+                detours += 1
+                step = self._next_step(call)
+                continue
+            hedging = call.model.retries.hedging
+            late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
+            try:
+                if late_after_s is None:
+                    opened = await open_answer(call, target, self._clock, self._watch)
+                else:
+                    racer = await self._hedges.race(call, target, late_after_s)
+                    target = racer.target
+                    opened = racer.task.result()
+            except UpstreamFailed as failure:
+                self._learn_failure(call, target, failure)
+                last = failure
+            else:
+                if opened.diagnosis is None:
+                    admission.answered(call, opened.headers)
+                    return opened
+                self._learn_error(call, target, opened, opened.diagnosis)
+                last = opened
+            step = self._next_step(call)
 
-def _end_failed(attempt: Attempt, error_class: ErrorClass, clock: Clock) -> None:
-    attempt.ended_at = clock.monotonic()
-    attempt.status = None
-    attempt.error_class = error_class
+    async def _enter(self, call: Call, step: Try | Hold | None) -> Target | None:
+        """The target that the call may go to, once it may; None: decide again.
 
+        Raises GatewayError when it may go nowhere in time.
+        """
+        admission = self._admission
+        if step is None:
+            if self._clock.monotonic() >= call.deadline:
+                raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+            return await admission.enter(call)
+        if isinstance(step, Hold):
+            call.backoff_s += max(0.0, step.until - self._clock.monotonic())
+            await self._clock.sleep(step.until - self._clock.monotonic())
+            if not step.targets or not admission.book_retry(call, step.targets, admission.call_budgets(call)):
+                return None
+        return await admission.enter(call, step.targets)
 
-async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
-    status, headers = answer.status, answer.headers
-    if status >= 600:
-        await answer.aclose()
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
-    if status >= 400:
-        body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
-        await answer.aclose()
-        return Opened(target, status, headers, _redacted(body, call, target), error_class=classify(status, body))
-    if status >= 300 and call.endpoint.request != "any":
-        await answer.aclose()
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
-    if call.endpoint.answer == "json":
-        if content_type.startswith(b"text/event-stream"):
-            return await _open_stream(call, target, answer)
-        return await _open_json(call, target, answer, content_type)
-    return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+    def _learn(self, call: Call, target: Target, failed: Opened | UpstreamFailed) -> None:
+        """An attempt has failed while another goes on."""
+        if isinstance(failed, UpstreamFailed):
+            self._learn_failure(call, target, failed)
+        elif failed.diagnosis is not None:
+            self._learn_error(call, target, failed, failed.diagnosis)
 
+    def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
+        """There was no usable answer."""
+        attempt = call.attempts[-1]
+        self._admission.failed(call, failure.error_class, failure.phase)
+        self._judge(call, attempt)
+        if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
+            attempt.cost_usd = self._admission.cost_usd(call, target)
 
-def _redacted(body: bytes, call: Call, target: Target) -> bytes:
-    """An error's body without our own key, which some providers repeat in it."""
-    provider = call.policy.providers.get(target.provider)
-    if provider is None or provider.api_key is None:
-        return body
-    return body.replace(provider.api_key.encode(), b"[redacted]")
+    def _learn_error(self, call: Call, target: Target, opened: Opened, diagnosis: Diagnosis) -> None:
+        """The target answered with an error."""
+        attempt = call.attempts[-1]
+        attempt.is_callers = not target.account
+        if diagnosis.error_class in LIMITS_RATE:
+            refusal = self._admission.refused(call, diagnosis, opened.headers)
+            is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
+            attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
+            attempt.never_again = not attempt.is_refused
+            return
+        self._admission.answered(call, opened.headers, is_error=True)
+        self._admission.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
+        self._judge(call, attempt)
 
+    def _judge(self, call: Call, attempt: Attempt) -> None:
+        attempt.never_again = rule_for(attempt, call.model.retries).action not in (Action.RETRY, Action.HOLD)
 
-async def _open_stream(call: Call, target: Target, answer: Answer) -> Opened:
-    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
-    try:
-        error = await relay.open()
-    except BaseException:
-        await answer.aclose()
-        raise
-    if error is None:
-        return Opened(target, answer.status, answer.headers, relay=relay)
-    await answer.aclose()
-    status, error_class = classify_in_band(error)
-    headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
-    return Opened(
-        target,
-        status,
-        [*headers, (b"content-type", JSON_TYPE)],
-        orjson.dumps({"error": error}),
-        error_class=error_class,
-    )
+    def _next_step(self, call: Call) -> Step:
+        admission, retries = self._admission, call.model.retries
+        if call.endpoint.request == "any":
+            return GiveUp("final")  # of another kind: whether it may be sent twice is not known
+        now = self._clock.monotonic()
+        budgets = admission.call_budgets(call)
+        step = next_step(
+            call.attempts, admission.planner.plan_now(call), retries, budgets, call.deadline, now, self._draw()
+        )
+        if isinstance(step, GiveUp) and step.reason in DENIALS:
+            call.denied = step.reason
+            self._meter.retry_denied(step.reason)
+        return step
 
-
-async def _open_json(call: Call, target: Target, answer: Answer, content_type: bytes) -> Opened:
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
-    if not is_whole:
-        relay = RawRelay(target.upstream, answer, body, count_tokens=True)
-        return Opened(target, answer.status, answer.headers, relay=relay)
-    return _accept_json(target, answer, body, content_type)
-
-
-def _accept_json(target: Target, answer: Answer, body: bytes, content_type: bytes) -> Opened:
-    """A whole answer, if it is what a JSON endpoint answers with."""
-    if len(body) > PARSE_LIMIT:
-        return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
-    parsed = json_object(body)
-    if parsed is None:
-        what = _what_it_is(answer, content_type)
-        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
-    error = parsed.get("error")
-    if (
-        isinstance(error, dict) and error and parsed.get("object") != "response"
-    ):  # a response may report its own failure
-        status, error_class = classify_in_band(error)
-        return Opened(target, status, answer.headers, body, error_class=error_class)
-    reported = parsed.get("usage")
-    usage = read_usage(reported) if isinstance(reported, dict) else None
-    return Opened(target, answer.status, answer.headers, body, usage=usage)
-
-
-def _what_it_is(answer: Answer, content_type: bytes) -> str:
-    if any(name == b"content-encoding" for name, _ in answer.headers):
-        return "a compressed body, although it was asked not to"
-    return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+    def _give_up(self, call: Call, last: Opened | UpstreamFailed | None, step: GiveUp) -> Opened:
+        """The last provider's own error if clients can read it, else one of ours."""
+        if isinstance(last, Opened) and (is_openai_shaped(last.body) or _is_final_word(last, step)):
+            return last
+        if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
+            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
+        error_class = last.error_class
+        detail = last.detail if isinstance(last, UpstreamFailed) else f"status {last.status}"
+        error = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
+        why = _WHY.get(step.reason, "")
+        raise error(
+            f"No target could serve this call; tried: {_tried(call.attempts)}. The last one: {error_class} ({detail}).{why}"
+        )
 
 
-def _outgoing(call: Call, target: Target, now: float) -> Outgoing:
-    clocks = target.clocks
-    first_byte_s = clocks.first_byte_s
-    if call.deadline_is_callers:
-        first_byte_s = min(first_byte_s, max(0.001, call.deadline - now))
-    model = upstream_model(call, target)
-    return Outgoing(
-        call.method,
-        call.path,
-        call.query,
-        model,
-        call.headers,
-        _body_for(call, model),
-        call.credential,
-        clocks,
-        first_byte_s,
-    )
+_WHY = {
+    "budget": " Not tried again: too many retries are in flight there already.",
+    "tokens": " Not tried again: too many retries have failed there lately.",
+    "money": " Not tried again: the call may not cost more (max_usd_per_call).",
+    "key_budget": " Not tried again: the key's budget is spent.",
+}
 
 
-def _body_for(call: Call, model: str) -> bytes:
-    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
-    body = call.body
-    if model != call.model_name:
-        body = _with_model(body, model, call.model_span)
-    if _adds_usage(call):
-        body = body_edits.with_include_usage(body, call.stream_options)
-    return body
+def _is_final_word(last: Opened, step: GiveUp) -> bool:
+    """What is wrong with the request is the provider's to say, in whatever shape."""
+    return last.status < 500 and (step.reason == "final" or last.error_class is ErrorClass.AUTH)
 
 
-def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
-    if span is None:
-        return body_edits.with_model(body, model)
-    return body[: span[0]] + model.encode() + body[span[1] :]
-
-
-def _adds_usage(call: Call) -> bool:
-    """Whether the gateway asks for usage on its own account, because the caller did not say."""
-    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
-        return False
-    options = call.stream_options
-    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
-
-
-def _request_id(index: dict[bytes, bytes]) -> bytes | None:
-    return index.get(b"x-request-id") or index.get(b"request-id") or index.get(b"apim-request-id")
+def _tried(attempts: Sequence[Attempt]) -> str:
+    return ", ".join(map(str, attempts)) or "nothing"

@@ -58,9 +58,10 @@ class Option:
         self.estimate = estimate
         self.max_tokens = max_tokens
 
-    def reserve(self, now: float) -> Grant | None:
+    def reserve(self, now: float, rank: int = 1) -> Grant | None:
         """Takes what the call costs here, if it may go now."""
-        return self.take(now) if self.line.gate.wait_s(self.cost, now, self.keep_percent) == 0.0 else None
+        wait_s = self.line.gate.wait_s(self.cost, now, self.keep_percent, rank=rank)
+        return self.take(now) if wait_s == 0.0 else None
 
     def take(self, now: float) -> Grant:
         """Takes what the call costs here; only to be called when it may go."""
@@ -275,13 +276,13 @@ class DelayQueue:
             self._arm()
 
     def shut(self, line: Line) -> None:
-        """The target's quota is spent: nobody waits for it. Those who may use fallbacks do so now, the others are ended."""
+        """The target is out of service: nobody waits for it who may use fallbacks, and nobody who has no other and no time."""
         now = self._clock.monotonic()
         for ticket in line.lineup.tickets():
             held = ticket.held
             if not held.is_gone and held.wider[1]:
                 self._widen(held, now)
-            if not held.is_gone and all(other.option.line.gate.exhausted_until > now for other in held.tickets):
+            if not held.is_gone and all(other.option.line.gate.is_shut(held.lane, now) for other in held.tickets):
                 self._end(held, Left.SHUT)
         self._arm()
 
@@ -320,19 +321,26 @@ class DelayQueue:
         line.waits_for = None
         while (turn := lineup.peek(now, counts_tokens=gate.counts_tokens)) is not None:
             ticket = turn.ticket
+            is_probe = gate.vitals.breaker.state == "half_open"
+            if is_probe:  # who can best afford to fail tries it out, out of turn
+                ticket = lineup.youngest(-1) or ticket
             try:
-                wait_s = gate.wait_s(ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens)
+                wait_s = gate.wait_s(
+                    ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank=ticket.place.rank
+                )
                 grant = ticket.option.take(now) if wait_s == 0.0 else None
             except Exception:
                 log.exception("the gate %s failed", gate.name)
                 self._end(ticket.held, Left.FAILED)
                 continue
             if grant is not None:
-                lineup.pop(ticket)
                 line.served += 1
+                if not is_probe:
+                    lineup.pop(ticket)
+                    ticket.held.tickets.remove(ticket)
                 self._grant(ticket, grant)
                 continue
-            if wait_s is not None and wait_s > LONGEST_AGED_S and lineup.lose_savings(ticket):
+            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and lineup.lose_savings(ticket):
                 continue
             if wait_s != inf:
                 line.waits_for = ticket
@@ -345,7 +353,6 @@ class DelayQueue:
 
     def _grant(self, ticket: _Standing, grant: Grant) -> None:
         held = ticket.held
-        held.tickets.remove(ticket)
         held.grant = grant
         held.option = ticket.option
         self._end(held, Left.GRANTED)

@@ -15,6 +15,7 @@ from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
 from gateway.policy.gate import Gate
 from gateway.policy.snapshot import Limits, Model, PolicySnapshot, Target
+from gateway.policy.vitals import Account, OnChange, Vitals
 
 MOST_NAMED = 1024
 """So many model names and callers have gates of their own; more share that of their target."""
@@ -23,10 +24,16 @@ MOST_NAMED = 1024
 class Gates:
     """Finds the line of a target."""
 
-    __slots__ = ("_by_caller", "_clock", "_named", "_queue", "_salt", "lines")
+    __slots__ = ("_by_caller", "_clock", "_named", "_on_change", "_queue", "_salt", "accounts", "lines")
 
-    def __init__(self, clock: Clock, queue: DelayQueue, policy: PolicySnapshot) -> None:
+    def __init__(
+        self, clock: Clock, queue: DelayQueue, policy: PolicySnapshot, on_change: OnChange | None = None
+    ) -> None:
+        """`on_change` is told of every change of a breaker."""
         self._clock = clock
+        self._on_change = on_change
+        self.accounts: dict[str, Account] = {}
+        """Of the config's own credentials, by name."""
         self._queue = queue
         self._named: dict[str, str] = {}
         self._by_caller: set[str] = set()
@@ -37,7 +44,7 @@ class Gates:
 
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
-        targets = {target.name: target for model in _models(policy) for target in model.plan}
+        targets = {target.name: target for model in _models(policy) for target in (*model.plan, *model.context_plan)}
         self._by_caller = {name for name, target in targets.items() if _is_callers_own(target, policy)}
         for name in [*self.lines]:
             named_by = self._named.get(name, name)
@@ -60,6 +67,10 @@ class Gates:
         # An earlier policy's target lives on as long as its calls.
         return self._open(name, target) if name == target.name else self._open_named(name, target)
 
+    def label(self, name: str) -> str:
+        """The name of a gate or an account as the config knows it."""
+        return self._named.get(name, name)
+
     def is_named(self, name: str) -> bool:
         """Whether something of a client's is in the name: then it is no label for a metric."""
         return name in self._named
@@ -76,10 +87,33 @@ class Gates:
         line = self.lines.get(name)
         now = self._clock.monotonic()
         if line is None:
-            line = self.lines[name] = self._queue.line(Gate(name, target.limits, target.counting, now))
+            vitals = Vitals(name, self._account(name, target, now), target.breaker, now, self._on_change)
+            line = self.lines[name] = self._queue.line(Gate(name, target.limits, target.counting, now, vitals))
+            self._inherit(line, target, now)
         else:
             line.gate.configure(target.limits, target.counting, now)
+            line.gate.vitals.breaker.configure(target.breaker, now)
         return line
+
+    def _inherit(self, line: Line, target: Target, now: float) -> None:
+        """What was set by hand for a target holds for every name and caller of it."""
+        parent = self.lines.get(target.name)
+        if parent is not None and parent is not line and parent.gate.vitals.breaker.is_by_hand:
+            state = parent.gate.vitals.breaker.state
+            line.gate.vitals.breaker.force("drained" if state == "drained" else "open", now)
+
+    def _account(self, name: str, target: Target, now: float) -> Account:
+        """The account that pays; a caller's own is nobody else's business."""
+        if not target.account:
+            return Account(f"caller of {name}", target.breaker, now)
+        account = self.accounts.get(target.account)
+        if account is None:
+            account = self.accounts[target.account] = Account(target.account, target.breaker, now, self._on_change)
+        return account
+
+    def of_account(self, account: Account) -> list[Line]:
+        """The lines of all targets that this account pays for."""
+        return [line for line in self.lines.values() if line.gate.vitals.account is account]
 
     def _forget_longest_unused(self) -> None:
         """Of the idle ones; what was learned about those in use stays."""

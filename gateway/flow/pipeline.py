@@ -10,45 +10,45 @@ with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs ex
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.call import Call, Reply, Usage
 from gateway.clock import Clock
-from gateway.errors import (
-    DeadlineExceeded,
-    ErrorClass,
-    GatewayError,
-    InternalError,
-    NoTargetAvailable,
-    ShuttingDown,
-    TargetsTimedOut,
-    UpstreamFailed,
-)
+from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.admission import Admission
-from gateway.flow.attempt import Opened, open_answer
-from gateway.flow.relay import RawRelay, SseRelay, why_stopped
+from gateway.flow.attempt import Attempts
+from gateway.flow.opening import Opened, clocks_of
+from gateway.flow.rawrelay import RawRelay, why_stopped
+from gateway.flow.relay import SseRelay
+from gateway.flow.running import COALESCED, Ended, Running
 from gateway.flow.trail import trail_headers
 from gateway.flow.watch import Watch
-from gateway.policy.classify import is_openai_shaped, limits_rate, moves_on
-from gateway.policy.gate import Refusal
 from gateway.policy.headers import passthrough_response_headers, response_headers
-from gateway.policy.snapshot import Target
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
 
 NO_RETRY = (b"x-should-retry", b"false")
 
 
+def _half() -> float:
+    return 0.5
+
+
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
 
-    __slots__ = ("_accounts", "_admission", "_clock", "_returned", "_returned_as_is", "_watch")
+    __slots__ = ("_accounts", "_admission", "_attempts", "_clock", "_returned", "_returned_as_is", "_running")
 
-    def __init__(self, clock: Clock, meter: Meter, watch: Watch, admission: Admission) -> None:
+    def __init__(
+        self, clock: Clock, meter: Meter, watch: Watch, admission: Admission, draw: Callable[[], float] = _half
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); without it no backoff is random."""
         self._clock = clock
         self._admission = admission
-        self._accounts = Accounts(clock, meter, admission.settle)
-        self._watch = watch
+        self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent)
+        self._attempts = Attempts(clock, meter, admission, watch, draw)
+        self._running = Running(clock)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
 
@@ -58,12 +58,22 @@ class Pipeline:
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
+        twin = self._running.enter(call)
+        ended: Ended = None
         try:
-            opened = await self._first_answer(call)
+            if twin is not None:
+                reply = await self._running.follow(call, twin)
+                if reply is not None:
+                    ended = reply
+                    self._accounts.settle(call, reply.status, COALESCED)
+                    return reply
+            opened = await self._attempts.first_answer(call)
             if opened.relay is not None:
                 return self._stream_reply(call, opened, opened.relay)
-            return self._whole_reply(call, opened)
+            ended = self._whole_reply(call, opened)
+            return ended
         except GatewayError as error:
+            ended = error
             self._accounts.settle(call, error.status, error.code or error.type)
             raise
         except asyncio.CancelledError as stopped:
@@ -72,54 +82,11 @@ class Pipeline:
             raise
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")
-            raise InternalError("The gateway failed on this request; its log has the details.") from defect
-
-    async def _first_answer(self, call: Call) -> Opened:
-        """The first answer that is final: a success, or an error that would be the same everywhere.
-
-        A target that refuses the call for its rate is paused, and the call goes back to the head of its queue; one that
-        fails is not tried again.
-        """
-        admission = self._admission
-        last: Opened | UpstreamFailed | None = None
-        failed: list[Target] = []
-        while self._clock.monotonic() < call.deadline:
-            target = await admission.enter(call, failed)
-            if target is None:
-                break
-            try:
-                opened = await open_answer(call, target, self._clock, self._watch)
-            except UpstreamFailed as failure:
-                admission.failed(call, failure)
-                last = failure
-                failed.append(target)
-                continue
-            error_class = opened.error_class
-            if error_class is None:
-                admission.answered(call, opened.headers)
-                return opened
-            if limits_rate(error_class):
-                if admission.refused(call, error_class, opened.status, opened.headers, opened.body) is Refusal.WAIT:
-                    continue
-            else:
-                admission.answered(call, opened.headers, is_error=True)
-                admission.failed(call)
-                if not moves_on(error_class):
-                    return opened
-            last = opened
-            failed.append(target)
-        return self._give_up(call, last)
-
-    def _give_up(self, call: Call, last: Opened | UpstreamFailed | None) -> Opened:
-        """Every target failed: the last provider's own error if clients can read it, else one of ours."""
-        if isinstance(last, Opened) and is_openai_shaped(last.body):
-            return last
-        if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
-            raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call)}.")
-        error_class = last.error_class
-        detail = last.detail if isinstance(last, UpstreamFailed) else f"status {last.status}"
-        error = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
-        raise error(f"No target could serve this call; tried: {_tried(call)}. The last one: {error_class} ({detail}).")
+            ended = InternalError("The gateway failed on this request; its log has the details.")
+            raise ended from defect
+        finally:
+            self._running.leave(call, ended)
+            ended = None  # an error would lead back to itself by this frame
 
     def _whole_reply(self, call: Call, opened: Opened) -> Reply:
         body = opened.body
@@ -129,16 +96,18 @@ class Pipeline:
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
         headers = self._headers(call, opened)
-        if opened.error_class is not None and limits_rate(opened.error_class):
-            headers.append(NO_RETRY)  # waiting would have helped us before it helps them
+        if opened.error_class is not None:  # what could be tried was tried: SDKs must not multiply it
+            headers = [header for header in headers if header[0] != b"x-should-retry"]
+            headers.append(NO_RETRY)
         return Reply(opened.status, headers, body)
 
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             usage = usage or self._estimate(call, output_tokens)
+            self._admission.ended(call, outcome)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
-        chunks = relay.chunks(on_end, opened.target.clocks.total_s, self._clock.monotonic)
+        chunks = relay.chunks(on_end, clocks_of(opened.target, call), self._clock.monotonic)
 
         async def close() -> None:
             await chunks.aclose()
@@ -160,7 +129,3 @@ class Pipeline:
         if call.endpoint.tokens == "none":
             return None
         return estimate_usage(call.body, output_tokens if call.endpoint.tokens == "both" else 0)
-
-
-def _tried(call: Call) -> str:
-    return ", ".join(map(str, call.attempts)) or "nothing"

@@ -1,126 +1,121 @@
-"""Relays: an answer's bytes on their way to the client, as they come.
+"""The relay of event streams: an answer's bytes on their way to the client, as they come.
 
-`SseRelay` forwards whole events unparsed, strips the usage event that only the gateway asked for, and never lets a broken
-stream look like a finished one. `RawRelay` forwards any other body. Both keep a tail of constant size to read usage from.
-What ends a relay is told to its `on_end` callback exactly once.
+`SseRelay` forwards whole events, and never lets a broken stream look like a finished one. What its events mean is decided in
+`policy/`; it keeps no more of an answer than its end. What ends a relay is told to its `on_end` callback exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, cast
 
-from gateway.call import Call, Usage
+from gateway.call import Call
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.accounting import CLIENT_GONE
+from gateway.flow.rawrelay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
 from gateway.policy import sse
+from gateway.policy.pace import Pace
+from gateway.policy.streamstart import Word, first_error, first_word
+from gateway.policy.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.policy.usage import find_usage
-from gateway.ports import Answer, Upstream
+from gateway.ports import Answer, Clocks, Upstream
 
-TAIL_BLOCKS = 6
-TAIL_BLOCK_BYTES = 8192
-INTERNAL_ERROR = "internal_error"
 OPENING_LIMIT = 65_536
 """Bytes of announcements held back while waiting for the first real event."""
-
-OnEnd = Callable[[str, Usage | None, int], None]
-"""Told once how a relay ended: outcome, usage if the provider said, output tokens estimated otherwise."""
-
-
-class StreamBroken(Exception):
-    """A raw body broke off: the client's connection has to break off too, so that it can see it."""
 
 
 class SseRelay:
     """One event stream. Call `open` first; then iterate `chunks` once."""
 
-    __slots__ = (
-        "_answer",
-        "_call",
-        "_chunks",
-        "_cutter",
-        "_ended",
-        "_events",
-        "_held",
-        "_strip",
-        "_tail",
-        "_upstream",
-        "_usage",
-    )
+    __slots__ = ("_answer", "_call", "_chunks", "_cutter", "_first", "_held", "_said", "_strips", "_upstream")
 
     def __init__(self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
         self._call = call
         self._upstream = upstream
         self._answer = answer
-        self._strip = strip_usage
         self._chunks = answer.chunks
         self._cutter = sse.EventCutter()
+        self._strips = strip_usage
+        self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage)
         self._held = b""
-        self._ended = False
-        self._events = 0
-        self._usage: Usage | None = None
-        self._tail: deque[bytes] = deque(maxlen=TAIL_BLOCKS)
+        self._first = b""
 
     async def open(self) -> dict[str, Any] | None:
         """Read up to the first real event; returns its error object when that event is an error.
 
-        Raises UpstreamFailed when the stream ends or breaks before it: nothing reached the client, another target may try.
+        Raises UpstreamFailed when the stream ends, breaks or makes no sense before it: nothing reached the client, another
+        target may try.
         """
         held = bytearray()
         try:
             async for chunk in self._chunks:
                 block = self._cutter.feed(chunk)
-                self._note(block)
-                held += block
                 for event in sse.split_events(block):
-                    error = sse.error_in(event)
+                    error = first_error(event)
                     if error is not None:
                         return error
-                    if not sse.is_opening(event):
-                        self._held = bytes(held)
+                    if not self._announces(event):
+                        self._held, self._first = bytes(held), block
                         return None
-                if len(held) > OPENING_LIMIT or self._cutter.inside:
+                held += block
+                if len(held) > OPENING_LIMIT:
                     self._held = bytes(held)
                     return None
         except self._upstream.errors as exc:
             raise self._upstream.failure(exc) from exc
         return self._ended_early(bytes(held))
 
-    async def chunks(self, on_end: OnEnd, total_s: float, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
-        """The stream from its first byte; ends with an error event when the provider's ended without its last event."""
-        outcome = CLIENT_GONE
-        ends_at = now() + total_s
-        feed = self._cutter.feed
-        strip = self._strip
+    async def chunks(self, on_end: OnEnd, clocks: Clocks, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
+        """The stream from its first byte; ends with an error event when the provider's ended without its last event.
+
+        Raises StreamBroken where that cannot be said any more, in the middle of an event too long to be held back.
+        """
+        said, cutter, strips = self._said, self._cutter, self._strips
+        is_plain = said.is_plain
+        plain, paused_s = 0, 0.0
+        outcome: str = CLIENT_GONE
         try:
-            held, self._held = self._held, b""
-            if strip:
-                held = sse.without_usage_events(held)
-            if held:
-                yield held
+            pace = Pace(clocks, now())
+            look_at = pace.look_at
+            held, self._held, self._first = (self._held, self._first), b"", b""
+            block = said.read(held[0]) + said.read(held[1], is_part=cutter.inside)
             del held  # it may be large, and the stream long
-            async for chunk in self._chunks:
-                block = feed(chunk)
-                if not block:
-                    continue
-                self._note(block)
-                if strip:
-                    block = sse.without_usage_events(block)
-                if block:
-                    yield block
-                if now() > ends_at:
-                    outcome = ErrorClass.TIMEOUT
-                    yield self._error_event(f"the answer took longer than the total of {total_s:g} s", outcome)
-                    return
+            if block:
+                yield block
+            async for chunk in self._chunks if said.failure is None else _nothing():
+                arrived_at = now()
+                if cutter.is_idle and is_plain(chunk):
+                    plain += 1
+                    said.last_plain = chunk
+                    yield chunk.replace(NULL_USAGE, b"") if strips else chunk
+                elif block := cutter.feed(chunk):
+                    block = said.read(block, is_part=cutter.inside)
+                    is_plain = said.is_plain
+                    if block:
+                        yield block
+                    if said.failure is not None:
+                        break
+                left_at = now()
+                paused_s += left_at - arrived_at
+                if left_at > look_at:
+                    late = pace.look(left_at, plain + said.events, paused_s)
+                    if late is not None and not said.is_over:
+                        outcome = ErrorClass.TIMEOUT
+                        yield self._last_event(late, outcome)
+                        return
+                    look_at = pace.look_at
+            outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
                 yield last
         except self._upstream.errors as exc:
+            outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending(self._upstream.failure(exc).detail)
             if last:
                 yield last
+        except StreamBroken:
+            raise
         except asyncio.CancelledError as stopped:
             outcome = why_stopped(stopped)
             raise
@@ -131,152 +126,74 @@ class SseRelay:
             try:
                 await self._answer.aclose()
             finally:
-                on_end(outcome, self._usage or find_usage(b"".join(self._tail)), self._events)
+                if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
+                    outcome = "ok"  # whoever left, or was late, has missed nothing
+                on_end(outcome, said.usage or find_usage(said.last_plain), plain + said.events)
 
     async def aclose(self) -> None:
         """Give up on the stream."""
         await self._answer.aclose()
 
-    def _note(self, block: bytes) -> None:
-        """Remember the end of a block: enough for usage and the last event, however long the stream."""
-        self._events += 1
-        self._tail.append(block[-TAIL_BLOCK_BYTES:])
-        if self._call.endpoint.sse == "responses" and not self._ended:
-            self._ended = sse.ends_response(block)
-            if self._ended:
-                self._usage = find_usage(block)  # much may follow it in the same event
-
-    def _is_complete(self, tail: bytes, rest: bytes, *, is_clean: bool) -> bool:
-        """Whether the stream has said its last; `is_clean`: the connection did not break. Three kinds of stream:
-
-        1. Responses end with their own event. 2. Chats end with `[DONE]`; some providers leave it out, then a clean end behind
-        a finish reason for every choice will do. 3. Others have no last event that we know: a clean end is all there is.
-        """
+    def _announces(self, event: bytes) -> bool:
+        """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""
         if self._cutter.inside:
-            return False
-        kind = self._call.endpoint.sse
-        if kind == "responses":
-            return self._ended or sse.ends_response(rest)
-        return is_clean if kind == "other" else sse.ends_chat(tail + rest, self._choices() if is_clean else None)
+            word = Word.SOMETHING if sse.event_data(event).startswith(b"{") else Word.NONSENSE
+        else:
+            word = first_word(event)
+        if word is Word.DONE:
+            raise _malformed("the provider ended the stream without having said anything")
+        if word is Word.NONSENSE:
+            raise _malformed("the provider's first event is not JSON")
+        return word is Word.NOTHING
+
+    def _ended_early(self, held: bytes) -> dict[str, Any] | None:
+        """The stream ended without a real event: an error in plain JSON, a last event that lacks its end, or a failure."""
+        rest = self._cutter.rest()
+        error = first_error(rest)
+        if error is not None:
+            return error
+        if sse.is_whole(rest):
+            if not self._announces(rest):
+                self._held, self._first = held, rest + b"\n\n"
+                return None
+        elif rest.lstrip().startswith((b"<", b"{", b"[")):
+            raise _malformed("the provider's stream is none")
+        raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
+
+    def _ending(self, why: str, *, is_clean: bool = False) -> tuple[str, bytes]:
+        """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
+        said = self._said
+        rest = self._cutter.rest() if said.failure is None else b""
+        last = said.read(rest + b"\n\n") if sse.is_whole(rest) and not said.is_inside else b""
+        if said.failure is None and not said.is_over and sse.error_in(said.last_plain) is not None:
+            said.failure = Failure(STREAM_ERROR)  # it looked like any other event, and the client has it
+        if said.failure is not None:
+            if said.is_inside:
+                raise StreamBroken(why)
+            return said.failure.outcome, last + said.failure.event
+        error = None if said.is_over else sse.error_in(rest)
+        if error is None and said.is_complete(self._choices, is_clean=is_clean):
+            return "ok", last
+        if error is not None:
+            why = str(error.get("message", why))
+        return ErrorClass.STREAM_INTERRUPTED, last + self._last_event(why, ErrorClass.STREAM_INTERRUPTED)
 
     def _choices(self) -> int:
         asked = sse.json_object(self._call.body)
         count = asked.get("n") if asked is not None else None
         return count if isinstance(count, int) else 1
 
-    def _ended_early(self, held: bytes) -> dict[str, Any] | None:
-        """The stream ended without a real event: an error in plain JSON, a terminal event alone, or a failure."""
-        rest = self._cutter.rest()
-        error = sse.error_in(held + rest)
-        if error is not None:
-            return error
-        if (held or rest) and self._is_complete(held, _unless_torn(rest), is_clean=True):
-            self._note(rest)
-            self._held = held + rest
-            return None
-        raise UpstreamFailed(ErrorClass.STREAM_INTERRUPTED, Phase.ANSWERED, "the stream ended before its first event")
-
-    def _ending(self, why: str, *, is_clean: bool = False) -> tuple[str, bytes]:
-        """How the stream ended, and the bytes that the client still gets: the rest of a good one, or an error event."""
-        rest = self._cutter.rest()
-        forwarded = b"".join(self._tail)
-        if sse.has_error(forwarded):
-            return "stream_error", b""  # the provider's own error event has reached the client
-        if self._is_complete(forwarded, _unless_torn(rest), is_clean=is_clean):
-            return "ok", sse.without_usage_events(rest) if self._strip else rest
-        error = sse.error_in(rest)
-        if error is not None:
-            why = str(error.get("message", why))
-        return ErrorClass.STREAM_INTERRUPTED, self._error_event(why, ErrorClass.STREAM_INTERRUPTED)
-
-    def _error_event(self, message: str, code: str) -> bytes:
-        event = sse.response_error if self._call.endpoint.sse == "responses" else sse.chat_error
-        return (b"\n\n" if self._cutter.inside else b"") + event(message, code)
+    def _last_event(self, why: str, code: str) -> bytes:
+        """An error event. Raises StreamBroken inside an event: the client could not tell where that ends."""
+        if self._said.is_inside:
+            raise StreamBroken(why)
+        return self._said.error_event(why, code)
 
 
-class RawRelay:
-    """Any other body: forwarded as it comes."""
-
-    __slots__ = ("_answer", "_chunks", "_count_tokens", "_first", "_upstream")
-
-    def __init__(self, upstream: Upstream, answer: Answer, first: bytes = b"", *, count_tokens: bool = False) -> None:
-        self._upstream = upstream
-        self._answer = answer
-        self._first = first
-        self._chunks = answer.chunks
-        self._count_tokens = count_tokens
-
-    async def aclose(self) -> None:
-        """Give up on the body."""
-        await self._answer.aclose()
-
-    async def chunks(self, on_end: OnEnd, total_s: float, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
-        """The body; raises StreamBroken when it breaks off."""
-        outcome: str = CLIENT_GONE
-        ends_at = now() + total_s
-        length = 0
-        tail = b""
-        try:
-            if self._first:
-                length, tail = len(self._first), self._first[-TAIL_BLOCK_BYTES:]
-                yield self._first
-            async for chunk in self._chunks:
-                length += len(chunk)
-                tail = (tail + chunk)[-TAIL_BLOCK_BYTES:]
-                yield chunk
-                if now() > ends_at:
-                    outcome = ErrorClass.TIMEOUT
-                    raise StreamBroken("the answer took longer than its total time")
-            outcome = "ok"
-        except self._upstream.errors as exc:
-            outcome = ErrorClass.STREAM_INTERRUPTED
-            raise StreamBroken(self._upstream.failure(exc).detail) from exc
-        except asyncio.CancelledError as stopped:
-            outcome = why_stopped(stopped)
-            raise
-        except Exception as exc:
-            if not isinstance(exc, StreamBroken):
-                outcome = INTERNAL_ERROR
-            raise
-        finally:
-            try:
-                await self._answer.aclose()
-            finally:
-                usage = find_usage(tail) if self._count_tokens else None
-                on_end(outcome, usage, length // 4 if self._count_tokens else 0)
+def _malformed(detail: str) -> UpstreamFailed:
+    return UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, detail)
 
 
-def why_stopped(stopped: asyncio.CancelledError) -> str:
-    """The outcome of a call that was cancelled: its client left, unless whoever cancelled it says otherwise."""
-    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
-
-
-def _unless_torn(rest: bytes) -> bytes:
-    """An unfinished event, if nothing but its blank line is missing: a torn one ends nothing."""
-    data = sse.event_data(rest)
-    return rest if data.strip() == b"[DONE]" or sse.json_object(data) is not None else b""
-
-
-async def read_whole(upstream: Upstream, answer: Answer, limit: int) -> tuple[bytes, bool]:
-    """The answer's body up to `limit` bytes, and whether that is all of it; closes the answer when it is.
-
-    Raises UpstreamFailed when the body breaks off.
-    """
-    if answer.whole is not None:
-        return answer.whole, True
-    parts: list[bytes] = []
-    length = 0
-    try:
-        async for chunk in answer.chunks:
-            parts.append(chunk)
-            length += len(chunk)
-            if length > limit:
-                return b"".join(parts), False
-    except upstream.errors as exc:
-        await answer.aclose()
-        raise upstream.failure(exc) from exc
-    except BaseException:
-        await answer.aclose()
-        raise
-    await answer.aclose()
-    return parts[0] if len(parts) == 1 else b"".join(parts), True
+async def _nothing() -> AsyncIterator[bytes]:
+    for chunk in cast("tuple[bytes, ...]", ()):
+        yield chunk

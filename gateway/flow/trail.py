@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.call import Call
-from gateway.flow.accounting import overhead_s
+from gateway.flow.accounting import known_usd, overhead_s
 
 
 def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
@@ -17,8 +17,13 @@ def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     ]
     upstream_id = None
     attempts = call.attempts
+    if call.denied is not None:
+        headers.append((b"x-gateway-retry-denied", call.denied.encode()))
     if attempts:
         last = attempts[-1]
+        cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)
+        if cost_usd is not None:
+            headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
         trail = str(last) if len(attempts) == 1 else " ".join(map(str, attempts))
         headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())

@@ -18,7 +18,7 @@ from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalErro
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import Overload
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.relay import StreamBroken
+from gateway.flow.rawrelay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse
 from gateway.ingress.inflight import InFlight, Serving
@@ -158,6 +158,7 @@ class Edge:
             max_tokens=peeked.max_tokens,
             parsed=peeked.parsed,
             task=serving.task,
+            sdk_retry=parse.sdk_retry(index),
         )
         if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
             reply = await self._handle_alive(exchange, call, now)

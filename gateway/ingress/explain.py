@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.call import Endpoint
 from gateway.errors import NotFound, Unauthorised
 from gateway.ingress import parse
 from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.snapshot import Counting, Key, Limits, Model, PolicySnapshot, Target
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.capabilities import Capabilities
+from gateway.policy.retry import Action, ClassRule, Retries
+from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
     "sum": "input tokens and max_tokens",
     "input": "input tokens",
     "real": "input tokens and what answers usually take",
+}
+_CHOICES: Mapping[Choice, str] = {
+    "weighted": "each tier shared by weight",
+    "in_order": "as listed",
+    "least_loaded": "in each tier the least loaded first",
+    "fastest": "in each tier the fastest first",
 }
 
 
@@ -32,23 +41,41 @@ def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | N
 
 def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.Peeked, model: Model) -> Iterator[str]:
     yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
-    yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}"
+    yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
     yield f"model     {peeked.model}" + ("" if model.name == peeked.model else f", served by the entry {model.name!r}")
     yield f"lane      {_lane(key, model)}"
     yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
-    yield "plan"
-    for number, target in enumerate(model.plan, 1):
-        own = "" if target in model.targets else "  (fallback)"
-        yield f"  {number}. {target.name}{own}{_limits(target.limits)}"
-        yield f"     {_rewrite(peeked.model, target)}; {_price(peeked.model, target)}"
-        yield f"     {_counts(target.counting)}"
-        clocks = target.clocks
-        yield (
-            f"     connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
-            f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
-        )
+    yield from _retries(model.retries)
+    yield f"plan      {_CHOICES[model.choice]}"
+    for number, (target, use) in enumerate(_plan(model), 1):
+        yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
+        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _plan(model: Model) -> Iterator[tuple[Target, str]]:
+    """Where a call may go, and when."""
+    for target in model.plan:
+        yield target, "" if target in model.targets else "  (fallback)"
+    for target in model.context_plan:
+        yield target, "  (where the context is too long for the others)"
+
+
+def _target(endpoint: Endpoint, key: Key, peeked: parse.Peeked, target: Target) -> Iterator[str]:
+    clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
+    yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
+    yield f"{_rewrite(peeked.model, target)}; {_price(peeked.model, target)}"
+    yield _counts(target.counting)
+    if lacking := _lacking(target.capabilities):
+        yield f"skipped by calls that need {lacking}"
+    yield (
+        f"connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
+        f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
+    )
+    if peeked.stream and clocks.least_events_per_s:
+        yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
+    yield _breaker(target.breaker, key)
 
 
 def _endpoint(path: str) -> Endpoint:
@@ -67,6 +94,10 @@ def _key(policy: PolicySnapshot, name: str | None) -> Key:
     if name not in keys:
         raise Unauthorised(f"Name the key that calls with --key: {', '.join(keys)}.")
     return keys[name]
+
+
+def _budget(key: Key) -> str:
+    return "" if key.budget_usd_per_day is None else f", ${key.budget_usd_per_day:g} a day"
 
 
 def _rewrite(asked: str, target: Target) -> str:
@@ -93,6 +124,49 @@ def _lane(key: Key, model: Model) -> str:
     if key.critical:
         told.append("may ask for critical")
     return f"{key.lane}{': ' if told else ''}{', '.join(told)}"
+
+
+def _retries(retries: Retries) -> Iterator[str]:
+    """How often the call may be tried, and what each class of error leads to."""
+    caps = [f"{rule.attempts}{_range(rule.above_usd, rule.below_usd)}" for rule in retries.by_cost]
+    money = "" if retries.max_usd_per_call is None else f"; at most ${retries.max_usd_per_call:g} for all of them"
+    yield f"attempts  {', '.join([f'{retries.attempts}', *caps])}{money}"
+    if retries.hedging is not None:
+        hedge = retries.hedging
+        yield f"          a second one after {hedge.percentile:g} % of answers have begun, not before {hedge.at_least_s:g} s"
+    for action in Action:
+        names = [_tries(name, rule) for name, rule in retries.by_class.items() if rule.action is action]
+        if names:
+            yield f"  {action.value:<18}{', '.join(names)}"
+
+
+def _tries(name: str, rule: ClassRule) -> str:
+    if rule.action is not Action.RETRY:
+        return str(name)
+    return f"{name} {rule.attempts}x{' (first at once)' if rule.is_first_immediate else ''}"
+
+
+def _range(above_usd: float | None, below_usd: float | None) -> str:
+    bounds = [f"above ${above_usd:g}"] if above_usd is not None else []
+    bounds += [f"below ${below_usd:g}"] if below_usd is not None else []
+    return f" for {' and '.join(bounds)} each"
+
+
+def _lacking(can: Capabilities) -> str:
+    """What calls must not need here."""
+    lacking = [name.replace("_", " ") for name in ("tools", "images", "structured_output") if not getattr(can, name)]
+    lacking += [f"more than {can.context_window} tokens"] if can.context_window is not None else []
+    return ", ".join(lacking)
+
+
+def _breaker(rules: BreakerRules, key: Key) -> str:
+    if not rules.is_enabled:
+        return "no breaker"
+    return (
+        f"opens for {rules.open_s:g} s after {rules.consecutive_failures} failures in a row or "
+        f"{rules.failure_rate_percent:g} % of {rules.min_calls} calls or more in {rules.window_s:g} s; "
+        f"with all open a call waits {rules.hold_for_s[key.lane]:g} s"
+    )
 
 
 def _counts(counting: Counting) -> str:

@@ -7,24 +7,36 @@ and does not exist without one.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import __version__
-from gateway.errors import NotFound, Unauthorised
+from gateway.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorised
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import json_response
 from gateway.policy.snapshot import Policies
+from gateway.policy.sse import json_object
 
 LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
+MOST_BYTES = 65_536
+"""Of what an operator sends."""
+
+To = Literal["open", "closed", "drained"]
+ACTIONS: Mapping[str, To] = {"open": "open", "close": "closed", "drain": "drained", "reset": "closed"}
+"""What can be done to a breaker by hand, and the state that comes of it."""
+Shown = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+log = logging.getLogger("gateway.admin")
 
 
 def health_routes(inflight: InFlight) -> list[BaseRoute]:
@@ -62,6 +74,73 @@ def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> lis
         return Route(f"/admin/{name}", show)
 
     return [route(name, view) for name, view in views.items()]
+
+
+def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable[[str, To], None]) -> list[BaseRoute]:
+    """`POST /admin/targets/<name>` and `/admin/accounts/<name>` with `{"action": …}`, behind the admin key.
+
+    `show` gives what there is, by kind and name; `force` carries out. The name may also come as `?name=` or in the body.
+    """
+
+    def switch(kind: str) -> Callable[[Request], Any]:
+        async def act(request: Request) -> Response:
+            require_admin(policies, request)
+            asked = await _read_object(request)
+            name = _known_name(request, asked, kind, show())
+            action = _known_action(asked)
+            log.warning("admin: %s %s", action, name)
+            force(name, ACTIONS[action])
+            return json_response({"name": name, "action": action, **show()[kind][name]})
+
+        return act
+
+    return [
+        Route(f"/admin/{kind}{rest}", switch(kind), methods=["POST"])
+        for kind in ("targets", "accounts")
+        for rest in ("", "/{name:path}")
+    ]
+
+
+async def _read_object(request: Request) -> dict[str, Any]:
+    """The JSON object in the body. Raises InvalidRequest or BodyTooLarge."""
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise BodyTooLarge(f"The body is over the {MOST_BYTES} bytes that are read here.")
+    except ClientDisconnect:
+        raise InvalidRequest("The body has ended early.") from None
+    asked = json_object(body)
+    if asked is None:
+        raise InvalidRequest('The body must be a JSON object, such as {"action": "drain"}.', code="invalid_json")
+    return asked
+
+
+def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:
+    """The name of what is meant. Raises InvalidRequest when there is none, NotFound when nothing is called so."""
+    name = request.path_params.get("name") or request.query_params.get("name") or asked.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"Say which: /admin/{kind}/<name>, ?name= or the field 'name'.", param="name")
+    if name not in shown[kind]:
+        raise NotFound(f"'{name[:200]}' is none of the {kind}; {_hint(name[:200], kind, shown)}", param="name")
+    return name
+
+
+def _hint(name: str, kind: str, shown: Shown) -> str:
+    for other in shown:
+        if name in shown[other]:
+            return f"it is one of the {other}: use /admin/{other}."
+    close = get_close_matches(name, shown[kind], n=1)
+    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join([*shown[kind]][:20]) or 'none'}."
+
+
+def _known_action(asked: Mapping[str, Any]) -> str:
+    action = asked.get("action")
+    if not isinstance(action, str) or action not in ACTIONS:
+        message = f"The field 'action' must be one of: {', '.join(ACTIONS)}."
+        raise InvalidRequest(message, param="action", code="unknown_action")
+    return action
 
 
 def require_admin(policies: Policies, request: Request) -> None:

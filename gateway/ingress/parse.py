@@ -25,6 +25,8 @@ MAX_MODEL_CHARS = 256
 MAX_DEPTH = 1024  # the parser's own bound
 MAX_CHOICES = 128
 MAX_DEADLINE_S = 7 * 24 * 3600.0
+SDK_MARGIN_S = 0.15
+"""So long before an SDK's own timeout it is told that there will be no answer: a sweep of the watch, and the way to it."""
 
 _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
@@ -197,9 +199,17 @@ def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now:
         return now + milliseconds / 1000, True
     for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
         seconds = _seconds(index[name]) if name in index else None
-        if seconds is not None:
-            return now + seconds, True
+        if seconds is not None:  # our answer has to be there before the SDK stops listening, and comes again by itself
+            return now + seconds - min(SDK_MARGIN_S, seconds / 4), True
     return now + policy.lane_deadline_s[lane], False
+
+
+def sdk_retry(index: dict[bytes, bytes]) -> int:
+    """How often an SDK has sent the same call before, as it says; 0: never, or nothing that makes sense."""
+    count = index.get(b"x-stainless-retry-count")
+    if count is None or count == b"0":
+        return 0
+    return int(count) if count.isdigit() and len(count) < 4 else 0
 
 
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:

@@ -1,11 +1,38 @@
-"""A circuit breaker: who fails is left alone for a while, then tried with a few calls, then trusted again."""
+"""A circuit breaker: who fails is left alone for a while, then tried with a few calls, then trusted again.
+
+    closed ── failures in a row | share of failures | share of slow calls ──> open ── its time is over ──> half_open
+    half_open ── a probe fails ──> open, for longer          half_open ── `probes` successes ──> closed, behind a ramp
+    by hand: open and drained stay until undone
+
+pybreaker holds the state and tells its listener; when to move is decided here, with our clock: `health.py` says who is ill,
+`recovery.py` who may go on the way back. It must not know calls, targets or providers: its owner tells it the outcomes that
+speak of health. Invariants: a half-open breaker never has more than `probes` calls out; every state but those set by hand
+is left again; a call sent before the last ejection is no evidence after it. Every permit is given back exactly once, by
+`succeeded`, `failed` or `forget`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal
+
+from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState
 
 from gateway.call import Lane
+from gateway.policy.baseline import Baseline
+from gateway.policy.health import Health
+from gateway.policy.recovery import EARLY_S, Growth, Probes
+
+State = Literal["closed", "open", "half_open", "drained"]
+
+_NEVER_S = 1e9  # pybreaker's own timer, which reads the wall clock
+_MS = 1000
+_SENT_BITS = 44
+_SENT = (1 << _SENT_BITS) - 1
+_NOBODY = -1
+_STATES: Mapping[str, State] = {"closed": "closed", "open": "open", "half-open": "half_open"}  # pybreaker's, and ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +43,7 @@ class BreakerRules:
     consecutive_failures: int = 5
     """In a row; raised to 20 at most where failures are usual at this target."""
     failure_rate_percent: float = 50.0
+    """Of the calls that usually succeed; raised to 90 % of all at most."""
     min_calls: int = 20
     """In the window, before a rate is looked at."""
     window_s: float = 60.0
@@ -26,10 +54,11 @@ class BreakerRules:
     """... by this factor over the target's own baseline, within the next two ..."""
     slow_at_least_s: float = 10.0
     slow_at_most_s: float = 120.0
-    open_s: float = 10.0
+    open_s: float = 2.0
     """The first time; doubled with each further ejection."""
     max_open_s: float = 60.0
     jitter_percent: float = 20.0
+    """Of the open time; it only shortens it."""
     probes: int = 3
     """Calls in flight while it is half open, at most; so many successes close it."""
     ramp_s: float = 10.0
@@ -38,3 +67,276 @@ class BreakerRules:
         default_factory=lambda: {"critical": 0.0, "interactive": 0.0, "batch": 60.0, "background": 21600.0}
     )
     """When every target of a call is open, it is held so long before it is refused."""
+
+
+def account_rules(rules: BreakerRules) -> BreakerRules:
+    """The rules of a provider's account, told of the failures of all its targets: no single one should open it."""
+    consecutive = max(10, 2 * rules.consecutive_failures)
+    return replace(rules, consecutive_failures=consecutive, min_calls=max(50, 2 * rules.min_calls))
+
+
+class Breaker:
+    """The breaker of one target or account; kept over reloads under its name."""
+
+    __slots__ = (
+        "_base",
+        "_circuit",
+        "_health",
+        "_healthy_since",
+        "_is_drained",
+        "_on_change",
+        "_out",
+        "_pending",
+        "_probes",
+        "_ramp",
+        "_run_from",
+        "_usual_per_s",
+        "ejections",
+        "is_by_hand",
+        "is_clear",
+        "name",
+        "opened_at",
+        "probe_at",
+        "reason",
+        "rules",
+        "state",
+        "transitions",
+    )
+
+    def __init__(
+        self, name: str, rules: BreakerRules, now: float, on_change: Callable[[str, str, str], None] | None = None
+    ) -> None:
+        self.name = name
+        self.rules = rules
+        self.state: State = "closed"
+        self.reason = "not opened yet"
+        self.is_clear = True
+        """Closed, and not ramping up: all that the hot path has to ask."""
+        self.is_by_hand = False
+        """Open or drained until somebody undoes it."""
+        self.opened_at = -inf
+        """When it was opened last (monotonic seconds)."""
+        self.probe_at = inf
+        """When the first probe may go, while it is open; inf: never by itself."""
+        self.ejections = 0
+        """In a row; one is forgotten for each `max_open_s` of health."""
+        self.transitions: dict[State, int] = {"closed": 0, "open": 0, "half_open": 0, "drained": 0}
+        self._on_change = on_change
+        self._base = 0  # permits below it are of calls sent before the last ejection or probing
+        self._is_drained = False
+        self._out = 0  # calls of this generation that have not ended
+        self._pending = 0  # of these, the ones sent before the present run of failures began ...
+        self._run_from = _NOBODY  # ... which was then, as a permit
+        self._probes = Probes(now)
+        self._healthy_since = now
+        self._usual_per_s = 0.0
+        self._ramp: Growth | None = None
+        self._health = Health(rules, now)
+        self._circuit = CircuitBreaker(reset_timeout=_NEVER_S, listeners=[_Mirror(self)], name=name)
+        self.configure(rules, now)
+
+    def configure(self, rules: BreakerRules, now: float) -> None:
+        """Puts other rules in force; the state stays, but a breaker that is disabled closes, unless it was set by hand."""
+        self.rules = rules
+        self._health.configure(rules)
+        if not rules.is_enabled and not self.is_by_hand and not self.is_clear:
+            self._close("disabled", now, ramp_s=0.0)
+
+    def wait_s(self, now: float, rank: int) -> float | None:
+        """Seconds until a call may go: 0.0 now, inf never by itself, None when a probe in flight has to end first.
+
+        `rank` is the index of the call's lane; the lowest lanes probe first.
+        """
+        if self.is_clear:
+            return 0.0
+        if self.state == "closed":
+            return self._ramp_wait_s(now)
+        if self.state != "half_open":
+            wait_s = self.probe_at - now
+            if wait_s > EARLY_S:
+                return wait_s
+            self._half_open(f"open for {now - self.opened_at:.0f} s")
+        return self._probes.wait_s(now, rank, self.rules.probes)
+
+    def take(self, now: float) -> int:
+        """A call goes; only to be called when `wait_s` is 0.0. Returns its permit: the generation, and when it was sent."""
+        if not self.is_clear:
+            if self.state == "half_open":
+                self._probes.out += 1
+            elif self._ramp is not None:
+                self._ramp.take(now)
+        self._out += 1
+        return self._base + int(now * _MS)
+
+    def forget(self, permit: int, _now: float) -> None:
+        """The call says nothing about health: refused for its rate or itself, left by its client, never sent."""
+        if permit >= self._base:
+            self._came_back(permit)
+            if self.state == "half_open":
+                self._probes.out -= 1
+
+    def succeeded(self, permit: int, now: float, first_byte_s: float | None) -> None:
+        """The call was served; `first_byte_s` is the time from sending it to its first byte, None where nobody knows.
+
+        While it is half open this may be told at the first byte of a long stream, if it is not told again at its end.
+        """
+        if self.state != "closed" or permit < self._base:
+            self._succeeded_aside(permit, now)
+            return
+        self._out -= 1
+        self._run_from = _NOBODY
+        illness = self._health.succeeded(now - (permit & _SENT) / _MS, now, first_byte_s)
+        if illness is not None and first_byte_s is not None:
+            self._eject(illness, now, first_byte_s * 1e4 % 1.0)  # the last digits of its time serve as the draw
+
+    def failed(self, permit: int, now: float, u: float, why: str) -> None:
+        """The call failed in a way that speaks of health; `why` is its error class, `u` a draw in [0, 1)."""
+        if permit < self._base:
+            return
+        self._came_back(permit)
+        if self.state == "half_open":
+            self._eject(f"a probe failed ({why})", now, u)
+        elif self.state == "closed":
+            if self._run_from == _NOBODY:
+                self._run_from, self._pending = self._base + int(now * _MS), self._out
+            illness = self._health.failed(now, why, self._pending)
+            if illness is not None:
+                self._eject(illness, now, u)
+
+    def force(self, to: Literal["open", "closed", "drained"] | None, now: float) -> None:
+        """By hand: open and drained stay until undone; closed is trusted at once; None undoes, and tries with probes."""
+        if to == "open" or to == "drained":
+            self.is_by_hand = True
+            self._is_drained = to == "drained"
+            self._open("opened by hand" if to == "open" else "drained by hand", now, inf)
+        elif to == "closed":
+            self.ejections = 0
+            self._close("closed by hand", now, ramp_s=0.0)
+        elif self.is_by_hand and self.rules.is_enabled:
+            self.is_by_hand = self._is_drained = False
+            self.probe_at = now
+            self._half_open("no longer held by hand")
+        elif self.is_by_hand:
+            self._close("disabled", now, ramp_s=0.0)
+
+    @property
+    def slow_after_s(self) -> float:
+        """A first byte that comes later than so many seconds is late here."""
+        return self._health.slow_after_s
+
+    def trip(self, reason: str, now: float, u: float) -> None:
+        """Opens at once, whatever the shares: its owner knows better. `u` is a draw in [0, 1)."""
+        if self.state in ("closed", "half_open"):
+            self._eject(reason, now, u)
+
+    def failure_rate(self, now: float) -> float:
+        """The share of calls in the window that failed, 0 to 1; while it is not closed, of the window that opened it."""
+        if self.state == "closed":
+            self._health.catch_up(now)
+            self._forget_ejections(now)
+        calls, failures = self._health.window.failures()
+        return failures / calls if calls else 0.0
+
+    @property
+    def calls_in_window(self) -> int:
+        """Calls that ended within the window, as of the last outcome or look at the rate."""
+        return self._health.window.failures()[0]
+
+    @property
+    def baseline(self) -> Baseline:
+        """What is usual here."""
+        return self._health.baseline
+
+    def _came_back(self, permit: int) -> None:
+        self._out -= 1
+        if permit <= self._run_from and self._pending:
+            self._pending -= 1
+
+    def _succeeded_aside(self, permit: int, now: float) -> None:
+        """A probe; or a call whose success says nothing, because it was sent before the last ejection."""
+        if self.state != "half_open" or permit < self._base:
+            return
+        self._out -= 1
+        self._probes.out -= 1
+        self._probes.good += 1
+        if self._probes.good >= self.rules.probes:
+            self._close(f"{self._probes.good} probes succeeded", now, self.rules.ramp_s)
+
+    def _ramp_wait_s(self, now: float) -> float:
+        if self._ramp is None or self._ramp.is_over(now):
+            self._ramp = None
+            self.is_clear = True
+            return 0.0
+        return self._ramp.wait_s(now)
+
+    def _forget_ejections(self, now: float) -> None:
+        if self.ejections:
+            step_s = max(self.rules.max_open_s, 1.0)
+            steps = int((now - self._healthy_since) / step_s)
+            self.ejections = max(0, self.ejections - steps)
+            self._healthy_since += steps * step_s
+
+    def _eject(self, reason: str, now: float, u: float) -> None:
+        """Opens for longer than the last time; `u` spreads the probes of several gateways."""
+        rules = self.rules
+        if not rules.is_enabled:
+            return
+        if self.state == "closed":
+            self._forget_ejections(now)
+        open_s = min(rules.open_s * 2.0 ** min(self.ejections, 30), rules.max_open_s)
+        self.ejections += 1
+        self._open(reason, now, now + open_s * (1 - rules.jitter_percent / 100 * u))
+
+    def _open(self, reason: str, now: float, probe_at: float) -> None:
+        if self.is_clear:
+            self._usual_per_s = self._health.window.calls_per_s(now)
+        self.opened_at = now
+        self.probe_at = probe_at
+        self.is_clear = False
+        self._ramp = None
+        self._new_generation()
+        self.reason = reason
+        self._circuit.open()
+
+    def _new_generation(self) -> None:
+        """Calls that are out are no evidence any more."""
+        self._base += 1 << _SENT_BITS
+        self._out = self._pending = 0
+        self._run_from = _NOBODY
+
+    def _half_open(self, reason: str) -> None:
+        self._new_generation()
+        self._probes = Probes(self.probe_at)
+        self.reason = reason
+        self._circuit.half_open()
+
+    def _close(self, reason: str, now: float, ramp_s: float) -> None:
+        self.is_by_hand = self._is_drained = False
+        self.probe_at = inf
+        self._healthy_since = now
+        self._health.restart(now)
+        self._ramp = Growth(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None
+        self.is_clear = self._ramp is None
+        self.reason = reason
+        self._circuit.close()
+
+    def _became(self, state: State) -> None:
+        self.state = "drained" if state == "open" and self._is_drained else state
+        self.transitions[self.state] += 1
+        if self._on_change is not None:
+            self._on_change(self.name, self.state, self.reason)
+
+
+class _Mirror(CircuitBreakerListener):
+    """Carries pybreaker's transitions over to the breaker's own slots."""
+
+    __slots__ = ("_breaker",)
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+
+    def state_change(
+        self, cb: CircuitBreaker, old_state: CircuitBreakerState | None, new_state: CircuitBreakerState
+    ) -> None:
+        """It has moved."""
+        self._breaker._became(_STATES[new_state.name])

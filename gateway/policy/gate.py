@@ -13,15 +13,20 @@ from dataclasses import replace
 from enum import Enum
 from math import inf, sqrt
 
-from gateway.call import Usage
+from gateway.call import Lane, Usage
 from gateway.errors import ErrorClass
 from gateway.policy.adapt import Pause, RateSearch
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.budgets import Retry
+from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.estimate import Calibration, charge
 from gateway.policy.gradient import AdaptiveCap
-from gateway.policy.hints import Learned, never_fits, read_limit_headers, retry_delay_s
+from gateway.policy.hints import Learned, read_limit_headers
+from gateway.policy.latency import Latency
 from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet
 from gateway.policy.ramp import RAMP_S, Ramp
 from gateway.policy.snapshot import Counting, Limits
+from gateway.policy.vitals import UNHEALTHY, Account, Vitals
 from gateway.ports import RawHeaders
 
 LEARN_EVERY_S = 0.005
@@ -37,6 +42,8 @@ ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
 """Of the mean error of estimates, left over for those in flight: three standard deviations (1.25 mean errors each)."""
+PENALTY_S = 5.0
+"""A target that has just failed is taken to be so much slower, where the fastest is looked for."""
 REFUSED_WITHIN_S = 1.0
 ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
@@ -61,7 +68,20 @@ class Refusal(Enum):
 class Grant:
     """What one attempt has taken from its gate. `estimate` are the input tokens as estimated, uncorrected; 0: not counted."""
 
-    __slots__ = ("at", "cost", "estimate", "flight", "gate", "is_open", "is_told", "mark", "max_tokens")
+    __slots__ = (
+        "at",
+        "cost",
+        "estimate",
+        "flight",
+        "gate",
+        "is_judged",
+        "is_open",
+        "is_told",
+        "mark",
+        "max_tokens",
+        "permit",
+        "retry",
+    )
 
     def __init__(
         self, gate: Gate, cost: Cost, at: float, mark: tuple[float, ...] | None, estimate: int, max_tokens: int | None
@@ -73,6 +93,11 @@ class Grant:
         self.flight = gate.flight
         self.estimate = estimate
         self.max_tokens = max_tokens
+        self.permit = gate.vitals.take(at)
+        self.is_judged = False
+        """The breakers know how it went."""
+        self.retry: Retry | None = None
+        """What it has taken of the retry budgets."""
         self.is_open = True
         self.is_told = False
         """The search for a rate knows how it ended."""
@@ -106,10 +131,14 @@ class Gate:
         "name",
         "paused",
         "used_at",
+        "vitals",
     )
 
-    def __init__(self, name: str, limits: Limits, counting: Counting, now: float) -> None:
+    def __init__(self, name: str, limits: Limits, counting: Counting, now: float, vitals: Vitals | None = None) -> None:
+        """Without `vitals` it has breakers of its own, under the built-in rules."""
         self.name = name
+        rules = BreakerRules()
+        self.vitals = vitals or Vitals(name, Account(name, rules, now), rules, now, None)
         self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s)
         self.calibration = Calibration(counting.first_output_tokens)
         self.answer_s = 0.0
@@ -158,6 +187,13 @@ class Gate:
         """When it may be used again (monotonic seconds); in the past: it may."""
         return max(self._pause.until, self.exhausted_until)
 
+    def is_shut(self, lane: Lane, now: float) -> bool:
+        """Whether a call of this lane had better not wait here: no quota, or an open breaker that it has no time for."""
+        if self.exhausted_until > now:
+            return True
+        probe_at = self.vitals.probe_at(now)
+        return probe_at == inf or (probe_at > now and not self.vitals.breaker.rules.hold_for_s[lane])
+
     def cost_of(self, estimate: int, max_tokens: int | None, *, answers: bool = True) -> Cost:
         """What a call of so many input tokens (as estimated, uncorrected) is charged here when it is admitted.
 
@@ -169,8 +205,27 @@ class Gate:
         expected = self.calibration.output_estimate(max_tokens) if answers else 0
         return self.limits.shrink(self._charge(tokens, max_tokens if answers else None, expected), ESTIMATE_TOLERANCE)
 
+    @property
+    def capacity(self) -> float | None:
+        """How many calls it can serve at a time, as far as anybody knows (its rate times its time: Little's law)."""
+        most = self._cap.cap if self._cap is not None else self.limits.concurrency
+        rate_per_s = self.limits.refills_per_s(requests=True) if most is None else inf
+        return most if rate_per_s == inf else rate_per_s * max(self.answer_s, 0.01)
+
+    @property
+    def latency(self) -> Latency:
+        """Its times to first byte; where it serves no streams, those of whole answers."""
+        vitals = self.vitals
+        return vitals.first_byte if vitals.first_byte.count else vitals.whole_answer
+
     def wait_s(
-        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_requests: float = 0.0, keep_tokens: float = 0.0
+        self,
+        cost: Cost,
+        now: float,
+        keep_percent: float = 0.0,
+        keep_requests: float = 0.0,
+        keep_tokens: float = 0.0,
+        rank: int = 1,
     ) -> float | None:
         """Seconds until the call may go: 0.0 now, inf never, None when a call in flight has to end first."""
         paused_until = self.paused_until
@@ -189,13 +244,23 @@ class Gate:
             return inf
         if self._barren > 1 and self._probes:
             wait_s = _longer(wait_s, self._probe_s(now))
+        if not self.vitals.is_clear:
+            vitals_s = self.vitals.wait_s(now, rank)
+            wait_s = _longer(wait_s, None if vitals_s == inf else vitals_s)  # inf: until a person says so
         return None if self._is_full() else wait_s
 
     def reserve(
-        self, cost: Cost, now: float, keep_percent: float = 0.0, *, estimate: int = 0, max_tokens: int | None = None
+        self,
+        cost: Cost,
+        now: float,
+        keep_percent: float = 0.0,
+        *,
+        estimate: int = 0,
+        max_tokens: int | None = None,
+        rank: int = 1,
     ) -> Grant | None:
         """Takes what the call costs, if it may go now."""
-        if self.wait_s(cost, now, keep_percent) != 0.0:
+        if self.wait_s(cost, now, keep_percent, rank=rank) != 0.0:
             return None
         return self.take(cost, now, estimate, max_tokens)
 
@@ -213,9 +278,12 @@ class Gate:
         self._probed_at = self.used_at = now
         self._squares += cost.input_tokens * cost.input_tokens
         mark = None
-        if now >= self._learns_from and self.counting.learns:
+        if now >= self._learns_from:
             self._learns_from = now + LEARN_EVERY_S
-            mark = self.limits.mark()
+            if self.in_flight > self.vitals.busiest(now):
+                self.vitals.was_busy(self.in_flight, now)
+            if self.counting.learns:
+                mark = self.limits.mark()
         return Grant(self, cost, now, mark, estimate, max_tokens)
 
     def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
@@ -230,7 +298,7 @@ class Gate:
         paused_until = self._pause.until
         if paused_until > now:
             ready_at = max(ready_at, paused_until + self.limits.drain_s(ahead))
-        return ready_at
+        return ready_at if self.vitals.is_clear else max(ready_at, self.vitals.probe_at(now))
 
     def cancel(self, grant: Grant, now: float) -> None:
         """Gives everything back: nothing was sent."""
@@ -239,6 +307,7 @@ class Gate:
         grant.is_told = True
         if grant.is_open:
             self.limits.unsend(grant.cost)
+        self._forget(grant, now)
         self._end(grant, NOTHING, now)
 
     def answered(
@@ -263,6 +332,10 @@ class Gate:
         if is_error:
             return
         took_s = now - grant.at
+        vitals = self.vitals
+        (vitals.first_byte if is_stream else vitals.whole_answer).observe(took_s, now)
+        if not is_stream or vitals.is_probed:  # a probe's first event is news enough
+            self._succeeded(grant, now, took_s if is_stream else None)
         self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
         grant.is_told = True
         if self._search is not None:
@@ -274,39 +347,45 @@ class Gate:
             self._has_streams = True
             self._cap.observe(took_s, self.in_flight)
 
-    def refused(
-        self, grant: Grant, error_class: str, status: int, headers: RawHeaders, body: bytes, now: float, wall_now: float
-    ) -> Refusal:
+    def refused(self, grant: Grant, diagnosis: Diagnosis, headers: RawHeaders, now: float, wall_now: float) -> Refusal:
         """The provider refused the call for its rate or its account: settles the grant and pauses the target.
 
         The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
         its tokens only where no header tells the level, and once for all calls of one flight: whatever made our level too
         high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
         """
-        if never_fits(body):
+        self._forget(grant, now)
+        if diagnosis.never_fits:
             self.cancel(grant, now)
             return Refusal.NEVER_FITS
-        kind = self.counting.kind
-        delay_s = retry_delay_s(status, headers, body, wall_now, kind)
-        learned = read_limit_headers(headers, wall_now, kind) if self.counting.learns else None
+        delay_s = diagnosis.delay_s
+        learned = read_limit_headers(headers, wall_now, self.counting.kind) if self.counting.learns else None
         self._learn(learned, grant, now)
         keeps_tokens = (
-            error_class == ErrorClass.RATE_LIMIT_TOKENS
+            diagnosis.error_class == ErrorClass.RATE_LIMIT_TOKENS
             and learned is None
             and grant.flight == self.flight
             and not self._barren
         )
-        is_exhausted = error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
+        is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
         grant.is_told = not is_exhausted
         self._end(grant, grant.cost if keeps_tokens else Cost(grant.cost.requests, 0, 0), now)
         if is_exhausted:
-            self.exhausted_until = now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S)
-            self.flight += 1  # at its end one call goes first
-            self._probes = 0
-            self._barren = max(self._barren, 2)
+            self.exhaust(delay_s, now)
             return Refusal.EXHAUSTED
         self._slow_down(grant, delay_s, now)
         return Refusal.WAIT
+
+    def exhaust(self, delay_s: float | None, now: float) -> None:
+        """The account is spent, for so long as far as anybody knows."""
+        self.exhausted_until = now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S)
+        self.flight += 1  # at its end one call goes first
+        self._probes = 0
+        self._barren = max(self._barren, 2)
+
+    def leave_alone(self, delay_s: float, now: float) -> None:
+        """The provider has asked for it, though not for a rate: nothing goes there before."""
+        self._hold_off(now + delay_s, now)
 
     def settle(self, grant: Grant, usage: Usage | None, now: float) -> None:
         """The attempt has ended: corrects the reservation to what was used (None: nobody knows, it stands)."""
@@ -326,7 +405,25 @@ class Gate:
         """The attempt came to nothing, but not for its rate. Its request counts, its tokens do not."""
         if self._cap is not None and is_overload:
             self._cap.dropped()
+        self._forget(grant, now)
         self._end(grant, Cost(grant.cost.requests, 0, 0), now)
+
+    def judge(self, grant: Grant, error_class: str | None, now: float, u: float) -> None:
+        """Tells the breakers how an attempt went, as far as that speaks of the target's health; once."""
+        if grant.is_judged:
+            return
+        if error_class is None:
+            self._succeeded(grant, now, None)
+        elif error_class in UNHEALTHY:
+            grant.is_judged = True
+            self.latency.penalise(PENALTY_S, now)
+            self.vitals.failed(grant.permit, now, u, error_class)
+        else:
+            self._forget(grant, now)
+
+    def is_late(self, grant: Grant, now: float) -> bool:
+        """Whether the call has waited longer than is usual here, whoever lost patience."""
+        return now - grant.at >= self.vitals.breaker.slow_after_s
 
     def rows(self, now: float) -> list[LimitRow]:
         """Every limit, known, found or adaptive, for `/admin/limits` and the gauges."""
@@ -365,11 +462,23 @@ class Gate:
         )
         return cost._replace(output_tokens=output) if counting.charge == "input" else cost
 
+    def _succeeded(self, grant: Grant, now: float, first_byte_s: float | None) -> None:
+        if not grant.is_judged:
+            grant.is_judged = True
+            self.vitals.succeeded(grant.permit, now, first_byte_s)
+
+    def _forget(self, grant: Grant, now: float) -> None:
+        if not grant.is_judged:
+            grant.is_judged = True
+            self.vitals.forget(grant.permit, now)
+
     def _end(self, grant: Grant, actual: Cost, now: float) -> None:
         if not grant.is_open:
             return
         grant.is_open = False
         self.in_flight -= 1
+        if grant.retry is not None:
+            grant.retry.end()
         tokens = grant.cost.input_tokens
         self._squares = max(0.0, self._squares - tokens * tokens) if self.in_flight else 0.0
         if grant.flight == self.flight:

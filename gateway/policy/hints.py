@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from gateway.ports import RawHeaders
 
 _MOST = 1e12
 _BODY_BYTES = 16_384
+_MOST_HINTS = 32
 _MINUTE_S = 60.0
 _DAY_S = 86_400.0
 
@@ -258,7 +260,7 @@ def _delay_in_body(body: bytes, wall_now: float) -> float | None:
     google = _RETRY_INFO.search(body)
     if google is not None:
         return sane_s(float(google[1]))
-    for again in _AGAIN.finditer(body):
+    for again in islice(_AGAIN.finditer(body), _MOST_HINTS):
         delay_s = _words_s(body, again.end())
         if delay_s is not None:
             return sane_s(delay_s)

@@ -134,6 +134,12 @@ class LimitSet:
                 self._put(name, amount, now, configured=amount)
         self._size_up()
 
+    @property
+    def concurrency(self) -> float | None:
+        """How many calls may be in flight; None: as many as the rates let in."""
+        row = self._find("concurrency")
+        return None if row is None else row.amount
+
     def reserve(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
         """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `wait_s`."""
         wait_s = self.wait_s(cost, now, keep_percent)

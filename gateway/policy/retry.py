@@ -5,11 +5,16 @@ A pure function of the attempt ledger, the plan, the budgets, the deadline, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from gateway.errors import ErrorClass
+from gateway.errors import ErrorClass, Phase
+
+if TYPE_CHECKING:
+    from gateway.call import Attempt
+    from gateway.policy.snapshot import Target
 
 
 class Action(Enum):
@@ -67,9 +72,10 @@ class Hedging:
     """Not before so many answers were measured."""
 
 
+_FINAL = ClassRule(Action.PASS_THROUGH)
 _R, _N, _P = Action.RETRY, Action.NEXT_TARGET, Action.PASS_THROUGH
 
-BUILT_IN_RULES: Mapping[ErrorClass, ClassRule] = {
+BUILT_IN_RULES: Mapping[str, ClassRule] = {
     ErrorClass.RATE_LIMIT_REQUESTS: ClassRule(Action.HOLD),
     ErrorClass.RATE_LIMIT_TOKENS: ClassRule(Action.HOLD),
     ErrorClass.QUOTA_EXHAUSTED: ClassRule(_N),
@@ -99,14 +105,14 @@ class Retries:
     """Per call, over all targets, the first included; those that a rate limit refused are not counted."""
     backoff: Backoff = Backoff()
     budget_percent_of_active: float = 20.0
-    """Retries in flight at a target, of the calls in flight there (Envoy's retry budget) ..."""
+    """Retries in flight at a target, of the calls in flight there of late (Envoy's retry budget) ..."""
     budget_min_concurrent: int = 3
-    """... but so many in any case."""
+    """... but so many in any case. A failure waits for its turn a moment, then it passes through."""
     tokens: float = 500.0
     """Retry tokens of a target (AWS SDKs, standard mode): a retry takes `retry_tokens`, a success gives some back."""
     retry_tokens: float = 5.0
     timeout_tokens: float = 10.0
-    by_class: Mapping[ErrorClass, ClassRule] = field(default_factory=lambda: BUILT_IN_RULES)
+    by_class: Mapping[str, ClassRule] = field(default_factory=lambda: BUILT_IN_RULES)
     """For every class."""
     by_cost: tuple[CostRule, ...] = (
         CostRule(2, above_usd=0.25),
@@ -117,3 +123,169 @@ class Retries:
     max_usd_per_call: float | None = None
     """What all attempts of one call may cost together, as estimated; the first is always made."""
     hedging: Hedging | None = None
+
+
+class Plan(NamedTuple):
+    """Where a call may still go, in order of preference: targets that are left alone for now are not among them."""
+
+    own: Sequence[Target]
+    """The model's own targets."""
+    others: Sequence[Target] = ()
+    """Those of its fallbacks."""
+    context: Sequence[Target] = ()
+    """Those of its context fallbacks, for a call that is too long for the others."""
+
+
+class Budgets(Protocol):
+    """What retries may cost, as it stands now."""
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        """Why the target may not be tried again after this failure of the call (`budget`, `tokens`); None: it may."""
+        ...
+
+    def denies_money(self) -> str | None:
+        """Why the call may spend no more on another attempt (`money`, `key_budget`); None: it may."""
+        ...
+
+    def attempts(self) -> int:
+        """So many attempts the call may make, by what one costs."""
+        ...
+
+
+class Try(NamedTuple):
+    """Go to one of these, the first that has room: now, or when the delay queue lets it through."""
+
+    targets: Sequence[Target]
+    is_retry: bool = False
+    """To where the call has failed before: it takes from the retry budget."""
+
+
+class Hold(NamedTuple):
+    """Wait until then (monotonic seconds), then go to one of these: the call has failed there before.
+
+    Without targets: ask again then; too many retries are in flight just now.
+    """
+
+    until: float
+    targets: Sequence[Target] = ()
+
+
+class GiveUp(NamedTuple):
+    """The client gets the last failure. `reason` is `final`, `attempts`, `deadline`, `no_target`, or what denies a retry."""
+
+    reason: str
+
+
+Step = Try | Hold | GiveUp
+FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
+"""How long a failure waits for a budget that is spent: until the next look, doubled each time, and in all."""
+DENIALS = frozenset(("budget", "tokens", "money", "key_budget"))
+"""The reasons for which an attempt that would have been made was not."""
+
+
+def next_step(
+    ledger: Sequence[Attempt],
+    plan: Plan,
+    retries: Retries,
+    budgets: Budgets,
+    deadline: float,
+    now: float,
+    u: float,
+) -> Step:
+    """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
+
+    In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback. What a
+    rate limit refused is no failure: the delay queue knows when it may go again.
+    """
+    last = ledger[-1]
+    rule = rule_for(last, retries)
+    if rule.action is Action.PASS_THROUGH:
+        return GiveUp("final")
+    if now >= deadline:
+        return GiveUp("deadline")
+    is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
+    left = _left(Plan(plan.context) if is_too_long else plan, ledger)
+    if last.is_refused and not last.never_again:
+        return Try((*left.own, *left.others)) if left.own or left.others else GiveUp("no_target")
+    failures = [attempt for attempt in ledger if not attempt.is_refused]
+    allowed = budgets.attempts()
+    denied = "attempts" if len(failures) >= allowed else budgets.denies_money()
+    if denied is not None:
+        return GiveUp(denied)
+    # A price that allows more attempts than usual allows more of each class, too.
+    most = rule.attempts + max(0, allowed - retries.attempts) if rule.action is Action.RETRY else 0
+    step = _next_target(failures, left, most, retries, budgets, now, u)
+    if isinstance(step, Hold) and step.until >= deadline:
+        fresh = _fresh(left.others, failures)
+        return Try(fresh) if fresh else GiveUp("deadline")
+    if isinstance(step, GiveUp) and is_too_long:
+        return GiveUp("final")
+    return step
+
+
+def rule_for(attempt: Attempt, retries: Retries) -> ClassRule:
+    """What the attempt's failure deserves. A caller whose own credential is refused is told so: nobody else's would do."""
+    if attempt.error_class is None or (attempt.error_class == ErrorClass.AUTH and attempt.is_callers):
+        return _FINAL
+    return retries.by_class.get(attempt.error_class, _FINAL)
+
+
+def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
+    """The wait before the next try, in seconds, after so many failures (1 or more).
+
+    Full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter".
+    """
+    most_s = min(backoff.max_s, backoff.base_s * backoff.factor ** min(failures - 1, 64))
+    return most_s * u if backoff.has_jitter else most_s
+
+
+def _left(plan: Plan, ledger: Sequence[Attempt]) -> Plan:
+    """The plan without the targets that can never serve this call."""
+    out = {attempt.target for attempt in ledger if attempt.never_again}
+    return Plan(*([target for target in targets if target.name not in out] for targets in plan))
+
+
+def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Target]:
+    met = {attempt.target for attempt in failures}
+    return [target for target in targets if target.name not in met]
+
+
+def _next_target(
+    failures: Sequence[Attempt], left: Plan, most: int, retries: Retries, budgets: Budgets, now: float, u: float
+) -> Step:
+    fresh_others = _fresh(left.others, failures)
+    fresh = _fresh(left.own, failures)
+    if fresh:
+        return Try([*fresh, *fresh_others])
+    own = [target.name for target in left.own]
+    spent = sum([attempt.target in own for attempt in failures])
+    again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
+    if not again:
+        if fresh_others:
+            return Try(fresh_others)
+        tired = [target for target in left.others if _count(failures, target) < most]
+        again, denied_there = _again(tired, failures, budgets)
+        denied = denied or denied_there
+    last = failures[-1]
+    waited_s = now - (now if last.ended_at is None else last.ended_at)
+    if not again and denied == "budget" and waited_s < min(retries.backoff.max_s, LONGEST_BUDGET_WAIT_S):
+        return Hold(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))  # seldom asked, and never by all at once
+    if not again:
+        return GiveUp(denied or ("no_target" if not own and not left.others else "attempts"))
+    rule = rule_for(last, retries)
+    if rule.is_first_immediate and len(failures) == 1 and last.phase is Phase.NOTHING_SENT:
+        return Hold(now, again)
+    return Hold(now + backoff_s(retries.backoff, len(failures), u), again)
+
+
+def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budgets) -> tuple[list[Target], str | None]:
+    """Those that may be tried again, the least tried first, and why others may not."""
+    denials = {target.name: budgets.denies(target, failures[-1]) for target in targets}
+    again = sorted(
+        [target for target in targets if denials[target.name] is None], key=lambda target: _count(failures, target)
+    )
+    return again, next((reason for reason in denials.values() if reason is not None), None)
+
+
+def _count(failures: Sequence[Attempt], target: Target) -> int:
+    return sum([attempt.target == target.name for attempt in failures])

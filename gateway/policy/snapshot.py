@@ -17,6 +17,7 @@ from typing import Literal
 from gateway.call import Lane
 from gateway.policy.breaker import BreakerRules
 from gateway.policy.capabilities import Capabilities
+from gateway.policy.choose import Tiers
 from gateway.policy.diagnosis import ErrorTable
 from gateway.policy.estimate import ChargeRule
 from gateway.policy.limits import CONTINUOUS, Style
@@ -44,6 +45,8 @@ class Provider:
     ca_file: str | None = None
     max_connections: int = 1000
     idle_expiry_s: float = 60.0
+    group: str = ""
+    """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +176,25 @@ class Model:
     context_plan: tuple[Target, ...] = ()
     """The targets of its context fallbacks, in order."""
     choice: Choice = "in_order"
+    """How one of its own targets is chosen."""
     retries: Retries = field(default_factory=Retries)
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
+    tiers: Tiers = field(init=False, repr=False, compare=False)
+    """Its own targets, ready to be arranged."""
+    others: tuple[Target, ...] = field(init=False, repr=False)
+    """The targets of its fallbacks."""
+    restricts: bool = field(init=False, repr=False)
+    """Some target of the plan cannot do everything."""
+
+    def __post_init__(self) -> None:
+        derived = {
+            "tiers": Tiers(self.targets),
+            "others": tuple(target for target in self.plan if target not in self.targets),
+            "restricts": any(target.capabilities.is_restricted for target in (*self.plan, *self.context_plan)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)

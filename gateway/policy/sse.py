@@ -1,9 +1,8 @@
-"""Server-sent events, seen as bytes: where events end, whether a stream really ended, and what went wrong in it.
+"""Server-sent events, seen as bytes: where events end, what is in one, and which of them is an error.
 
-Events are never re-encoded. `EventCutter` only decides how many bytes are whole events; what looks inside is called at
-the start of a stream, at its end, or when a cheap search says that there is something to see. In JSON a quote inside a
-string is escaped, so `"finish_reason":"` without a backslash before it is never text that the model wrote; line ends are
-escaped too, so neither is a whole line.
+Events are never re-encoded. `EventCutter` only decides how many bytes are whole events. What a stream as a whole has said is
+`transcript.py`'s business, what its first events mean is `streamstart.py`'s. In JSON quotes and line ends inside a string
+are escaped, so `"finish_reason":null` without a backslash before its quotes is never text that the model wrote.
 Source: HTML Living Standard, 9.2 (event stream format).
 """
 
@@ -20,15 +19,9 @@ PENDING_LIMIT = 65_536
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
-_DONE = re.compile(rb"^data: ?\[DONE\]\s*?$", re.MULTILINE)
-_FINISH = re.compile(rb'(?<!\\)"finish_reason" ?: ?"')
-_RESPONSES_END = re.compile(
-    rb"^event: ?(?:response\.(?:completed|failed|incomplete)|error)\r?$"
-    rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|failed|incomplete)|error)"',
-    re.MULTILINE,
-)
-_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
-_STARTUP_EVENTS = frozenset(("response.created", "response.queued", "response.in_progress"))
+_ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
+_FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
+DONE = b"[DONE]"
 
 
 class EventCutter:
@@ -37,18 +30,22 @@ class EventCutter:
     Invariant: everything that `feed` and `rest` return, put together, is exactly what was fed.
     """
 
-    __slots__ = ("_pending", "inside")
+    __slots__ = ("_pending", "inside", "is_idle")
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self.is_idle = True
+        """Nothing is held back and no event has begun: a chunk that is made of whole events need not be fed."""
         self.inside = False
         """The bytes returned last end inside an event: it was too long to be held back."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events that are complete now; empty when there is none."""
-        if not self._pending and not self.inside and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+        if self.is_idle and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
-        return self._feed_slowly(chunk)
+        block = self._feed_slowly(chunk)
+        self.is_idle = not self._pending and not self.inside
+        return block
 
     def rest(self) -> bytes:
         """What is left at the end of the stream: an unfinished event, or nothing."""
@@ -92,6 +89,8 @@ def split_events(block: bytes) -> Iterator[bytes]:
 
 def event_data(event: bytes) -> bytes:
     """The event's `data`, its lines joined; empty for a comment."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]  # the usual case: one line, and the blank one
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
@@ -110,26 +109,37 @@ def json_object(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def is_opening(event: bytes) -> bool:
-    """Whether the event only announces an answer (a comment, `response.created` …): a failure may still follow."""
-    data = event_data(event)
-    if not data:
-        return True
-    parsed = json_object(data)
-    return parsed is not None and parsed.get("type") in _STARTUP_EVENTS
+def is_silent(event: bytes) -> bool:
+    """Whether an event without data says nothing at all: comments and the names of fields, nothing that is none of SSE."""
+    return all(line.partition(b":")[0] in _FIELDS for line in event.splitlines())
+
+
+def is_whole(event: bytes) -> bool:
+    """Whether an event that lacks its blank line lacks nothing else: its data is `[DONE]` or a JSON object."""
+    data = event_data(event).strip()
+    return data == DONE or json_object(data) is not None
 
 
 def error_in(event: bytes) -> dict[str, Any] | None:
     """The error object of an error event, flat or nested as the provider writes it; None for other events.
 
-    Takes bare JSON too: some append an error to a broken stream as it is, over several lines or in an array.
+    Takes bare JSON too: some append an error to a broken stream as it is, over several lines, in an array, behind `error:`.
     """
-    if b"error" not in event:
+    if b"error" not in event and b'"response.failed"' not in event:
         return None
     is_named = _ERROR_NAME.search(event) is not None
     parsed = event_json(event) or _bare_json(event)
     if parsed is None:
         return {"message": event_data(event).decode(errors="replace")} if is_named else None
+    return error_object(parsed, is_named=is_named)
+
+
+def error_object(parsed: dict[str, Any], *, is_named: bool = False) -> dict[str, Any] | None:
+    """The error that this object is or holds; `is_named`: its event is called one."""
+    if parsed.get("type") == "response.failed":
+        response = parsed.get("response")
+        parsed = response if isinstance(response, dict) else {}
+        return error_object(parsed) or {"message": "the response failed", "type": "server_error", "code": None}
     error = parsed.get("error")
     if isinstance(error, dict) and error:
         return error
@@ -140,49 +150,12 @@ def error_in(event: bytes) -> dict[str, Any] | None:
 
 def _bare_json(text: bytes) -> dict[str, Any] | None:
     try:
-        value = orjson.loads(text.strip().removeprefix(b"data:"))
+        value = orjson.loads(text.strip().removeprefix(b"data:").removeprefix(b"error:"))
     except orjson.JSONDecodeError:
         return None
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, dict) else None
-
-
-def without_usage_events(block: bytes) -> bytes:
-    """The block less what asking for usage adds: the extra event (`choices` empty), and `"usage":null` in the others."""
-    block = block.replace(b',"usage":null', b"")
-    if b'"choices":[]' not in block and b'"choices": []' not in block:
-        return block
-    return b"".join(event for event in split_events(block) if not _is_usage_event(event))
-
-
-def _is_usage_event(event: bytes) -> bool:
-    parsed = event_json(event)
-    return parsed is not None and parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
-
-
-def ends_chat(tail: bytes, choices: int | None = 1) -> bool:
-    """Whether a chat or completion stream with this tail is complete: it has `[DONE]`, or so many finish reasons.
-
-    With `choices` None only `[DONE]` will do.
-    """
-    if _DONE.search(tail):
-        return True
-    return choices is not None and len(_FINISH.findall(tail)) >= choices
-
-
-def ends_response(block: bytes) -> bool:
-    """Whether this block holds the last event of a Responses stream."""
-    return _RESPONSES_END.search(block) is not None
-
-
-def has_error(tail: bytes) -> bool:
-    """Whether the provider itself sent an error event that is whole, so that the client has seen it as one."""
-    return b"error" in tail and any(_is_error_event(event) for event in split_events(tail))
-
-
-def _is_error_event(event: bytes) -> bool:
-    return event.endswith(_BLANK_LINES) and event_data(event) != b"" and error_in(event) is not None
 
 
 def chat_error(message: str, code: str) -> bytes:
@@ -194,4 +167,10 @@ def chat_error(message: str, code: str) -> bytes:
 def response_error(message: str, code: str) -> bytes:
     """An error event as OpenAI's Responses streams send it."""
     error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
+    return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
+
+
+def message_error(message: str, code: str) -> bytes:
+    """An error event as Anthropic's streams send it."""
+    error = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)

@@ -39,6 +39,13 @@ def target_of(folder: Path, provider: str, model: str = "targets: [p]", **files:
         ("dialect: openai, base_url: 'https://generativelanguage.googleapis.com/v1beta/openai'", "gemini"),
         ("dialect: openai, base_url: 'https://openrouter.ai/api/v1'", "openrouter"),
         ("dialect: openai, base_url: 'https://api.deepseek.com'", "deepseek"),
+        ("dialect: openai, base_url: 'https://api.cohere.ai/compatibility/v1'", "cohere"),
+        ("dialect: openai, base_url: 'https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1'", "bedrock"),
+        ("dialect: openai, base_url: 'https://bedrock-mantle.eu-west-1.api.aws/v1'", "bedrock"),
+        ("dialect: openai, base_url: 'https://x.execute-api.eu-west-1.amazonaws.com/v1'", ""),
+        ("dialect: openai, base_url: 'https://europe-west1-aiplatform.googleapis.com/v1'", "vertex"),
+        ("dialect: openai, base_url: 'https://aiplatform.googleapis.com/v1'", "vertex"),
+        ("dialect: openai, base_url: 'http://127.0.0.1:8000/v1', kind: vllm", "vllm"),
         ("dialect: openai, base_url: 'http://127.0.0.1:8000/v1'", ""),
         ("dialect: openai, base_url: 'https://notx.ai/v1'", ""),
         ("dialect: openai, base_url: 'emulator://x'", "openai"),
@@ -170,9 +177,8 @@ def test_passthrough_reads_its_providers_words_and_learns_nothing(tmp_path: Path
             'rules/admission.yaml:3: x.providers.opnai: unknown kind of provider; did you mean "openai"?',
         ),
         (
-            "x: {providers: {vllm: {}}}",
-            "rules/admission.yaml:1: x.providers.vllm: unknown kind of provider; there are: openai, azure, anthropic, "
-            "groq, mistral, together, fireworks, xai, gemini, openrouter, deepseek, other",
+            "x: {providers: {zzz: {}}}",
+            f"rules/admission.yaml:1: x.providers.zzz: unknown kind of provider; there are: {', '.join(KINDS)}",
         ),
         (
             "x: {providers: {groq: max}}",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gateway.config import sections
+from gateway.config.counting import KINDS
 from gateway.config.load import load_snapshot
 from gateway.errors import ConfigError
-from gateway.policy.snapshot import Limits, Provider
+from gateway.policy.capabilities import Capabilities
+from gateway.policy.snapshot import Choice, Limits, Provider
 from gateway.ports import Upstream
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 
@@ -196,8 +199,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (
             provider(f"{OPENAI}, kind: grok"),
-            'config.yaml:1: providers.p.kind: "grok" is not one of openai, azure, anthropic, groq, mistral, together, '
-            'fireworks, xai, gemini, openrouter, deepseek, other; did you mean "groq"?',
+            f'config.yaml:1: providers.p.kind: "grok" is not one of {", ".join(KINDS)}; did you mean "groq"?',
         ),
         (provider(f"{OPENAI}, ca_file: ca.pem"), 'config.yaml:1: providers.p.ca_file: there is no file "ca.pem"'),
         (provider(f"{OPENAI}, max_connections: 0"), "config.yaml:1: providers.p.max_connections: must be at least 1"),
@@ -307,6 +309,30 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(models="{m: {targets: [openai], queue: defualt}}"),
             'config.yaml:2: models.m.queue: no set "defualt"; did you mean "default"?',
+        ),
+        (
+            config(models="{m: {targets: [openai], choose: random}}"),
+            'config.yaml:2: models.m.choose: "random" is not one of in_order, weighted, least_loaded, fastest',
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, order: 0}]}}"),
+            "config.yaml:2: models.m.targets[0].order: must be at least 1",
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, weight: 0}]}}"),
+            "config.yaml:2: models.m.targets[0].weight: must be more than 0",
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, capabilities: [tools]}]}}"),
+            "config.yaml:2: models.m.targets[0].capabilities: expected a mapping, not a list",
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, capabilities: {tool: false}}]}}"),
+            'config.yaml:2: models.m.targets[0].capabilities.tool: unknown field; did you mean "tools"?',
+        ),
+        (
+            config(models="{m: {targets: [{provider: openai, capabilities: {context_window: 128k}}]}}"),
+            "config.yaml:2: models.m.targets[0].capabilities.context_window: expected a whole number, not text",
         ),
         (
             "providers: {}\nmodels:\n  *: x",
@@ -520,14 +546,29 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
         lines.append(line.replace("# ", "", 1) if is_yaml and not body.startswith("${") else line)
     (tmp_path / "policies").mkdir()
     text = "\n".join(lines).replace("sha256:...", "sha256:" + "0" * 64)
-    environ = {"AZURE_API_KEY": "az", "GATEWAY_ADMIN_KEY": KEY, "WEB_KEY": KEY + "2"}
+    environ = {
+        "AZURE_API_KEY": "az",
+        "GATEWAY_ADMIN_KEY": KEY,
+        "WEB_KEY": KEY + "2",
+        "GROQ_KEY_1": "g1",
+        "GROQ_KEY_2": "g2",
+    }
 
     snapshot = load_text(tmp_path, text, environ)
 
-    assert set(snapshot.providers) == {"openai", "azure-east"}
+    assert set(snapshot.providers) == {"openai", "azure-east", "groq", "groq#2"}
     assert [key.name for key in snapshot.keys.values()] == ["web", "nightly"]
     assert snapshot.server.admin_listen == ("127.0.0.1", 9090)
-    assert snapshot.models["gpt-4o"].targets[1].limits == Limits(requests_per_min=300, tokens_per_min=50000)
+    model = snapshot.models["gpt-4o"]
+    assert model.targets[1].limits == Limits(requests_per_min=300, tokens_per_min=50000)
+    assert [(t.name, t.order, t.weight) for t in model.targets] == [
+        ("openai/gpt-4o", 1, 3),
+        ("azure-east/my-deployment", 1, 1),
+        ("groq/llama-3.3-70b-versatile", 2, 1),
+        ("groq#2/llama-3.3-70b-versatile", 2, 1),
+    ]
+    assert model.targets[2].capabilities == Capabilities(images=False, context_window=131072)
+    assert [t.name for t in model.context_plan] == ["azure-east/my-long-deployment"]
 
 
 def test_defaults_of_the_server(tmp_path: Path) -> None:
@@ -592,6 +633,7 @@ def test_provider_fields_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.
         ca_file=str(tmp_path / "ca.pem"),
         max_connections=7,
         idle_expiry_s=5.0,
+        group="p",
     )
 
 
@@ -630,6 +672,65 @@ def test_plan_follows_fallbacks_depth_first_each_target_once(tmp_path: Path) -> 
     plan = load_text(tmp_path, config(models=models)).models["a"].plan
 
     assert [t.name for t in plan] == ["openai/1", "openai/2", "openai/4", "openai/3"]
+
+
+def test_context_plan_follows_context_fallbacks_without_the_models_own_targets(tmp_path: Path) -> None:
+    """Depth first, each target once; where the call was too long already, it is not sent again."""
+    models = (
+        "{a: {targets: [openai/1], context_fallbacks: [b, c]}, b: {targets: [openai/2], context_fallbacks: [d]}, "
+        "c: {targets: [openai/3, openai/1]}, d: {targets: [openai/4, openai/2], fallbacks: [a], context_fallbacks: [c]}}"
+    )
+
+    snapshot = load_text(tmp_path, config(models=models))
+
+    plans = {name: [t.name for t in model.context_plan] for name, model in snapshot.models.items()}
+    assert plans == {
+        "a": ["openai/2", "openai/4", "openai/3"],
+        "b": ["openai/4", "openai/3", "openai/1"],
+        "c": [],
+        "d": ["openai/3", "openai/1"],
+    }
+    assert [t.name for t in snapshot.models["a"].plan] == ["openai/1"]
+
+
+def test_targets_are_listed_tier_by_tier(tmp_path: Path) -> None:
+    """Within a tier as they are written; the fallbacks come after all of them."""
+    models = (
+        "{a: {targets: [{provider: openai, model: x, order: 2}, openai/y, {provider: openai, model: z, order: 2}, "
+        "{provider: openai, model: w, order: 1, weight: 3}], fallbacks: [b]}, b: {targets: [openai/v]}}"
+    )
+
+    model = load_text(tmp_path, config(models=models)).models["a"]
+
+    assert [(t.name, t.order, t.weight) for t in model.targets] == [
+        ("openai/y", 1, 1),
+        ("openai/w", 1, 3),
+        ("openai/x", 2, 1),
+        ("openai/z", 2, 1),
+    ]
+    assert [t.name for t in model.plan] == ["openai/y", "openai/w", "openai/x", "openai/z", "openai/v"]
+
+
+def test_targets_share_by_weight_unless_another_choice_is_made(tmp_path: Path) -> None:
+    """One word of the model."""
+    models = "".join(f"{name}: {{targets: [openai], choose: {name}}}, " for name in get_args(Choice))
+
+    snapshot = load_text(tmp_path, config(models=f"{{{models} m: {{targets: [openai]}}}}"))
+
+    assert {name: model.choice for name, model in snapshot.models.items()} == {
+        **{name: name for name in get_args(Choice)},
+        "m": "weighted",
+    }
+
+
+def test_capabilities_reach_the_target(tmp_path: Path) -> None:
+    """What nobody denies is there."""
+    can = "{tools: false, images: false, structured_output: false, context_window: 128000}"
+    models = f"{{m: {{targets: [{{provider: openai, capabilities: {can}}}, openai/x]}}}}"
+
+    targets = load_text(tmp_path, config(models=models)).models["m"].targets
+
+    assert [t.capabilities for t in targets] == [Capabilities(False, False, False, 128000), Capabilities()]
 
 
 def test_fallbacks_and_context_fallbacks_may_cross(tmp_path: Path) -> None:
@@ -747,10 +848,14 @@ def test_digest_tells_structures_apart(tmp_path: Path) -> None:
             "{a: {targets: [{provider: openai, input_tpm: 5}]}}",
             "{a: {targets: [{provider: openai, output_tpm: 5}]}}",
             "{a: {targets: [{provider: openai, adaptive_concurrency: true}]}}",
+            "{a: {targets: [{provider: openai, order: 2}]}}",
+            "{a: {targets: [{provider: openai, weight: 2}]}}",
+            "{a: {targets: [{provider: openai, capabilities: {tools: false}}]}}",
+            "{a: {targets: [openai], choose: fastest}}",
         )
     }
 
-    assert len(digests) == 8
+    assert len(digests) == 12
 
 
 def test_what_a_key_or_provider_is_counts_for_the_digest(tmp_path: Path) -> None:
@@ -768,16 +873,17 @@ def test_what_a_key_or_provider_is_counts_for_the_digest(tmp_path: Path) -> None
 # --- notices ---
 
 
-def test_what_is_not_enforced_is_announced(tmp_path: Path) -> None:
-    """Honest about what this version does not do yet, in one sentence; limits are none of it."""
+def test_weights_that_do_nothing_are_announced(tmp_path: Path) -> None:
+    """Who asks for the order of the file has no use for them; nothing else that is written down is idle."""
+    weighted = "targets: [{provider: openai, weight: 2}, openai/x]"
     text = config(
-        models="{a: {targets: [{provider: openai, rpm: 5}]}, b: {targets: [{provider: openai, weight: 2}]}, "
-        "c: {targets: [openai]}}",
-        keys=f"[{{name: web, key: '${{K}}', budget_usd_per_day: 3}}, {{name: free, key: 'sha256:{'0' * 64}', rpm: 5}}]",
+        models=f"{{a: {{{weighted}, choose: in_order}}, b: {{{weighted}}}, c: {{{weighted}, choose: fastest}}, "
+        "d: {targets: [openai], choose: in_order, context_fallbacks: [b]}}",
+        keys="[{name: web, key: '${K}', budget_usd_per_day: 3}]",
     )
 
     assert load_text(tmp_path, text, {"K": KEY}).notices == (
-        "budgets and weights are accepted but not enforced yet by this version: model b, key web",
+        "weights do nothing where targets are chosen in_order: model a",
     )
 
 
@@ -819,11 +925,13 @@ def test_credential_shown_to_several_providers_is_announced(tmp_path: Path) -> N
     text = config(
         providers=f"{{a: {{{url}}}, b: {{{url}}}, own: {{{url}, api_key: '${{K}}'}}, "
         "fake: {dialect: openai, base_url: 'emulator://x'}}",
-        models="{m: {targets: [a/1, a/2, own, fake], fallbacks: [n]}, n: {targets: [b]}}",
+        models="{m: {targets: [a/1, a/2, own, fake], fallbacks: [n]}, n: {targets: [b]}, "
+        "long: {targets: [a], context_fallbacks: [n]}}",
     )
 
     notices = load_text(tmp_path, text, {"K": KEY}).notices
 
     assert [notice for notice in notices if "credential" in notice] == [
-        "model m: the caller's credential is passed to every one of: a, b"
+        "model m: the caller's credential is passed to every one of: a, b",
+        "model long: the caller's credential is passed to every one of: a, b",
     ]

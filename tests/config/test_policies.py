@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gateway.call import LANES
+from gateway.config.breaking import BreakersSet, HoldEntry
 from gateway.config.counting import KINDS
+from gateway.config.holding import LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies import FILES, read_policies
 from gateway.config.problems import Problem
-from gateway.config.schema import AdmissionSet, CountingEntry, LaneEntry, QueueSet, ShedEntry, TimeoutsSet
+from gateway.config.retrying import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
+from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
+from gateway.config.timing import read_timeouts
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.retry import Retries
 from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds
-from gateway.ports import Clocks
-from tests.config.support import ROOT, load_text, problems_of, with_policies
+from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
-BUILT_IN = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
+BUILT_IN = read_timeouts(None)["default"].default
+SNIPPETS = re.findall(r"```yaml\n(.*?)```", (ROOT / "policies" / "README.md").read_text(), re.DOTALL)
 
 
 def test_shipped_files_are_the_built_in_defaults() -> None:
@@ -26,10 +35,14 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     shipped, built_in = read_policies(ROOT / "policies", {}, problems), read_policies(None, {}, problems)
 
     assert problems == []
-    assert {Path(document.file).name for document in shipped.documents} == set(FILES)
+    own = [Path(document.file) for document in shipped.documents]
+    assert {file.name for file in own if file.parent.name != "errors"} == set(FILES)
     assert shipped.admission == built_in.admission
     assert shipped.queue == built_in.queue
-    assert shipped.clocks == built_in.clocks == {"default": BUILT_IN}
+    assert shipped.retries == built_in.retries
+    assert shipped.breakers == built_in.breakers
+    assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
+    assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
 
 
 def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
@@ -39,6 +52,8 @@ def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
     assert built_in.queue.holding == {"default": Holding()}
     assert built_in.queue.bounds == QueueBounds()
     assert built_in.queue.lane_deadline_s == {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
+    assert built_in.retries == {"default": Retries()}
+    assert built_in.breakers == {"default": BreakerRules()}
     assert list(built_in.queue.lane_deadline_s) == list(LANES)
     counting = built_in.admission["default"].counting("other", adaptive=False, find_tokenizer=None)
     assert counting == Counting(charge="real", arrival_lag_s=0.1)
@@ -50,6 +65,7 @@ def test_shipped_files_are_complete() -> None:
     text = {name: (ROOT / "policies" / name).read_text() for name in FILES}
     shipped = {name: yaml.safe_load(text[name])["default"] for name in FILES}
     admission, queue = shipped["admission.yaml"], shipped["queue.yaml"]
+    retries, breakers = shipped["retries.yaml"], shipped["breakers.yaml"]
 
     assert set(admission) == set(AdmissionSet.model_fields)
     assert list(admission["providers"]) == list(KINDS)
@@ -62,6 +78,14 @@ def test_shipped_files_are_complete() -> None:
     assert set(queue["shed"]) == set(ShedEntry.model_fields) - {"memory"}
     assert "`critical`" in text["queue.yaml"]
     assert "# memory:" in text["queue.yaml"]
+    assert set(retries) == set(RetriesSet.model_fields) - {"max_usd_per_call", "hedge"}
+    assert set(retries["backoff"]) == set(BackoffEntry.model_fields)
+    assert set(retries["budget"]) == set(BudgetEntry.model_fields)
+    assert set(retries["by_class"]) == set(CLASSES) - {"rate_limit_requests", "rate_limit_tokens"}
+    assert "# max_usd_per_call: " in text["retries.yaml"]
+    assert all(f"#   {field}: " in text["retries.yaml"] for field in HedgeEntry.model_fields)
+    assert set(breakers) == set(BreakersSet.model_fields)
+    assert set(breakers["hold_for"]) == set(HoldEntry.model_fields) - {"critical"}
 
 
 def test_named_set_is_picked_by_a_model_and_inherits_the_rest(tmp_path: Path) -> None:
@@ -78,10 +102,25 @@ def test_named_set_is_picked_by_a_model_and_inherits_the_rest(tmp_path: Path) ->
         "  o4: {targets: [openai], timeouts: empty}\n",
     ).models
 
-    assert models["gpt-4o"].targets[0].clocks == Clocks(1, 60, 600, 300, 3600)
-    assert models["o3"].targets[0].clocks == Clocks(5, 60, 1800, 300, 3600)
+    assert models["gpt-4o"].targets[0].clocks == replace(BUILT_IN, connect_s=1)
+    assert models["o3"].targets[0].clocks == replace(BUILT_IN, first_byte_s=1800)
     assert models["o4"].targets[0].clocks == BUILT_IN
     assert [models[name].include_usage for name in ("gpt-4o", "o3")] == [True, False]
+
+
+def test_clocks_of_endpoints_and_lanes_reach_the_targets(tmp_path: Path) -> None:
+    """By the set that the model picks; the other endpoints have those of `default`."""
+    text = with_policies(
+        tmp_path, timeouts="default: {endpoints: {passthrough: {total: 7s}}}\nx: {lanes: {batch: {idle: 9s}}}\n"
+    )
+
+    snapshot = load_text(tmp_path, f"{text}  o3: {{targets: [openai], timeouts: x}}\npassthrough: openai\n")
+
+    target = snapshot.models["o3"].targets[0]
+    assert target.clocks == BUILT_IN
+    assert target.clocks_by["chat", "batch"] == replace(BUILT_IN, idle_s=9)
+    assert snapshot.passthrough is not None
+    assert snapshot.passthrough.clocks_by["passthrough", "batch"].total_s == 7
 
 
 def test_files_are_listed_in_the_snapshot_and_count_for_its_digest(tmp_path: Path) -> None:
@@ -112,7 +151,8 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
         (
             "zzz.yaml",
             "",
-            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, queue.yaml, timeouts.yaml",
+            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, queue.yaml, "
+            "retries.yaml, timeouts.yaml",
         ),
         ("timeouts.yaml", "", "rules/timeouts.yaml: is empty"),
         ("timeouts.yaml", "- x", "rules/timeouts.yaml:1: expected named sets such as `default: {...}`, not a list"),
@@ -141,6 +181,49 @@ def test_mistake_in_a_policy_file_is_said_once(tmp_path: Path, file: str, text: 
     (tmp_path / "rules" / file).write_text(text)
 
     assert problems_of(tmp_path, config) == [problem]
+
+
+def test_error_tables_of_the_folder_reach_the_targets(tmp_path: Path) -> None:
+    """By the kind of the provider; a file that nobody knows is a mistake there, too."""
+    text = with_policies(tmp_path)
+    (tmp_path / "rules" / "errors").mkdir()
+    (tmp_path / "rules" / "errors" / "openai.yaml").write_text("mine: {code: teapot, class: overloaded}")
+    (tmp_path / "rules" / "errors" / "README.md").write_text("not ours")
+
+    snapshot = load_text(tmp_path, f"{text}passthrough: openai\n")
+
+    built_in = load_text(tmp_path, GOOD).models["gpt-4o"].targets[0].errors.rules
+    own, *rest = snapshot.models["gpt-4o"].targets[0].errors.rules
+    assert (own.name, str(own.error_class), set(own.codes)) == ("own openai: mine", "overloaded", {"teapot"})
+    assert tuple(rest) == built_in
+    assert snapshot.passthrough is not None
+    assert snapshot.passthrough.errors == snapshot.models["gpt-4o"].targets[0].errors
+    assert snapshot.files[1:] == (str(tmp_path / "rules" / "errors" / "openai.yaml"),)
+    (tmp_path / "rules" / "errors" / "opnai.yaml").write_text("{}")
+    assert problems_of(tmp_path, text) == ['rules/errors/opnai.yaml: unknown error table; did you mean "openai.yaml"?']
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_of_the_readme_are_true(tmp_path: Path, snippet: str) -> None:
+    """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
+    named = snippet.splitlines()[0].removeprefix("# ")
+    if named == "config.yaml":
+        usual: dict[str, Any] = yaml.safe_load(GOOD)
+        written: dict[str, Any] = yaml.safe_load(snippet)
+        keyless = {"dialect": "openai", "base_url": "https://x"}
+        more = dict.fromkeys(("azure-east", "azure-west", "openai"), keyless)
+        providers = {**more, **usual["providers"], **written.get("providers", {})}
+        text = yaml.safe_dump({**usual, **written, "providers": providers})
+        (tmp_path / "policies").mkdir()
+        (tmp_path / "policies" / "timeouts.yaml").write_text("patient: {}")
+    else:
+        text = with_policies(tmp_path)
+        (tmp_path / "rules" / "errors").mkdir()
+        (tmp_path / named.replace("policies/", "rules/")).write_text(snippet)
+
+    environ = {"OPENAI_API_KEY": "k", "KEY_1": "a", "KEY_2": "b", "KEY_3": "c"}
+
+    assert problems_of(tmp_path, text, environ) == []
 
 
 def test_bad_set_can_still_be_picked(tmp_path: Path) -> None:

@@ -194,6 +194,29 @@ def test_new_changed_and_removed_policy_files_are_noticed(app: Installed) -> Non
     assert connects == [5, 5, 1, 2, 5]
 
 
+def test_new_changed_and_removed_error_tables_are_noticed(app: Installed) -> None:
+    """The folder below the folder counts as well, and so does that there is one at all."""
+    folder = app.path.parent / "policies" / "errors"
+    folder.parent.mkdir()
+    replace(app.path, f"policies: policies\n{GOOD}")
+    app.reloader.reload()
+
+    folder.mkdir()
+    (folder / "openai.yaml").write_text("mine: {code: teapot, class: overloaded}")
+    assert app.poll()
+    assert app.reloader.reload().status == "loaded"
+    replace(folder / "openai.yaml", "mine: {code: teapot, class: unknown}")
+    assert app.poll()
+    assert app.reloader.reload().status == "loaded"
+    (folder / "openai.yaml").unlink()
+    folder.rmdir()
+    assert app.poll()
+    assert app.reloader.reload().status == "loaded"
+    firsts = [snapshot.models["gpt-4o"].targets[0].errors.rules[0] for snapshot in app.snapshots]
+    assert [rule.error_class for rule in firsts if rule.name == "own openai: mine"] == ["overloaded", "unknown"]
+    assert firsts[0] == firsts[1] == firsts[4]
+
+
 def test_folder_that_vanishes_is_a_failure(app: Installed) -> None:
     """The old policies stay in force."""
     folder = app.path.parent / "policies"

@@ -25,8 +25,14 @@ providers:
     transport: httpx
     proxy: http://{CANARY}-user:{CANARY}-pw@proxy.example:3128
     api_version: 2024-10-21
+  r: {{dialect: openai, base_url: https://r.example, api_keys: [{CANARY}-first, {CANARY}-second]}}
 models:
-  m: {{targets: [{{provider: p, rpm: 5}}]}}
+  m:
+    targets: [{{provider: p, rpm: 5}}, {{provider: r, order: 2, weight: 3, capabilities: {{tools: false, context_window: 9}}}}]
+    choose: in_order
+    retries: default
+    breakers: default
+    context_fallbacks: ["*"]
   "*": {{targets: [p]}}
 keys:
   - {{name: web, key: {CANARY}-caller, lane: batch, budget_usd_per_day: 2}}
@@ -42,7 +48,7 @@ def test_description_is_complete_json_without_a_secret(tmp_path: Path) -> None:
 
     assert CANARY not in json.dumps(shown)
     assert not [leaf for leaf in leaves(shown) if isinstance(leaf, bytes)]
-    assert shown["providers"]["p"]["api_key"] == "set"
+    assert [shown["providers"][name]["api_key"] for name in ("p", "r", "r#2")] == ["set"] * 3
     assert shown["providers"]["p"]["headers"] == ["X-Token"]
     assert shown["providers"]["p"]["proxy"] == "http://***@proxy.example:3128"
     assert shown["server"]["admin_key"] == "set"
@@ -81,6 +87,12 @@ def test_representation_holds_no_secret_and_no_digest_of_one(tmp_path: Path) -> 
         ("https://x.example/v1", f"https://x.example/v1?key={CANARY}"),
         ("https://x.example/v1", f"ftp://{CANARY}"),
         ("http://canary", f"smtp://{CANARY}"),
+        (f"{CANARY}-first", f'"{CANARY} with spaces"'),
+        (f"{CANARY}-first", f"{CANARY}-second"),
+        (f"{CANARY}-first", f"[{CANARY}]"),
+        (f"[{CANARY}-first, {CANARY}-second]", f"[{CANARY}]"),
+        (f"[{CANARY}-first, {CANARY}-second]", f"{{{CANARY}: {CANARY}}}"),
+        (f"[{CANARY}-first, {CANARY}-second]", f"[{CANARY}, {CANARY}2], api_key: {CANARY}3"),
         (f"{CANARY}-caller", "canary-short"),
         (f"{CANARY}-caller", f"{CANARY}é"),
         (f"{CANARY}-caller", f"[{CANARY}]"),
@@ -118,6 +130,17 @@ def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: 
 def test_variable_in_the_wrong_place_is_shown_by_its_name(tmp_path: Path, line: str) -> None:
     """The value of a variable is never in a problem: it may be a secret put into the wrong field."""
     text = f"{line}\nproviders: {{p: {{dialect: openai, base_url: 'https://x'}}}}\nmodels: {{m: {{targets: [p]}}}}\n"
+
+    problems = problems_of(tmp_path, text, {"S": CANARY})
+
+    assert problems
+    assert CANARY not in "\n".join(problems)
+
+
+@pytest.mark.parametrize("target", ["'${S}'", "'${S}/x'", "{provider: '${S}'}"])
+def test_variable_in_a_short_form_is_shown_by_its_name(tmp_path: Path, target: str) -> None:
+    """What a short form is taken apart into still comes from the variable."""
+    text = f"providers: {{p: {{dialect: openai, base_url: 'https://x'}}}}\nmodels: {{m: {{targets: [{target}]}}}}\n"
 
     problems = problems_of(tmp_path, text, {"S": CANARY})
 

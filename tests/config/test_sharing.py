@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.sharing import FIELDS, share_limits
+from gateway.policy.breaker import BreakerRules
 from gateway.policy.snapshot import Counting, Limits, PolicySnapshot, Provider, Target
 from gateway.ports import Clocks
 from tests.config.support import ENVIRON, connect, load_text, with_policies
@@ -92,6 +93,21 @@ def test_target_is_counted_as_the_first_model_says(tmp_path: Path) -> None:
     a, b = (snapshot.models[name].targets for name in "ab")
     assert [target.counting.charge for target in (*a, *b)] == ["max", "max", "sum"]
     assert snapshot.notices == ("target openai/x is counted differently in the models a, b: it is counted as a says",)
+
+
+def test_target_has_the_breaker_of_the_first_model(tmp_path: Path) -> None:
+    """It is open or not, whoever asks; that models pick sets that differ is announced."""
+    snapshot = load_models(
+        tmp_path,
+        "a: {targets: [openai/x], breakers: soon}, b: {targets: [openai/x, openai/y]}, c: {targets: [openai/y]}",
+        breakers="soon: {consecutive_failures: 2}",
+    )
+
+    a, b = (snapshot.models[name].targets for name in "ab")
+    soon = BreakerRules(consecutive_failures=2)
+    assert [target.breaker for target in (*a, *b)] == [soon, soon, BreakerRules()]
+    assert snapshot.models["b"].plan[0].breaker == soon
+    assert snapshot.notices == ("target openai/x has different breakers in the models a, b: it has that of a",)
 
 
 def test_every_limit_is_shared() -> None:

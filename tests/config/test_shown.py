@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from gateway.config.describe import describe
 from gateway.ingress import explain as explain_module
 from gateway.ingress.explain import explain
+from gateway.policy.breaker import BreakerRules
 from gateway.policy.estimate import ChargeRule
-from gateway.policy.snapshot import PolicySnapshot
-from tests.config.support import load_text
+from gateway.policy.snapshot import Choice, PolicySnapshot
+from tests.config.support import ROOT, load_text
 
 CONFIG = """\
 providers:
@@ -26,7 +30,8 @@ models:
   claude: {targets: [{provider: vllm, model: c, input_tpm: 450000, output_tpm: 90000, adaptive_concurrency: true}]}
 keys:
   - {name: web, key: "${K}-of-sixteen-characters", critical: true}
-  - {name: nightly, key: "${K}-of-sixteen-characters-2", lane: batch, names_tenants: true, max_concurrency: 9}
+  - {name: nightly, key: "${K}-of-sixteen-characters-2", lane: batch, names_tenants: true, max_concurrency: 9,
+     budget_usd_per_day: 2.5}
 """
 
 
@@ -96,6 +101,75 @@ def test_description_shows_what_a_key_may_ask_for(snapshot: PolicySnapshot) -> N
     assert keys[1]["limits"] == {"max_concurrency": 9}
 
 
+def test_description_shows_how_a_model_is_retried_and_chosen(tmp_path: Path) -> None:
+    """In the words of the policy files, complete, and ready for JSON."""
+    text = CONFIG.replace("fallbacks: [claude]", "context_fallbacks: [claude]\n    choose: fastest")
+    snapshot = load_text(tmp_path, text, {"K": "secret"})
+
+    model = describe(snapshot)["models"]["gpt-4o"]
+
+    assert (model["choose"], model["plan"], model["context_plan"]) == (
+        "fastest",
+        ["openai/gpt-4o", "east/gpt-4o"],
+        ["vllm/c"],
+    )
+    shipped = yaml.safe_load((ROOT / "policies" / "retries.yaml").read_text())["default"]
+    rates = {"rate_limit_requests": "hold", "rate_limit_tokens": "hold"}
+    by_class = {**shipped["by_class"], **rates}
+    del by_class["rate_limit"]
+    assert model["retries"] == {
+        **shipped,
+        "backoff": {"base_s": 0.1, "factor": 2, "max_s": 8, "has_jitter": True},
+        "by_class": by_class,
+        "max_usd_per_call": None,
+        "hedge": None,
+    }
+    assert json.loads(json.dumps(model)) == model
+
+
+def test_description_shows_tier_account_capabilities_and_breaker_of_a_target(tmp_path: Path) -> None:
+    """What a call is sent there by, and what keeps it away."""
+    text = CONFIG.replace("rpm: 300", "order: 2, weight: 3, capabilities: {images: false, context_window: 9}")
+
+    first, second = describe(load_text(tmp_path, text, {"K": "secret"}))["models"]["gpt-4o"]["targets"]
+
+    assert (first["order"], first["weight"], first["account"]) == (1, 1, "openai")
+    assert (second["order"], second["weight"], second["account"]) == (2, 3, "east")
+    assert second["capabilities"] == {
+        "tools": True,
+        "images": False,
+        "structured_output": True,
+        "context_window": 9,
+    }
+    assert second["breaker"] == asdict(BreakerRules())
+
+
+def test_clocks_are_shown_by_endpoint_and_lane(snapshot: PolicySnapshot) -> None:
+    """Only what differs from the target's own; explained are those of the request."""
+    target = describe(snapshot)["models"]["gpt-4o"]["targets"][0]
+
+    assert target["clocks_by"]["chat"] == {"background": {"first_byte_s": 1800}}
+    assert target["clocks_by"]["moderations"]["batch"] == {"first_byte_s": 30, "idle_s": 30, "total_s": 60}
+    assert "connect 5 s, first byte 600 s, idle 300 s, total 3600 s" in explained(snapshot, "web")
+    body = b'{"model": "gpt-4o", "input": "x"}'
+    lines = explain(snapshot, body, path="/v1/embeddings", key_name="web").splitlines()
+    assert "     connect 5 s, first byte 60 s, idle 60 s, total 120 s" in lines
+    streamed = b'{"model": "gpt-4o", "messages": [], "stream": true}'
+    lines = explain(snapshot, streamed, path="/v1/chat/completions", key_name="web").splitlines()
+    assert "     a stream drips below 0.01 events/s over 300 s" in lines
+    assert not any("drips" in line for line in explained(snapshot, "web"))
+
+
+def test_description_shows_the_error_tables_in_use(snapshot: PolicySnapshot) -> None:
+    """By kind, each rule with its class in the order in which they are asked."""
+    shown = describe(snapshot)
+
+    assert set(shown["errors"]) == {"openai", "azure", "other"}
+    target = snapshot.models["gpt-4o"].targets[0]
+    assert list(shown["errors"]["openai"].items()) == [(rule.name, rule.error_class) for rule in target.errors.rules]
+    assert [t["errors"] for t in shown["models"]["gpt-4o"]["targets"]] == ["openai", "azure"]
+
+
 def explained(snapshot: PolicySnapshot, key: str, model: str = "gpt-4o") -> list[str]:
     """The lines about a chat request of this key."""
     body = b'{"model": "%s", "messages": []}' % model.encode()
@@ -127,7 +201,7 @@ def test_explain_tells_what_a_lower_lane_leaves_free(snapshot: PolicySnapshot) -
     """And nothing of fallbacks where there are none."""
     lines = explained(snapshot, "nightly", "claude")
 
-    assert "key       nightly (tenant nightly, lane batch)  [9 in flight]" in lines
+    assert "key       nightly (tenant nightly, lane batch)  [9 in flight], $2.5 a day" in lines
     assert "lane      batch: leaves 10 % of each limit to higher lanes" in lines
 
 
@@ -141,6 +215,59 @@ def test_explain_tells_what_is_not_learned_and_not_counted(tmp_path: Path) -> No
 
     assert "lane      interactive: may ask for critical" in lines
     assert "charged input tokens, cached ones not; no limits learned; concurrency follows the first byte" in lines
+
+
+def test_explain_tells_attempts_and_what_each_class_of_error_leads_to(tmp_path: Path) -> None:
+    """By the set that the model picks; what costs caps the attempts."""
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "retries.yaml").write_text(
+        "default: {max_usd_per_call: 2, hedge: {}, by_class: {unknown: {attempts: 2}}}"
+    )
+
+    lines = explained(load_text(tmp_path, f"policies: rules\n{CONFIG}", {"K": "secret"}), "web")
+
+    assert (
+        "attempts  4, 2 for above $0.25 each, 5 for above $0.0001 and below $0.01 each, 10 for below $0.0001 each; "
+        "at most $2 for all of them"
+    ) in lines
+    assert "a second one after 95 % of answers have begun, not before 0.25 s" in lines
+    assert "hold              rate_limit_requests, rate_limit_tokens" in lines
+    assert "next_target       quota_exhausted, auth" in lines
+    assert next(line for line in lines if line.startswith("retry ")) == (
+        "retry             overloaded 3x, server_error 3x, timeout 2x, connection 3x (first at once), "
+        "malformed_response 3x, stream_interrupted 3x, unknown 2x"
+    )
+
+
+def test_explain_tells_how_a_target_is_chosen_and_when_it_is_left_alone(tmp_path: Path) -> None:
+    """Its tier, weight and account, what it cannot do, and its breaker; and who serves long contexts only."""
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "breakers.yaml").write_text("none: {enabled: false}")
+    text = CONFIG.replace(
+        "rpm: 300", "order: 2, capabilities: {tools: false, structured_output: false, context_window: 9}"
+    )
+    text = text.replace("fallbacks: [claude]", "context_fallbacks: [claude]\n    choose: least_loaded")
+    text = text.replace("  claude: {", "  claude: {breakers: none, ")
+
+    lines = explained(load_text(tmp_path, f"policies: rules\n{text}", {"K": "secret"}), "nightly")
+
+    assert "plan      in each tier the least loaded first" in lines
+    assert "tier 1, weight 1, account openai" in lines
+    assert "tier 2, weight 1, account east" in lines
+    assert "skipped by calls that need tools, structured output, more than 9 tokens" in lines
+    assert (
+        "opens for 10 s after 5 failures in a row or 50 % of 20 calls or more in 60 s; with all open a call waits 60 s"
+    ) in lines
+    assert (
+        "3. vllm/c  (where the context is too long for the others)  [450000 input tokens/min, 90000 output tokens/min]"
+        in lines
+    )
+    assert lines.count("no breaker") == 1
+
+
+def test_every_choice_can_be_explained() -> None:
+    """A choice without words would be a traceback."""
+    assert set(explain_module._CHOICES) == set(get_args(Choice))
 
 
 def test_every_way_of_charging_can_be_explained() -> None:

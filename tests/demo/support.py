@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from gateway.demo.run import Run
+from gateway.demo.trial import Fate, Trial
 
 
 def run_of(seconds: list[tuple[int, int]], *, name: str = "a run", calls: int = 100, rate_per_s: float = 10.0) -> Run:
@@ -23,6 +24,19 @@ def run_of(seconds: list[tuple[int, int]], *, name: str = "a run", calls: int = 
             run.heard(429, {})
             run.ended(None, 1000.0, now)
     return run
+
+
+def trial_of(fates: list[Fate], *, name: str = "a run") -> Trial:
+    """A trial with these fates in its seconds, one try to a call; late is after 3 s instead of a half."""
+    trial = Trial(name, sum(map(sum, fates)), late_s=1.0)
+    trial.begin(1000.0)
+    for second, fate in enumerate(fates):
+        made_at = 1000.5 + second
+        for kind, count in zip(Fate._fields, fate, strict=True):
+            for _ in range(count):
+                trial.tried(1, at_dead=0)
+                trial.end(made_at, made_at + (3.0 if kind == "late" else 0.5), is_answered=kind != "failed")
+    return trial
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,17 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from gateway.demo.clients import CallFailedError, Connect, plain_client, retry_wait_s, sdk_client
+from gateway.demo.clients import (
+    AnswerBrokenError,
+    Ask,
+    CallFailedError,
+    Client,
+    Connect,
+    Habits,
+    plain_client,
+    retry_wait_s,
+    sdk_client,
+)
 from gateway.emulator import EmulatorServer
 from gateway.emulator.faults import parse_script_entry
 
@@ -70,6 +80,66 @@ async def test_the_stand_in_does_what_the_sdk_does(
         await server.stop()
 
     assert heard == statuses
+
+
+@pytest.mark.parametrize("connect", [sdk_client, plain_client])
+@pytest.mark.parametrize(
+    ("script", "statuses", "ending"),
+    [
+        (["ok"], [200], "answered"),
+        (["rate_limit;seconds=0.001", "ok"], [429, 200], "answered"),
+        (["reset;after_chunks=3"], [200], "broken"),
+        (["cut;after_chunks=3"], [200], "broken"),
+        (["no_done"], [200], "broken"),
+        (["context_length"], [400], "failed"),
+    ],
+)
+async def test_streams_are_tried_again_until_they_have_begun(
+    connect: Client, script: list[str], statuses: list[int], ending: str
+) -> None:
+    """What breaks off is an error, even where it ends without one; every request that leaves is told."""
+    heard: list[int] = []
+    sent: list[int] = []
+    habits = Habits(is_streamed=lambda _number: True, sent=lambda: sent.append(1))
+    server = EmulatorServer()
+    await server.start()
+    server.emulator.faults.script("*", [parse_script_entry(entry) for entry in script])
+    try:
+        client = connect(server.base_url, lambda status, _headers: heard.append(status), habits=habits)
+        async with client as ask:
+            assert await ending_of(ask) == ending
+    finally:
+        await server.stop()
+
+    assert heard == statuses
+    assert len(sent) == len(statuses)
+
+
+async def ending_of(ask: Ask) -> str:
+    """How a call ends."""
+    try:
+        assert await ask(7) == 60
+    except AnswerBrokenError:
+        return "broken"
+    except CallFailedError:
+        return "failed"
+    return "answered"
+
+
+@pytest.mark.parametrize("connect", [sdk_client, plain_client])
+@pytest.mark.parametrize(("habits", "told"), [(Habits(), 600.0), (Habits(timeout_s=7.0), 7.0)])
+async def test_the_client_tells_its_timeout(connect: Client, habits: Habits, told: float) -> None:
+    """As the SDK does of itself; the gateway takes it as the call's deadline."""
+    server = EmulatorServer()
+    await server.start()
+    try:
+        async with connect(server.base_url, lambda _status, _headers: None, habits=habits) as ask:
+            await ask(7)
+        headers = dict(server.emulator.recorder.last(1)[0]["headers"])
+    finally:
+        await server.stop()
+
+    assert float(headers["x-stainless-read-timeout"]) == told
 
 
 async def test_the_stand_in_retries_what_never_arrived() -> None:

@@ -202,16 +202,26 @@ async def test_a_paused_target_is_left_for_a_fallback(start: StartGateway) -> No
 
 
 async def test_a_spent_quota_is_nothing_to_wait_for(start: StartGateway) -> None:
-    """Whoever has a fallback uses it; the others are told, without another upstream call."""
-    gateway = await start(limited())
+    """Whoever has a fallback with another account uses it; the others are told, without another upstream call."""
+
+    def two_accounts(url: str) -> dict[str, Any]:
+        config = limited()(url)
+        config["providers"]["spare"] = {**config["providers"]["main"], "api_key": "sk-spare"}
+        config["models"] |= {"d": {"targets": ["spare/other"]}, "e": {"targets": ["main/elsewhere"]}}
+        return config
+
+    gateway = await start(two_accounts)
     gateway.script("quota")
 
     first = await fetch(gateway, ask(model="c"))
     second = await fetch(gateway, ask(AN_HOUR))
+    same_account = await fetch(gateway, ask(AN_HOUR, model="e"))
 
     assert first.status == 200
-    assert re.fullmatch(f"{ONE_429} main/other:200", first.header("x-gateway-attempts") or "")
+    assert re.fullmatch(f"{ONE_429} spare/other:200", first.header("x-gateway-attempts") or "")
     assert (second.status, second.error["code"]) == (503, "quota_exhausted")
+    assert second.header("x-should-retry") == "false"
+    assert (same_account.status, same_account.error["code"]) == (503, "quota_exhausted")
     assert gateway.upstream_calls() == 2
 
 

@@ -16,9 +16,7 @@ ODD = (
     b'{ "messages" : [ {"role":"user","content":"\\u00e9 \\ud83d\\ude80 \xc3\xa9 \\"model\\": \\"x\\""} ],\r\n'
     b'\t"zebra": 1.0e+2, "big": 12345678901234567890, "model" :"renamed" , "user": {"model":"gpt","stream":true}, "a":[] }\n'
 )
-ANSWER = (
-    b'\n{ "id" :"x", "object":"chat.completion","choices":[ ],"price":1.10, "text":"\\u00e9\\/", "usage":null }\r\n\r\n'
-)
+ANSWER = b'\n{ "id" :"x", "object":"chat.completion","choices":[ {} ],"price":1.10, "text":"\\u00e9\\/", "usage":null }\r\n\r\n'
 STREAM = (
     b": hello\n\n"
     b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"\\u00e9 \xc3\xa9"},"finish_reason":null}]}\n\n'
@@ -97,8 +95,8 @@ def chunked(body: bytes, size: int, content_type: bytes = b"application/json") -
 
 
 async def ask(start: StartGateway, answer: bytes, request: bytes, **sections: Any) -> tuple[int, bytes]:
-    """What a client gets when the provider answers these bytes."""
-    async with RawServer([[READ, answer]]) as provider:
+    """What a client gets when the provider answers these bytes, however often it is asked."""
+    async with RawServer([[READ, answer] * 4]) as provider:
         gateway = await start(lambda _url: config_of(f"{provider.url}/v1", **sections))
         async with connect(gateway.url) as peer:
             found = await peer.exchange(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.flow.attempt import Attempts
 from gateway.flow.pipeline import Pipeline
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post
@@ -22,13 +23,13 @@ def take_logged(caplog: pytest.LogCaptureFixture) -> tuple[list[str], str]:
     return [kind.__name__ for kind in found if kind is not None], text
 
 
-@pytest.mark.parametrize("place", ["_first_answer", "handle"])
+@pytest.mark.parametrize(("where", "what"), [(Attempts, "first_answer"), (Pipeline, "handle")])
 async def test_a_defect_in_a_call_is_logged_with_its_traceback(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: type, what: str
 ) -> None:
     """Whether the pipeline noticed it or not; the next call is served."""
     with monkeypatch.context() as patch:
-        patch.setattr(Pipeline, place, fail)
+        patch.setattr(where, what, fail)
         async with connect(gateway.url) as peer:
             answer = await peer.exchange(post())
     async with connect(gateway.url) as peer:

@@ -1,7 +1,7 @@
 """A provider that dies in any way the emulator knows: another serves the call, or the client is told; never a hang.
 
-Before the first byte the next target takes over and nothing of the first shows; after it an error event ends the stream. A
-silent or fake end would be worse than either. Nothing stays behind and every call is settled once.
+Before the first byte the model's next target takes over and nothing of the first shows; after it an error event ends the
+stream. A silent or fake end would be worse than either. Nothing stays behind and every call is settled once.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ ENDS: dict[str, tuple[End, End]] = {
     "truncated": ("told", "served_by_next"),
     "wrong_length": ("told", "served_by_next"),  # 16 bytes short
     "no_done": ("told", "served"),  # an answer in JSON has no such mark
-    "malformed": ("served", "served_by_next"),  # a stream is relayed unparsed: the broken event is the reader's to see
+    "malformed": ("told", "served_by_next"),
+    "opening_error": ("served_by_next", "served_by_next"),
+    "raw_error": ("told", "served_by_next"),
 }
+TIMEOUTS = {"silence", "slow_first_token", "stall;after_chunks=0", "stall"}
+"""They cost time, and perhaps money: two tries, where other failures get three."""
 CASES = [(fault, path, is_stream) for fault in ENDS for path in PATHS for is_stream in (True, False)]
 RETRIED = [(fault, streamed == "served_by_next") for fault, (streamed, whole) in ENDS.items() if whole != "served"]
 
@@ -55,22 +59,22 @@ RETRIED = [(fault, streamed == "served_by_next") for fault, (streamed, whole) in
 def end_of(fault: str, path: str, *, is_stream: bool) -> End:
     """How a call ends that meets this fault at its first target."""
     if fault == "wrong_length" and is_stream and path == PATHS[0]:
-        return "served"  # all that chat loses is [DONE]: the event that says why it finished has come
+        return "served"  # all that chat loses is the end of [DONE]: the event that says why it finished has come
     return ENDS[fault][not is_stream]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A gateway with a first target that dies and a second one behind it."""
+    """A gateway with a model whose first target dies, and a second one beside it."""
 
     running: Running
     second: EmulatorServer
     before: Held
 
     def both_die(self, fault: str) -> None:
-        """The next call of either target ends this way."""
-        self.running.script(fault)
-        self.second.emulator.faults.script("*", [parse_script_entry(fault)])
+        """The next calls of either target end this way."""
+        self.running.script(*[fault] * 4)
+        self.second.emulator.faults.script("*", [parse_script_entry(fault)] * 4)
 
     async def ask(self, path: str, *, is_stream: bool) -> Response:
         """One call and its answer, which has to have an end."""
@@ -84,6 +88,7 @@ async def pair(start: StartGateway, tmp_path: Path) -> AsyncIterator[Pair]:
     """Two providers, with clocks short enough to wait for."""
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "timeouts.yaml").write_text(yaml.safe_dump({"default": CLOCKS}))
+    (tmp_path / "policies" / "retries.yaml").write_text(yaml.safe_dump({"default": {"backoff": {"base": "1ms"}}}))
     second = EmulatorServer()
     await second.start()
 
@@ -92,7 +97,7 @@ async def pair(start: StartGateway, tmp_path: Path) -> AsyncIterator[Pair]:
         return {
             "policies": str(tmp_path / "policies"),
             "providers": {name: {"dialect": "openai", "base_url": each, "api_key": "k"} for name, each in urls.items()},
-            "models": {"m": {"targets": ["first/one"], "fallbacks": ["n"]}, "n": {"targets": ["second/two"]}},
+            "models": {"m": {"targets": ["first/one", "second/two"], "choose": "in_order"}},
         }
 
     running = await start(config)
@@ -110,8 +115,12 @@ def is_whole(path: str, response: Response, *, is_stream: bool) -> bool:
     """Whether the answer ends as a finished one does."""
     if not is_stream:
         return isinstance(orjson.loads(response.body), dict)
-    ends = sse.ends_response if path.endswith("responses") else sse.ends_chat
-    return ends(last_event(response)) and not sse.has_error(response.body)
+    last = last_event(response)
+    if any(sse.error_in(event) is not None for event in sse.split_events(response.body)):
+        return False
+    if path.endswith("responses"):
+        return (sse.event_json(last) or {}).get("type") == "response.completed"
+    return sse.event_data(last) == sse.DONE or b'"finish_reason":"stop"' in last
 
 
 @pytest.mark.parametrize(("fault", "path", "is_stream"), CASES)
@@ -145,7 +154,9 @@ async def test_when_all_providers_die_the_client_gets_an_error(pair: Pair, fault
 
     assert response.status >= 500, response.raw
     assert response.error["message"]
-    assert len((response.header("x-gateway-attempts") or "").split()) == 2
+    assert response.header("x-should-retry") == "false"
+    tried = [one.partition(":")[0] for one in (response.header("x-gateway-attempts") or "").split()]
+    assert tried == ["first/one", "second/two", "first/one"][: 2 if fault in TIMEOUTS else 3]
     await until_only(pair.before, pair.running)
     assert sum(settled(pair.running).values()) == 1
     assert "ok" not in settled(pair.running)

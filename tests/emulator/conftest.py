@@ -61,7 +61,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What reaches down to the transport runs on both loops, because their transports differ."""
-    if item.path.stem in ("test_faults_on_the_wire", "test_control"):
+    if item.path.stem in ("test_faults_on_the_wire", "test_control", "test_listener"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.emulator.config import EmulatorConfig, Limits
-from gateway.emulator.faults import FAULTS, Fault, FaultRule, parse_rule, parse_script_entry
+from gateway.emulator.faults import CONNECTION_FAULTS, FAULTS, Fault, FaultRule, parse_rule, parse_script_entry
 
 
 def test_flags_as_the_command_line_gives_them_are_read() -> None:
@@ -68,7 +68,10 @@ def test_what_is_shown_can_be_read_back_and_holds_no_secret() -> None:
         rpm=5,
         models=("a",),
         api_key="sk-secret",
-        faults=(FaultRule(Fault("cut", after_chunks=3), probability=0.5, to_s=9.0, model="a"),),
+        faults=(
+            FaultRule(Fault("cut", after_chunks=3), probability=0.5, to_s=9.0, model="a"),
+            FaultRule(Fault("e401"), on_s=1.0, off_s=2.5, key="sk-one"),
+        ),
         model_limits={"a": Limits(rpm=1)},
     )
 
@@ -88,9 +91,14 @@ def test_output_limits_belong_to_the_anthropic_dialect() -> None:
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_fault_can_be_asked_for_by_name_alone(kind: str) -> None:
-    """Parameters have defaults."""
-    assert parse_rule(kind) == FaultRule(parse_script_entry(kind) or Fault("ok"))
-    assert parse_script_entry({"fault": kind}) == parse_script_entry(kind)
+    """Parameters have defaults; only what concerns the whole server is no single call's."""
+    assert parse_rule(kind).fault.kind == kind
+    if kind in CONNECTION_FAULTS:
+        with pytest.raises(ValueError, match="concerns the whole server"):
+            parse_script_entry(kind)
+    else:
+        assert parse_rule(kind) == FaultRule(parse_script_entry(kind) or Fault("ok"))
+        assert parse_script_entry({"fault": kind}) == parse_script_entry(kind)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,13 @@ def test_every_fault_can_be_asked_for_by_name_alone(kind: str) -> None:
         ("cut;after_chunk=1", "after_chunk: unknown field of a fault"),
         ("e500;from_s=5;to_s=5", "to_s: 5 is not after from_s 5"),
         ({"fault": "cut", "model": 3}, "model: expected a string, got int"),
+        ({"fault": "e401", "key": 3}, "key: expected a string, got int"),
+        ("e500;on_s=1", "off_s: on_s and off_s go together"),
+        ("e500;off_s=1", "on_s: on_s and off_s go together"),
+        ("e500;on_s=0;off_s=1", "on_s: expected a number from 0.001"),
+        ("refuse=0.5", "probability: refuse concerns the whole server"),
+        ("blackhole;model=a", "model: blackhole concerns the whole server"),
+        ("refuse;key=a", "key: refuse concerns the whole server"),
     ],
 )
 def test_a_bad_fault_is_told_by_its_field(value: object, message: str) -> None:

@@ -53,6 +53,45 @@ def test_a_rule_can_concern_one_model() -> None:
     assert one.pick("b", 100.0) is None
 
 
+def test_a_rule_can_concern_one_key() -> None:
+    """One credential of several is refused."""
+    one = plan("e401;key=sk-b")
+
+    assert [one.pick("m", 100.0, key) for key in ("sk-a", "sk-b", "")] == [None, Fault("e401"), None]
+
+
+def test_a_rule_can_flap() -> None:
+    """On for a second, off for two, counted from its beginning."""
+    flapping = plan("e503;from_s=10;to_s=16;on_s=1;off_s=2")
+
+    met = [flapping.pick("m", 100.0 + elapsed) for elapsed in (9.0, 10.0, 10.9, 11.0, 12.9, 13.0, 14.0, 16.0)]
+
+    assert [fault is not None for fault in met] == [False, True, True, False, False, True, False, False]
+
+
+def test_several_rules_mix() -> None:
+    """Each takes its share of the calls that those before it left."""
+    mixed = plan("e500=0.2", "cut=0.25", "refuse;from_s=50")
+
+    kinds = [fault.kind if fault else "ok" for fault in (mixed.pick("m", 200.0) for _ in range(10_000))]
+
+    assert {kind: round(kinds.count(kind) / 1000) for kind in set(kinds)} == {"e500": 2, "cut": 2, "ok": 6}
+
+
+def test_a_fault_of_the_whole_server_has_its_time_and_concerns_no_single_call() -> None:
+    """The first rule that holds says how connections fare."""
+    killed = plan("refuse;from_s=10;to_s=20", "blackhole;from_s=15", "e500;from_s=15")
+
+    assert [killed.connection_fault(100.0 + elapsed) for elapsed in (9.0, 10.0, 19.9, 20.0)] == [
+        None,
+        "refuse",
+        "refuse",
+        "blackhole",
+    ]
+    assert killed.pick("m", 112.0) is None
+    assert killed.pick("m", 116.0) == Fault("e500")
+
+
 def test_a_script_is_bounded() -> None:
     """Too long a script is refused whole."""
     scripted = plan()

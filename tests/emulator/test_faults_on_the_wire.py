@@ -44,6 +44,9 @@ def contents(seen: Seen) -> list[str]:
         ("rate_limit;seconds=3", 429, "type", "requests"),
         ("rate_limit_bare", 429, "code", "rate_limit_exceeded"),
         ("quota", 429, "code", "insufficient_quota"),
+        ("e401", 401, "code", "invalid_api_key"),
+        ("e403", 403, "code", "model_not_found"),
+        ("e404", 404, "code", "model_not_found"),
         ("e500", 500, "type", "server_error"),
         ("e503", 503, "code", "server_is_overloaded"),
         ("e529", 529, "type", "overloaded_error"),
@@ -101,6 +104,25 @@ async def test_a_dialect_has_its_own_words(
 
     assert seen.status == status
     assert orjson.loads(seen.body)["error"].items() >= error.items()
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [("rate_limit", 86_400), ("rate_limit", 10**9), ("e503", 0), ("e503", 86_400), ("e503", 10**9), ("e529", 10**9)],
+)
+async def test_a_wait_can_be_absurd(start_server: StartServer, kind: str, seconds: int) -> None:
+    """A day, thirty years, or no time at all: the header says it as it is."""
+    seen = await meet(await start_server(), f"{kind};seconds={seconds}")
+
+    assert f"retry-after: {seconds}\r\n".encode() in seen.head + b"\r\n"
+
+
+@pytest.mark.parametrize("kind", ["e401", "e403", "e404"])
+async def test_who_is_turned_away_hears_nothing_of_limits(start_server: StartServer, kind: str) -> None:
+    """Nothing is counted for a key or a model that is not served."""
+    seen = await meet(await start_server(EmulatorConfig(rpm=100)), kind)
+
+    assert b"x-ratelimit" not in seen.head
 
 
 async def test_html502_comes_from_something_in_front(start_server: StartServer) -> None:
@@ -198,6 +220,63 @@ async def test_stall_keeps_the_connection_open_and_says_nothing_more(start_serve
     assert not reader.at_eof()
     writer.close()
     await until(lambda: stats.cancelled == 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "gaps"),
+    [("drip;after_chunks=57;seconds=2", [2.0, 2.0, 2.0]), ("fade;after_chunks=57;seconds=0.5", [0.5, 1.0, 2.0])],
+)
+async def test_a_drip_sends_everything_slowly(
+    start_server: StartServer, clock: FakeClock, fault: str, gaps: list[float]
+) -> None:
+    """From its chunk on one at a time, at even or at growing distances, and the proper end."""
+    server = await start_server(now=clock.now, sleep=clock.sleep)
+
+    seen = await meet(server, fault, stream=True)
+
+    assert clock.slept == gaps
+    assert len(contents(seen)) == 60
+    assert events(dechunk(seen.body))[-1] == b"[DONE]"
+
+
+async def test_a_whole_answer_drips_in_pieces(start_server: StartServer, clock: FakeClock) -> None:
+    """Sixteen of them, two at once."""
+    server = await start_server(now=clock.now, sleep=clock.sleep)
+
+    seen = await meet(server, "drip;seconds=3")
+
+    assert clock.slept == [3.0] * 14
+    assert len(seen.body) == promised(seen)
+    assert is_json(seen.body)
+
+
+async def test_opening_error_comes_after_the_role(start_server: StartServer) -> None:
+    """Nothing of the answer was said, but the stream has begun."""
+    seen = await meet(await start_server(), "opening_error", stream=True)
+
+    opening, error = map(orjson.loads, events(dechunk(seen.body)))
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert error["error"]["code"] == "server_is_overloaded"
+    assert seen.body.endswith(b"0\r\n\r\n")
+
+
+async def test_raw_error_is_no_event(start_server: StartServer) -> None:
+    """Bare JSON where an event should be, then a clean end."""
+    seen = await meet(await start_server(), "raw_error;after_chunks=3", stream=True)
+
+    tail = dechunk(seen.body).rpartition(b"\n\n")[2]
+    assert orjson.loads(tail)["error"]["code"] == "server_is_overloaded"
+    assert len(contents(seen)) == 3
+    assert seen.body.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("kind", ["in_band_error", "opening_error", "raw_error"])
+async def test_an_error_in_a_stream_is_an_error_in_a_200_otherwise(start_server: StartServer, kind: str) -> None:
+    """A whole answer has no events."""
+    seen = await meet(await start_server(), kind)
+
+    assert seen.status == 200
+    assert orjson.loads(seen.body)["error"]["code"] == "server_is_overloaded"
 
 
 async def test_malformed_breaks_one_chunk_and_goes_on(start_server: StartServer) -> None:
@@ -300,7 +379,7 @@ async def test_no_fault_leaves_an_error_in_the_log(start_server: StartServer, ca
     """Broken on purpose is not broken."""
     server = await start_server()
 
-    for fault in ("reset", "cut", "truncated", "wrong_length", "in_band_error", "no_done", "empty_200"):
+    for fault in ("reset", "cut", "truncated", "wrong_length", "in_band_error", "raw_error", "no_done"):
         await meet(server, fault)
         await meet(server, fault, stream=True)
 

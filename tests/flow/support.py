@@ -7,11 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.call import Call, Endpoint, Reply, Settled
+from gateway.config.errortables import read_error_tables
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import Watch
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.capabilities import Capabilities
+from gateway.policy.retry import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import (
+    Choice,
     Counting,
     Holding,
     Key,
@@ -32,6 +37,10 @@ SPEECH = Endpoint("speech", "/audio/speech", answer="binary")
 CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
 JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream")
+RATES = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
+ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
+"""No target is tried again by a call that has failed there."""
+ERRORS = read_error_tables((), {}, []).of("")
 ANSWER = b'{"id": "1", "choices": [{"message": {}}], "usage": {"prompt_tokens": 1000, "completion_tokens": 10}}'
 
 
@@ -154,6 +163,8 @@ class Recorder:
     accounts: list[Settled] = field(default_factory=list)
     began_count: int = 0
     waits: list[tuple[str, float]] = field(default_factory=list)
+    denied: list[str] = field(default_factory=list)
+    moves: list[tuple[str, str]] = field(default_factory=list)
 
     def began(self) -> None:
         self.began_count += 1
@@ -163,6 +174,12 @@ class Recorder:
 
     def settled(self, record: Settled) -> None:
         self.accounts.append(record)
+
+    def retry_denied(self, reason: str) -> None:
+        self.denied.append(reason)
+
+    def breaker_changed(self, name: str, state: str) -> None:
+        self.moves.append((name, state))
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         raise AssertionError("no call is refused behind the edge")
@@ -185,11 +202,22 @@ class Bench:
     """So many of the upstreams, the last ones, belong to a fallback."""
     bounds: QueueBounds = field(default_factory=QueueBounds)
     keys: Sequence[Key] = ()
+    draw: Callable[[], float] = lambda: 0.5
+    retries: Retries = ONCE
+    breaker: BreakerRules = field(default_factory=BreakerRules)
+    choice: Choice = "in_order"
+    contexts: int = 0
+    """So many of the upstreams, the very last ones, are for calls that are too long for the others."""
+    accounts: Sequence[str] = ()
+    """Who pays, target by target; those beyond have accounts of their own."""
+    capabilities: Sequence[Capabilities] = ()
+    clocks: Clocks = CLOCKS
+    rates: Rates | None = RATES
 
     def __post_init__(self) -> None:
         self.policy = _policy(self._model(), self.bounds, self.keys)
-        self.admission = Admission(self.clock, self.meter, self.policy)
-        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission)
+        self.admission = Admission(self.clock, self.meter, self.policy, self.draw)
+        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
 
     @property
     def account(self) -> Settled:
@@ -199,23 +227,39 @@ class Bench:
 
     def _model(self) -> Model:
         """A model whose targets are the upstreams, `p0/m`, `p1/m` and so on."""
-        rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
+        rates = self.rates
         limits = [*self.limits, *[Limits()] * len(self.upstreams)]
-        plan = tuple(
+        accounts = [*self.accounts, *[f"p{number}" for number in range(len(self.accounts), len(self.upstreams))]]
+        capabilities = [*self.capabilities, *[Capabilities()] * len(self.upstreams)]
+        everyone = tuple(
             Target(
                 f"p{number}/m",
                 f"p{number}",
                 "m",
                 upstream,
-                CLOCKS,
+                self.clocks,
                 limits=limits[number],
                 counting=self.counting,
+                capabilities=capabilities[number],
+                errors=ERRORS,
+                account=accounts[number],
+                breaker=self.breaker,
                 find_rates=lambda _model: rates,
             )
             for number, upstream in enumerate(self.upstreams)
         )
+        plan = everyone[: len(everyone) - self.contexts]
         own = plan[: len(plan) - self.fallbacks]
-        return Model("m", own, plan, holding=self.holding, include_usage=self.include_usage)
+        return Model(
+            "m",
+            own,
+            plan,
+            holding=self.holding,
+            include_usage=self.include_usage,
+            retries=self.retries,
+            choice=self.choice,
+            context_plan=everyone[len(plan) :],
+        )
 
     def call(self, **changes: object) -> Call:
         """A call to the model."""

@@ -55,6 +55,12 @@ class Ledger:
     def settled(self, record: Settled) -> None:
         self.records.append(record)
 
+    def retry_denied(self, reason: str) -> None:
+        raise AssertionError("a retry was denied")
+
+    def breaker_changed(self, name: str, state: str) -> None:
+        raise AssertionError("a breaker moved")
+
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         raise AssertionError("a call was refused")
 

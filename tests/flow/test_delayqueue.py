@@ -822,11 +822,17 @@ class BrokenGate(Gate):
     """Fails for one call, whenever it is asked."""
 
     def wait_s(
-        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_requests: float = 0.0, keep_tokens: float = 0.0
+        self,
+        cost: Cost,
+        now: float,
+        keep_percent: float = 0.0,
+        keep_requests: float = 0.0,
+        keep_tokens: float = 0.0,
+        rank: int = 1,
     ) -> float | None:
         if cost.input_tokens == 666:
             raise ZeroDivisionError
-        return super().wait_s(cost, now, keep_percent, keep_requests, keep_tokens)
+        return super().wait_s(cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
 
 def test_a_call_that_its_gate_cannot_stand_is_ended_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ async def test_usage_and_cost_are_settled_once() -> None:
 
 async def test_missing_usage_is_estimated_and_marked() -> None:
     """A provider that does not count leaves us with an estimate that says so."""
-    bench = one(whole(b'{"choices": []}'))
+    bench = one(whole(b'{"choices": [{}]}'))
 
     await bench.serve()
 
@@ -116,7 +116,7 @@ async def test_a_failure_before_the_first_byte_moves_on(first: Script) -> None:
     assert bench.account.outcome == "ok"
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422])
 async def test_a_fault_of_the_request_is_final(status: int) -> None:
     """What is wrong with the request is wrong everywhere: status and body pass, the next target is not asked."""
     bench = one(whole(ERROR, status), whole())
@@ -250,7 +250,7 @@ async def test_an_oversized_json_answer_is_relayed() -> None:
 async def test_cancelling_anywhere_settles_once_and_closes_the_answer(stream: bool) -> None:
     """A client that leaves, at whichever await, costs one account and no open connection."""
     events = (
-        b'data: {"choices":[{"delta":{}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
         b'data: {"choices":[{"finish_reason":"stop"}]}\n\n',
         b"data: [DONE]\n\n",
     )
@@ -272,7 +272,7 @@ async def test_cancelling_anywhere_settles_once_and_closes_the_answer(stream: bo
 
 async def test_a_reply_closed_unread_is_settled_and_closed() -> None:
     """A client that leaves between the head and the first chunk leaks nothing."""
-    script = streamed(b'data: {"choices":[{"delta":{}}]}\n\n')
+    script = streamed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
     bench = one(script)
 
     reply = await bench.pipeline.handle(bench.call(stream=True))
@@ -286,7 +286,10 @@ async def test_nothing_is_read_ahead_of_the_client() -> None:
     """The next chunk is asked for when the last one has been taken: a slow reader slows its provider, nobody else."""
     reached: list[str] = []
     script = streamed(
-        b'data: {"choices":[{"delta":{}}]}\n\n', b"data: {}\n\n", lambda: reached.append("third"), b"data: [DONE]\n\n"
+        b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
+        b"data: {}\n\n",
+        lambda: reached.append("third"),
+        b"data: [DONE]\n\n",
     )
     bench = one(script)
 
@@ -356,7 +359,7 @@ async def test_pass_through_keeps_redirects_and_range_headers() -> None:
 
 async def test_pictures_do_not_count_by_their_bytes() -> None:
     """A megabyte of base64 is no quarter of a million tokens."""
-    bench = one(whole(b'{"choices": []}'))
+    bench = one(whole(b'{"choices": [{}]}'))
     image = b'{"model":"m","messages":[{"content":"data:image/png;base64,' + b"A" * 1_000_000 + b'"}]}'
 
     await bench.serve(body=image)

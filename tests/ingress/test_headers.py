@@ -89,7 +89,7 @@ async def test_only_listed_headers_reach_the_provider(gateway: Running) -> None:
     }
 
 
-BODY = b'{"id":"x","object":"chat.completion","choices":[],"usage":null}'
+BODY = b'{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{}}],"usage":null}'
 FROM_PROVIDER = (
     b"content-type: application/json\r\nx-request-id: req_provider\r\nopenai-processing-ms: 7\r\n"
     b"x-ratelimit-remaining-requests: 9\r\nretry-after: 3\r\nopenai-organization: org-1\r\n"
@@ -126,13 +126,14 @@ async def test_only_listed_headers_reach_the_client(start: StartGateway, status:
 async def test_a_status_that_no_client_knows_is_no_defect(start: StartGateway, line: bytes) -> None:
     """Whatever a provider calls its answer, the client gets one of HTTP's."""
     head = line + b"\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 2\r\n\r\n{}"
-    async with RawServer([[READ, head]]) as provider:
+    async with RawServer([[READ, head] * 4]) as provider:
         gateway = await start(lambda _url: config_of(f"{provider.url}/v1"))
         async with connect(gateway.url) as peer:
             answer = await peer.exchange(post())
 
     assert answer.status == 502
     assert answer.error["code"] == "no_target_available"
+    assert answer.header("x-should-retry") == "false"
 
 
 FIELDS: dict[str, Any] = {

@@ -27,7 +27,7 @@ from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Key, Policies
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, chat, config_of, connect, post, until
-from tests.flow.support import JSON, SSE, Bench, Broken, Recorder, Script, ScriptedUpstream
+from tests.flow.support import ANSWER, JSON, SSE, Bench, Broken, Recorder, Script, ScriptedUpstream
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -206,7 +206,7 @@ async def test_a_stream_that_waits_is_answered_with_comments() -> None:
 async def test_the_clients_own_request_id_is_in_the_head() -> None:
     """It is known from the start, unlike the target and the attempts."""
     gate = asyncio.Event()
-    async with front(slow(gate, DONE)) as gateway, connect(gateway.url) as peer:
+    async with front(slow(gate, EVENT, DONE)) as gateway, connect(gateway.url) as peer:
         peer.send(ask(CHAT, "x-request-id: mine-1"))
         await gateway.waiting()
         gateway.pass_time()
@@ -240,14 +240,14 @@ async def test_an_answer_in_time_is_as_ever() -> None:
 async def test_only_streams_of_events_are_kept_alive(path: str, stream: bool) -> None:
     """What is no stream has no place for a comment, whatever its body says."""
     gate = asyncio.Event()
-    async with front(slow(gate, b"{}", kind=JSON)) as gateway, connect(gateway.url) as peer:
+    async with front(slow(gate, ANSWER, kind=JSON)) as gateway, connect(gateway.url) as peer:
         peer.send(ask(path, stream=stream))
         await until(lambda: len(gateway.bench.upstreams[0].sent) == 1)
         assert len(gateway.keepalive) == 0
         gate.set()
         answer = await peer.response()
 
-    assert (answer.status, answer.body) == (200, b"{}")
+    assert (answer.status, answer.body) == (200, ANSWER)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"2.0"])
@@ -272,7 +272,7 @@ async def test_a_failure_becomes_an_error_event() -> None:
     """With the code and type that it would have had; no [DONE], but a proper end, and the connection lives."""
     gate = asyncio.Event()
     async with (
-        front(slow(gate, Broken("reset")), Script(200, (JSON,), [b"{}"])) as gateway,
+        front(slow(gate, Broken("reset")), Script(200, (JSON,), [ANSWER])) as gateway,
         connect(gateway.url) as peer,
     ):
         error = error_of(await kept_alive_until(peer, gateway, ask(), gate))
@@ -328,7 +328,7 @@ async def test_a_providers_own_error_becomes_an_event(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        (CHAT, b'{\r\n "id": "1",\n "choices": []\n}\n', b'data: { "id": "1", "choices": []}\n\n' + DONE),
+        (CHAT, b'{\r\n "id": "1",\n "choices": [{}]\n}\n', b'data: { "id": "1", "choices": [{}]}\n\n' + DONE),
         (
             RESPONSES,
             b'{"id": "1",\n"status": "incomplete"}',
@@ -354,7 +354,7 @@ async def test_an_answer_that_is_no_stream_and_too_large_to_be_held_becomes_one_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is put on one line on its way through."""
-    monkeypatch.setattr("gateway.flow.attempt.WHOLE_LIMIT", 4)
+    monkeypatch.setattr("gateway.flow.opening.WHOLE_LIMIT", 4)
     gate = asyncio.Event()
     script = slow(gate, b'{\n"id": ', b'"1"', b"\n}\n", kind=JSON)
     async with front(script) as gateway, connect(gateway.url) as peer:
@@ -492,7 +492,7 @@ async def test_comments_do_not_pile_up_for_a_client_that_does_not_read() -> None
     """It has all that the sockets take, and a few in the gateway; when it reads on, it gets its answer."""
     gate = asyncio.Event()
     words = saying(*[b"x" * 8000] * 2000)
-    async with front(slow(gate, DONE), describe=words) as gateway, connect(gateway.url) as peer:
+    async with front(slow(gate, EVENT, DONE), describe=words) as gateway, connect(gateway.url) as peer:
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport is read from, too
         peer.send(ask())
         await gateway.waiting()
@@ -507,7 +507,7 @@ async def test_comments_do_not_pile_up_for_a_client_that_does_not_read() -> None
         body = await body_of(peer)
 
     assert buffered <= 2 * 8100
-    assert body.endswith(b"\n\n" + DONE)
+    assert body.endswith(b"\n\n" + EVENT + DONE)
     assert body.count(b": x") < 2000
 
 
@@ -515,14 +515,14 @@ async def test_a_request_behind_it_waits_for_its_turn() -> None:
     """Comments belong to the first answer of a pipeline."""
     gate = asyncio.Event()
     script = Script(200, (JSON,), [b'{"second": 1}'])
-    async with front(slow(gate, DONE), script) as gateway, connect(gateway.url) as peer:
+    async with front(slow(gate, EVENT, DONE), script) as gateway, connect(gateway.url) as peer:
         peer.send(ask() + ask(stream=False))
         await gateway.waiting()
         gateway.pass_time()
         await head_of(peer)
         assert (await chunk_of(peer)).startswith(b": ")
         gate.set()
-        assert await body_of(peer) == DONE
+        assert await body_of(peer) == EVENT + DONE
         second = await peer.response()
 
     assert second.body == b'{"second": 1}'

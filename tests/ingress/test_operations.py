@@ -78,20 +78,24 @@ async def test_readiness_is_gone_while_draining_and_new_calls_are_refused(gatewa
 
 
 async def test_metrics_count_what_was_served(gateway: Running) -> None:
-    """Calls, tokens, attempts and refusals agree with what the client saw."""
+    """Calls, tokens, attempts and refusals agree with what the client saw; a failure that was repaired is an attempt."""
     async with connect(gateway.url) as peer:
         for _ in range(3):
             await peer.exchange(post())
         await peer.exchange(post(CHAT, b"{"))
-        gateway.script("e500")
+        gateway.script("e500", "context_length")
         await peer.exchange(post())
         seen = await series(peer)
 
     model, target = {"model": "gpt-4o"}, {"target": "main/gpt-4o"}
     assert seen["gateway_requests_total", labels(**model, key="anonymous", outcome="ok")] == 3
-    assert seen["gateway_requests_total", labels(**model, key="anonymous", outcome="server_error")] == 1
+    assert seen["gateway_requests_total", labels(**model, key="anonymous", outcome="context_length_exceeded")] == 1
     assert seen["gateway_attempts_total", labels(**target, **{"class": "ok"})] == 3
     assert seen["gateway_attempts_total", labels(**target, **{"class": "server_error"})] == 1
+    assert seen["gateway_attempts_total", labels(**target, **{"class": "context_length_exceeded"})] == 1
+    assert seen["gateway_time_to_first_byte_seconds_count", labels(**target)] == 5
+    assert seen["gateway_breaker_state", labels(**target)] == seen["gateway_breaker_state", labels(target="main")] == 0
+    assert seen["gateway_retry_budget_level", labels(**target)] == 495
     assert seen["gateway_tokens_total", labels(**model, **target, kind="output")] == 180
     assert seen["gateway_requests_refused_total", labels(code="invalid_json")] == 1
     assert seen["gateway_calls_in_flight", labels()] == 0

@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.ingress.render import error_headers
 from gateway.policy.snapshot import Key, QueueBounds
 from tests.e2e.harness import connect, post, until
-from tests.flow.support import JSON, Script
+from tests.flow.support import ANSWER, JSON, Script
 from tests.ingress.test_keepalive import CHAT, Front, front
 
 LATE_S = 9.0
@@ -45,7 +45,7 @@ def key_of(lane: Lane) -> Key:
 async def overloaded(level: int, answers: int = 4) -> AsyncIterator[Front]:
     """A gateway that sheds at this level, with a key for every lane, before a provider that answers."""
     keys = [key_of(lane) for lane in LANES]
-    scripts = [Script(200, (JSON,), [b"{}"]) for _ in range(answers)]
+    scripts = [Script(200, (JSON,), [ANSWER]) for _ in range(answers)]
     async with front(*scripts, keys={key.digest: key for key in keys}) as gateway:
         for _ in range(level):
             gateway.overload.observe(0.0, None, 0, LATE_S, QueueBounds())
@@ -126,7 +126,7 @@ async def test_what_is_wrong_anyway_is_not_called_overload() -> None:
 async def test_calls_that_are_in_already_are_served() -> None:
     """Shedding is for those who come."""
     gate = asyncio.Event()
-    async with front(Script(200, (JSON,), [gate, b"{}"])) as gateway, connect(gateway.url) as peer:
+    async with front(Script(200, (JSON,), [gate, ANSWER])) as gateway, connect(gateway.url) as peer:
         peer.send(post(CHAT, {"model": "m"}))
         await until(lambda: len(gateway.bench.upstreams[0].sent) == 1)
         for _ in range(3):

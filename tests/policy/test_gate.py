@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.call import Usage
 from gateway.errors import ErrorClass
+from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.gate import LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
+from gateway.policy.hints import never_fits, retry_delay_s
 from gateway.policy.limits import NOTHING, Cost, Style
 from gateway.policy.snapshot import Counting, Limits
 
@@ -46,7 +48,9 @@ def refuse(
     error_class: str = ErrorClass.RATE_LIMIT_REQUESTS,
     body: bytes = b"",
 ) -> Refusal:
-    return gate.refused(grant, error_class, 429, headers, body, now, WALL + now)
+    delay_s = retry_delay_s(429, headers, body, WALL + now, gate.counting.kind)
+    diagnosis = Diagnosis(ErrorClass(error_class), delay_s=delay_s, never_fits=never_fits(body))
+    return gate.refused(grant, diagnosis, headers, now, WALL + now)
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

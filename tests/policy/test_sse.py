@@ -15,16 +15,14 @@ from gateway.policy.sse import (
     PENDING_LIMIT,
     EventCutter,
     chat_error,
-    ends_chat,
-    ends_response,
     error_in,
     event_data,
     event_json,
-    has_error,
-    is_opening,
+    is_silent,
+    is_whole,
+    message_error,
     response_error,
     split_events,
-    without_usage_events,
 )
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
@@ -176,21 +174,38 @@ def test_only_an_object_is_taken_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "opens"),
+    ("event", "silent"),
     [
         (b": keep-alive\n\n", True),
-        (b"event: ping\n\n", True),
-        (b'event: response.created\ndata: {"type":"response.created"}\n\n', True),
-        (b'data: {"type":"response.in_progress"}\n\n', True),
-        (b'data: {"type":"response.output_text.delta"}\n\n', False),
-        (DELTA, False),
-        (DONE, False),
-        (b"data: what is this\n\n", False),
+        (b"event: ping\r\nid: 1\r\n\r\n", True),
+        (b"\n", True),
+        (b"data:\n\n", True),
+        (b"retry: 5\n\n", True),
+        (b"<html>\n\n", False),
+        (b'{"detail": 1}\n\n', False),
+        (b"upstream connect error\n\n", False),
     ],
 )
-def test_announcements_are_told_from_answers(event: bytes, opens: bool) -> None:
-    """After an announcement another target may still try."""
-    assert is_opening(event) is opens
+def test_what_says_nothing_is_told_from_what_is_no_event(event: bytes, silent: bool) -> None:
+    """Comments and fields without data are harmless; anything else without data is no SSE."""
+    assert is_silent(event) is silent
+
+
+@pytest.mark.parametrize(
+    ("rest", "whole"),
+    [
+        (DONE[:-1], True),
+        (DONE[:-2], True),
+        (DELTA[:-2], True),
+        (DELTA[:-3], False),
+        (DONE[:-3], False),
+        (b": comment", False),
+        (b"", False),
+    ],
+)
+def test_an_event_may_lack_nothing_but_its_end(rest: bytes, whole: bool) -> None:
+    """Then its reader has lost nothing."""
+    assert is_whole(rest) is whole
 
 
 # -- errors: the shapes that providers send inside a 200 -----------------------------------------------------------------
@@ -203,6 +218,9 @@ OPENROUTER = {"code": 502, "message": "m", "metadata": {"error_type": "provider_
 SGLANG = {"object": "error", "message": "m", "type": "BadRequestError", "param": None, "code": 400}
 ANTHROPIC = {"type": "overloaded_error", "message": "Overloaded"}
 TGI = {"message": "Model is overloaded", "type": "overloaded", "code": None}
+
+
+LLAMA = {"code": 500, "message": "m", "type": "server_error"}
 
 
 def data(value: object, before: bytes = b"data: ", end: bytes = b"\n\n") -> bytes:
@@ -225,6 +243,15 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any]]] = {
     "mistral": (data(SGLANG), SGLANG),
     "tgi": (data({"error": "Model is overloaded", "error_type": "overloaded"}, b"data:"), TGI),
     "anthropic": (data({"type": "error", "error": ANTHROPIC, "request_id": "r"}, b"event: error\ndata: "), ANTHROPIC),
+    "responses, failed": (
+        data({"type": "response.failed", "response": {"status": "failed", "error": OVERLOADED}}),
+        OVERLOADED,
+    ),
+    "responses, failed, no reason": (
+        data({"type": "response.failed", "response": {"status": "failed"}}),
+        {"message": "the response failed", "type": "server_error", "code": None},
+    ),
+    "llama.cpp, old": (b'error: {"code":500,"message":"m","type":"server_error"}\n\n', LLAMA),
     "named, no json": (b"event: error\r\ndata: it broke\r\n\r\n", {"message": "it broke"}),
     "named, other json": (b'event:error\ndata: {"detail":"d"}\n\n', {"detail": "d"}),
 }
@@ -232,10 +259,8 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("event", "error"), ERRORS.values(), ids=ERRORS.keys())
 def test_error_events_of_every_provider_are_read(event: bytes, error: dict[str, Any]) -> None:
-    """Flat or nested, named or not; and a stream that ends with one is known to have failed."""
+    """Flat or nested, named or not."""
     assert error_in(event) == error
-    assert has_error(DELTA + event)
-    assert has_error(event + DONE)
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: [error]], ids=["object", "array"])
@@ -245,15 +270,6 @@ def test_a_bare_error_behind_a_broken_stream_is_read(wrap: Any) -> None:
 
     assert error_in(bare) == GEMINI
     assert error_in(b"data: " + bare) == GEMINI
-
-
-@pytest.mark.parametrize(
-    "event", [b'{"error":{"message":"m"}}\n\n', b'{"error":{"message":"m"}}', ERRORS["openai"][0][:-1]]
-)
-def test_an_error_that_is_no_whole_event_has_not_been_seen(event: bytes) -> None:
-    """A client skips what has no `data:` or no end: it still has to be told."""
-    assert error_in(event) is not None
-    assert not has_error(DELTA + event)
 
 
 @pytest.mark.parametrize(
@@ -275,44 +291,13 @@ def test_an_error_that_is_no_whole_event_has_not_been_seen(event: bytes) -> None
 def test_other_events_are_no_errors(event: bytes) -> None:
     """Neither the word in a text, nor a field that says there is none."""
     assert error_in(event) is None
-    assert not has_error(event)
 
 
 def test_our_own_error_events_are_errors_too() -> None:
     """They are what clients read, in the shape of each endpoint."""
     assert error_in(chat_error("m", "c")) == {"message": "m", "type": "server_error", "param": None, "code": "c"}
     assert error_in(response_error("m", "c")) == {**FLAT, "sequence_number": 0}
-    assert ends_response(response_error("m", "c"))
-
-
-# -- the end of a stream --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [
-        DONE,
-        b"data:[DONE]\r\n\r\n",
-        DELTA + b"data: [DONE]",
-        b"data: [DONE] \n",
-        b'data: {"choices":[{"finish_reason":"stop"}]}\n\n',
-        b'data: {"choices":[{"delta":{}, "finish_reason": "length"}]}\n\n' + USAGE,
-    ],
-)
-def test_a_complete_chat_stream_is_known(tail: bytes) -> None:
-    """By its last event, or by a reason to finish where a provider sends no last event."""
-    assert ends_chat(tail)
-
-
-@pytest.mark.parametrize("name", ["response.completed", "response.failed", "response.incomplete", "error"])
-def test_a_complete_responses_stream_is_known(name: str) -> None:
-    """By the name of its last event, or by its type where it has no name."""
-    named = f'event: {name}\ndata: {{"type":"{name}"}}\n\n'.encode()
-
-    assert ends_response(named)
-    assert ends_response(named.replace(b"\n", b"\r\n"))
-    assert ends_response(named.partition(b"\n")[2])
-    assert not ends_response(named.replace(b"error", b"errors").replace(b"response.", b"response.x_"))
+    assert error_in(message_error("m", "c")) == {"type": "api_error", "message": "m", "code": "c"}
 
 
 LIES = (
@@ -332,60 +317,17 @@ LIES = (
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_text_that_the_model_writes_ends_nothing(lie: str) -> None:
-    """In content, tool arguments, keys, however often escaped, and wherever the start of the tail is cut off."""
+def test_text_that_the_model_writes_is_no_error(lie: str) -> None:
+    """In content, tool arguments, keys, however often escaped, and wherever the start of the event is cut off."""
     delta = {"content": lie, "tool_calls": [{"function": {"arguments": orjson.dumps({lie: lie}).decode()}}], lie: lie}
     event = data({"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
     for at in range(len(event)):
-        tail = event[at:]
-
-        assert not ends_chat(tail)
-        assert not ends_response(tail)
-        assert not has_error(tail)
-        assert error_in(tail) is None
-    assert without_usage_events(event) == event
+        assert error_in(event[at:]) is None
 
 
 @BOUNDED
 @given(st.lists(st.sampled_from(LIES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=4))
-def test_no_mixture_of_texts_ends_anything(texts: list[str]) -> None:
+def test_no_mixture_of_texts_is_an_error(texts: list[str]) -> None:
     """Whatever stands next to it."""
-    event = data({"choices": [{"delta": {"content": "".join(texts)}, "finish_reason": None}], "more": texts})
-
-    assert not any(looks(event) for looks in (ends_chat, ends_response, has_error))
-    assert error_in(event) is None
-
-
-# -- the extra usage event ------------------------------------------------------------------------------------------------
-
-AZURE_FIRST = b'data: {"choices":[],"prompt_filter_results":[{"prompt_index":0}]}\n\n'
-SPACED = USAGE.replace(b'"choices":[]', b'"choices": []')
-CHOICES_AND_USAGE = DELTA.replace(b"]}\n", b'],"usage":{"prompt_tokens":1}}\n')
-SAYS_SO = data({"choices": [{"delta": {"content": USAGE.decode()}}], "x": '"choices":[]'})
-NULL_USAGE = b'data: {"choices":[]}\n\n'
-KEPT = (DELTA, AZURE_FIRST, CHOICES_AND_USAGE, SAYS_SO, NULL_USAGE, DONE, b": comment\n\n", b'data: {"choices":[]\n\n')
-
-
-@BOUNDED
-@given(st.lists(st.sampled_from([*KEPT, USAGE, SPACED]), max_size=8), st.booleans())
-def test_only_the_extra_usage_event_is_taken_out(some: list[bytes], crlf: bool) -> None:
-    """Every other event stays, byte for byte and in order."""
-    if crlf:
-        some = [event.replace(b"\n", b"\r\n") for event in some]
-
-    left = without_usage_events(b"".join(some))
-
-    assert left == b"".join(event for event in some if b'"total_tokens":11}}' not in event)
-
-
-def test_the_null_usage_of_other_chunks_is_taken_out() -> None:
-    """It is there because the gateway asked; text that looks like it stays."""
-    said = data({"choices": [{"delta": {"content": ',"usage":null'}}]})
-
-    assert without_usage_events(DELTA.replace(b"]}\n", b'],"usage":null}\n') + said) == DELTA + said
-
-
-def test_a_block_without_usage_is_not_copied() -> None:
-    """The usual case is one search."""
-    assert without_usage_events(DELTA) is DELTA
+    assert error_in(data({"choices": [{"delta": {"content": "".join(texts)}, "finish_reason": None}]})) is None

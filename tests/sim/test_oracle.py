@@ -78,8 +78,18 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that lets nobody through for a while."""
     wait_s = Gate.wait_s
 
-    def slow(gate: Gate, cost: Cost, now: float, *keep: float) -> float | None:
-        return 0.5 if 1001.0 < now < 1001.5 else wait_s(gate, cost, now, *keep)
+    def slow(
+        gate: Gate,
+        cost: Cost,
+        now: float,
+        keep_percent: float = 0.0,
+        keep_requests: float = 0.0,
+        keep_tokens: float = 0.0,
+        rank: int = 1,
+    ) -> float | None:
+        if 1001.0 < now < 1001.5:
+            return 0.5
+        return wait_s(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
     monkeypatch.setattr(Gate, "wait_s", slow)
 

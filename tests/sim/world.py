@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Protocol, cast
 
 from gateway.call import Attempt, Usage
-from gateway.errors import AdmissionDenied, GatewayError, Phase, UpstreamFailed
+from gateway.config.errortables import read_error_tables
+from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase
 from gateway.flow.admission import Admission
-from gateway.policy.classify import limits_rate
+from gateway.flow.attempt import LIMITS_RATE
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.gate import Refusal
+from gateway.policy.hints import never_fits, retry_delay_s
+from gateway.policy.retry import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import (
     Counting,
     Holding,
@@ -31,12 +36,14 @@ from gateway.policy.snapshot import (
     Server,
     Target,
 )
-from gateway.ports import Clocks, Meter, Upstream
+from gateway.ports import Clocks, Meter, RawHeaders, Upstream
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until
 from tests.sim.provider import ERROR_OF, Answer, Provider
 from tests.sim.score import Score
 
+_ERRORS = read_error_tables((), {}, []).of("")
+_ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
 _CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3600)
 _NO_LIMITS = Limits()
 _HOLDING = Holding()
@@ -109,10 +116,10 @@ class World:
         self.providers = {site.provider.name: site.provider for site in self.sites}
         targets = tuple(_target(site) for site in self.sites)
         own = tuple(target for target, site in zip(targets, self.sites, strict=True) if not site.is_fallback)
-        self.model = Model(MODEL, own, targets, holding=self.holding)
+        self.model = Model(MODEL, own, targets, holding=self.holding, retries=_ONCE)
         # A meter has four methods; admission uses `waited`, which the score has.
         self.policy = _policy(self.model, self.bounds)
-        self.admission = Admission(self.clock, cast(Meter, self.score), self.policy)
+        self.admission = Admission(self.clock, cast(Meter, self.score), self.policy, self.random.random)
         self._loop = cast(asyncio.AbstractEventLoop, _Loop(self))
 
     @property
@@ -165,9 +172,10 @@ class World:
         failed: list[Target] = []
         while clock.now < call.deadline:
             self.entering = call
-            target = await admission.enter(call, failed)
-            if target is None:
+            left = [target for target in self.model.plan if target not in failed]
+            if not left:
                 break
+            target = await admission.enter(call, left if failed else None)
             self._goes(call, target.name)
             provider = self.providers[target.name]
             reach_s = provider.reach_s()
@@ -200,17 +208,18 @@ class World:
         """What an error means: whether the call may go to this target again."""
         error_class = ERROR_OF[answer.status]
         if not answer.status:
-            self.admission.failed(call, UpstreamFailed(error_class, Phase.NOTHING_SENT, "refused"))
+            self.admission.failed(call, error_class, Phase.NOTHING_SENT)
             return False
-        if limits_rate(error_class):
+        if error_class in LIMITS_RATE:
             self.score.refused_upstream += 1
-            refusal = self.admission.refused(call, error_class, answer.status, answer.headers, answer.body)
+            diagnosis = diagnosis_of(error_class, answer.status, answer.headers, answer.body, self.clock.wall())
+            refusal = self.admission.refused(call, diagnosis, answer.headers)
             if self.watch is not None:
                 told_s = dict(answer.headers).get(b"retry-after-ms")
                 self.watch.told_to_wait(target.name, None if told_s is None else float(told_s) / 1000)
             return refusal is Refusal.WAIT
         self.admission.answered(call, answer.headers, is_error=True)
-        self.admission.failed(call)
+        self.admission.failed(call, error_class, Phase.ANSWERED)
         return False
 
     def _goes(self, call: SimCall, target: str) -> None:
@@ -227,7 +236,22 @@ class World:
 def _target(site: Site) -> Target:
     name = site.provider.name
     upstream = cast(Upstream, site.upstream)
-    return Target(name, name, MODEL, upstream, _CLOCKS, limits=site.limits, counting=site.counting)
+    return Target(
+        name,
+        name,
+        MODEL,
+        upstream,
+        _CLOCKS,
+        limits=site.limits,
+        counting=site.counting,
+        errors=_ERRORS,
+        breaker=BreakerRules(is_enabled=False),  # it is limits that are simulated here
+    )
+
+
+def diagnosis_of(error_class: ErrorClass, status: int, headers: RawHeaders, body: bytes, wall_now: float) -> Diagnosis:
+    """What a refusal tells, as far as admission wants to know."""
+    return Diagnosis(error_class, delay_s=retry_delay_s(status, headers, body, wall_now), never_fits=never_fits(body))
 
 
 def _policy(model: Model, bounds: QueueBounds) -> PolicySnapshot:

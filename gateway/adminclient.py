@@ -1,0 +1,169 @@
+"""The operator's end of the admin API: what `gateway targets` asks of a running gateway, and how it shows the answer.
+
+It must not know the gateway's inside, only its HTTP. Every failure is an `AdminRefused` with a sentence that says what to
+do; the admin key goes to the address the operator named and nowhere else (no redirect, no proxy).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+TIMEOUT_S = 10.0
+HEADINGS = ("", "state", "next probe", "in flight", "p95", "failures", "reason")
+
+
+class AdminRefused(Exception):
+    """The gateway did not do what was asked; `is_misuse`: because of what was asked, or by whom."""
+
+    def __init__(self, message: str, *, is_misuse: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.is_misuse = is_misuse
+
+
+class AdminClient:
+    """Speaks to the admin API at `url`. Its methods raise AdminRefused."""
+
+    def __init__(self, url: str, key: str) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError:
+            self._host = ""
+        if not self._host or parts.scheme not in ("http", "https"):
+            raise AdminRefused(f"{url!r} is no address; write it as http://127.0.0.1:8080", is_misuse=True)
+        self._is_tls = parts.scheme == "https"
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._url = url
+        self._key = key
+
+    def targets(self) -> dict[str, Any]:
+        """All targets and accounts."""
+        return self._ask("GET", "/admin/targets")
+
+    def switch(self, action: str, name: str) -> dict[str, Any]:
+        """Opens, closes or drains a target or, where there is no slash in the name, an account; its new state."""
+        kind = "targets" if "/" in name else "accounts"
+        return self._ask("POST", f"/admin/{kind}/{quote(name, safe='/')}", {"action": action})
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        status, text = self._exchange(method, path, body)
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise AdminRefused(f"what listens at {self._url} is no gateway (status {status})")
+        if status != 200:
+            raise _refusal(status, answer, self._url)
+        return answer
+
+    def _exchange(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        kind = HTTPSConnection if self._is_tls else HTTPConnection
+        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, self._base + path, content, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise AdminRefused(
+                f"no gateway answers at {self._url}: {reason}; is it running, is --url right?"
+            ) from error
+        except ValueError:
+            raise AdminRefused("the admin key has characters that no key has", is_misuse=True) from None
+        finally:
+            connection.close()
+
+
+def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
+    error = answer.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    if status == 401:
+        message = f"the gateway at {url} does not take this key; it wants the admin.key of its config"
+    elif status == 404 and str(message).startswith("Unknown path"):
+        message = f"there is no admin API at {url}; if the config has admin.listen, that is the address for --url"
+    return AdminRefused(str(message or f"the gateway at {url} answered with {status}"), is_misuse=400 <= status < 500)
+
+
+def table(shown: Mapping[str, Any]) -> str:
+    """Targets, then accounts, one a line."""
+    rows = [HEADINGS, *(_row(name, row) for name, row in shown["targets"].items())]
+    rows += [_row(f"account {name}", row) for name, row in shown["accounts"].items()]
+    return _lay_out(rows)
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """The state of one target or account after a change."""
+    account = row.get("account") or {"state": "closed"}
+    text = f"{_safe(row['name'])} is {_state(row)} ({_safe(row['reason'])}), {row.get('in_flight', 0)} in flight"
+    if account["state"] == "closed":
+        return text
+    return (
+        f"{text}; no call gets there yet: its account {_safe(account['name'])} is {account['state'].replace('_', ' ')}"
+    )
+
+
+def _row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    failures = row["failures"]
+    return (
+        _safe(name),
+        _state(row),
+        _seconds(row["next_probe_s"]),
+        str(row.get("in_flight", "-")),
+        _p95(row.get("time_to_first_byte")),
+        f"{failures['rate']:.0%} of {failures['calls']}" if failures["calls"] else "-",
+        _why(row),
+    )
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    state = str(row["state"]).replace("_", " ")
+    return f"{state} (ramping)" if row["ramping"] else state
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """The reason of what is in the way; how long it will be left alone besides."""
+    notes = [] if row["last_opened_s"] is None else [row["reason"]]
+    account = row.get("account")
+    if account and account["state"] != "closed":
+        notes.append(f"account {account['name']} is {account['state'].replace('_', ' ')}")
+    if row.get("quota_spent_s"):
+        notes.append(f"quota spent for {_seconds(row['quota_spent_s'])}")
+    elif row.get("paused_s"):
+        notes.append(f"paused for {_seconds(row['paused_s'])}")
+    if row.get("credential_refused"):
+        notes.append("credential refused")
+    return _safe("; ".join(notes)) or "-"
+
+
+def _p95(times: Mapping[str, Any] | None) -> str:
+    """Of the first byte of streams; where there are none, of whole answers."""
+    if times is None:
+        return "-"
+    streams = times["streams"]["p95_s"]
+    return _seconds(times["whole_answers"]["p95_s"] if streams is None else streams)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if 0 < value < 1 else f"{value:.1f} s"
+
+
+def _safe(text: object) -> str:
+    """As it is, unless a terminal would take it for a command."""
+    shown = str(text)
+    return shown if shown.isprintable() else repr(shown)
+
+
+def _lay_out(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)

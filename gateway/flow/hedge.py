@@ -1,0 +1,227 @@
+"""Hedging: a second attempt where the first is late, and the end of the one that is not needed.
+
+    first ── answers in time
+    first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
+
+This says when a second attempt goes, and where; it must not know what follows a failure. Each attempt has a task of its own,
+and the second a copy of the call, so that ledger, grant and watch are its own as well; in the end the one that decides is the
+call's last attempt, and its grant the call's. Invariants: the second never waits for its turn; whichever way this ends, no
+task runs on, the loser's connection is closed and what it took is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from gateway.call import LANES, Attempt, Call
+from gateway.clock import Clock
+from gateway.errors import UpstreamFailed
+from gateway.flow.admission import Admission
+from gateway.flow.opening import Opened, open_answer
+from gateway.flow.spending import CallBudgets, token_cost
+from gateway.flow.watch import Watch
+from gateway.policy.budgets import Retry
+from gateway.policy.gate import Grant
+from gateway.policy.latency import Latency
+from gateway.policy.retry import Hedging
+from gateway.policy.snapshot import Target
+from gateway.ports import Meter
+
+CANCELLED = "cancelled"
+"""How the attempt ended that nobody waited for any more. It is no failure: no breaker hears of it."""
+
+Learn = Callable[[Call, Target, Opened | UpstreamFailed], None]
+"""Told of an attempt that failed while another goes on; its call's last attempt and grant are those of the failure."""
+
+
+@dataclass(slots=True, eq=False)
+class Racer:
+    """One attempt on its way. `call` is the call itself for the first, a copy of it for the second."""
+
+    call: Call
+    target: Target
+    task: asyncio.Task[Opened]
+
+
+class Hedges:
+    """Makes second attempts. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_learn", "_meter", "_watch")
+
+    def __init__(self, clock: Clock, meter: Meter, admission: Admission, watch: Watch, learn: Learn) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._admission = admission
+        self._watch = watch
+        self._learn = learn
+
+    def late_after_s(self, call: Call, hedging: Hedging) -> float | None:
+        """Seconds after which the attempt that begins now is late; None: too little is known, or it is not the first."""
+        if call.grant is None or any(not attempt.is_refused for attempt in call.attempts):
+            return None
+        usual_s = _times(call, call.grant).quantile(hedging.percentile / 100, hedging.min_samples)
+        return None if usual_s is None else max(usual_s, hedging.at_least_s)
+
+    async def race(self, call: Call, target: Target, late_after_s: float) -> Racer:
+        """Make the attempt that `call.grant` is for, and a second one when it is late; returns the one that decides, ended.
+
+        Its task has the answer or raises UpstreamFailed, as `open_answer` does. Cancelled, both attempts are given up.
+        """
+        call.task = None  # what is to be watched is the task of each attempt
+        home = self._start(call, target)
+        running = [home]
+        second: Racer | None = None
+        try:
+            await self._until_late(home.task, late_after_s)
+            second = None if home.task.done() else self._second(call, target)
+            if second is not None:
+                running.append(second)
+            home = await self._first_home(running)
+            for loser in [racer for racer in running if racer is not home]:
+                await self._call_off(loser, is_first=loser is not second)
+        except BaseException:  # the client has left, or a defect of ours
+            home, *others = running
+            home.task.cancel()
+            for racer in others:
+                await self._call_off(racer, is_first=False)
+            await _close(home.task)
+            raise
+        finally:
+            if second is not None:
+                _merge(call, second, is_last=home is second)
+        return home
+
+    def _start(self, call: Call, target: Target) -> Racer:
+        opening = open_answer(call, target, self._clock, self._watch)
+        return Racer(call, target, asyncio.get_running_loop().create_task(opening))
+
+    async def _until_late(self, task: asyncio.Task[Opened], seconds: float) -> None:
+        """Wait until the attempt has ended, or is late."""
+        late: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(self._clock.monotonic() + seconds, partial(late.set_result, None))
+        try:
+            await asyncio.wait((task, late), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+    async def _first_home(self, running: list[Racer]) -> Racer:
+        """The attempt that decides: the first with a usable answer, else the last to fail. Others that failed are taken out."""
+        while True:
+            await asyncio.wait([racer.task for racer in running], return_when=asyncio.FIRST_COMPLETED)
+            for racer in [racer for racer in running if racer.task.done()]:
+                failure = _failure(racer.task)
+                if failure is None or len(running) == 1:
+                    return racer
+                running.remove(racer)
+                self._learn(racer.call, racer.target, failure)
+
+    def _second(self, call: Call, target: Target) -> Racer | None:
+        """A second attempt at another target that is free right now, else at the same one; None: not possible, or denied."""
+        budgets = self._admission.call_budgets(call)
+        if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
+            return None
+        denied = self._denies_money(call, target, budgets)
+        for one in self._places(call, target) if denied is None else ():
+            reason = budgets.denies(one, call.attempts[-1])
+            grant = self._reserve(call, one) if reason is None else None
+            if grant is not None:
+                return self._start(replace(call, attempts=[], grant=grant, retry=None, key_cost=None), one)
+            denied = denied or reason
+        if denied is not None:
+            self._meter.retry_denied(denied)
+        return None
+
+    def _places(self, call: Call, target: Target) -> list[Target]:
+        """Where a second attempt may go, the best first; to the same target when nobody else is free."""
+        plan = self._admission.planner.plan(call)
+        own = sorted(plan.own, key=lambda one: one.order)
+        return [*[one for one in (*own, *plan.others) if one.name != target.name], target]
+
+    def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
+        """Why the call may not spend more than the attempt that is on its way will cost, as estimated."""
+        first = call.attempts[-1]
+        first.cost_usd = self._admission.cost_usd(call, target)
+        denied = budgets.denies_money()
+        first.cost_usd = None
+        return denied
+
+    def _reserve(self, call: Call, target: Target) -> Grant | None:
+        """What the attempt takes there, if it may go at once. It leaves the reserve to first ones, and probes nothing."""
+        line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
+        gate = line.gate
+        vitals = gate.vitals
+        if not vitals.is_clear or not line.lineup.is_free_for(rank):
+            return None
+        grant = gate.reserve(
+            gate.cost_of(call.estimate, call.max_tokens, answers=call.endpoint.tokens == "both"),
+            self._clock.monotonic(),
+            call.model.holding.reserve_percent,
+            estimate=call.estimate,
+            max_tokens=call.max_tokens,
+            rank=rank,
+        )
+        if grant is not None:
+            cost = token_cost(call.model.retries, call.attempts[-1])
+            grant.retry = Retry(vitals.retries, vitals.tokens, cost)
+        return grant
+
+    async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
+        """The attempt is not needed any more: its connection is closed, what it took is settled, what it costs estimated."""
+        racer.task.cancel()
+        call, now = racer.call, self._clock.monotonic()
+        if is_first and call.grant is not None:
+            # It was late, and would have taken even longer. If those were left out, ever less would seem to be usual.
+            # Of a second one nothing is known: it had no time.
+            _times(call, call.grant).observe(now - call.grant.at, now)
+        self._admission.cancelled(call, CANCELLED)
+        try:
+            await _close(racer.task)
+        finally:
+            for attempt in call.attempts[-1:]:  # none: it had not begun
+                _end(attempt, self._admission.cost_usd(call, racer.target), now)
+
+
+def _times(call: Call, grant: Grant) -> Latency:
+    vitals = grant.gate.vitals
+    return vitals.first_byte if call.stream else vitals.whole_answer
+
+
+def _failure(task: asyncio.Task[Opened]) -> Opened | UpstreamFailed | None:
+    """What is wrong with an attempt that has ended; None: nothing, or something that no other attempt would mend."""
+    if task.cancelled():
+        return None
+    error = task.exception()
+    if error is not None:
+        return error if isinstance(error, UpstreamFailed) else None
+    opened = task.result()
+    return None if opened.diagnosis is None else opened
+
+
+async def _close(task: asyncio.Task[Opened]) -> None:
+    """Give the attempt up, whatever it has come to."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is None:
+        relay = task.result().relay
+        if relay is not None:
+            await relay.aclose()
+
+
+def _end(attempt: Attempt, cost_usd: float | None, now: float) -> None:
+    attempt.ended_at = now
+    attempt.status = None
+    attempt.error_class = CANCELLED
+    attempt.cost_usd = cost_usd
+
+
+def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
+    """Put the second attempt into the call's ledger: at its end, with the grant, if it decides."""
+    if is_last:
+        call.attempts += second.call.attempts
+        call.grant = second.call.grant
+    else:
+        call.attempts[-1:-1] = second.call.attempts

@@ -1,0 +1,266 @@
+"""Opening an answer: one try of one call at one target, up to the point where its answer can be given to the client.
+
+Until then nothing has reached the client, so a failure here may be repaired by another target. The client's status line is
+held back until the first real event of a stream, or until a JSON answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.call import Attempt, Call, Usage
+from gateway.clock import Clock
+from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.rawrelay import RawRelay, read_whole
+from gateway.flow.relay import SseRelay
+from gateway.flow.watch import Watch
+from gateway.policy import body as body_edits
+from gateway.policy.diagnosis import Diagnosis, in_band_status
+from gateway.policy.plan import upstream_model
+from gateway.policy.snapshot import Target
+from gateway.policy.sse import json_object
+from gateway.policy.streamstart import FAILED_REASONS
+from gateway.policy.usage import find_usage, read_usage
+from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
+
+WHOLE_LIMIT = 16_000_000
+"""A JSON answer beyond this many bytes is relayed instead of being read whole."""
+ERROR_BODY_LIMIT = 1_000_000
+PARSE_LIMIT = 65_536
+"""Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
+JSON_TYPE = b"application/json"
+
+
+@dataclass(slots=True)
+class Opened:
+    """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
+
+    target: Target
+    status: int
+    headers: RawHeaders
+    body: bytes = b""
+    usage: Usage | None = None
+    relay: SseRelay | RawRelay | None = None
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def error_class(self) -> ErrorClass | None:
+        return None if self.diagnosis is None else self.diagnosis.error_class
+
+
+async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) -> Opened:
+    """Send the call to the target and wait until there is something to give to the client.
+
+    Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
+    """
+    started_at = clock.monotonic()
+    clocks = clocks_of(target, call)
+    attempt = Attempt(target.name, started_at)
+    call.attempts.append(attempt)
+    task = watch.begin(_must_open_by(call, clocks, started_at), call.task)
+    try:
+        answer = await target.upstream.send(_outgoing(call, target, clocks, started_at))
+        attempt.status = answer.status
+        attempt.first_byte_at = clock.monotonic()
+        index = dict(answer.headers)
+        attempt.upstream_request_id = _request_id(index)
+        content_type = index.get(b"content-type", b"")
+        if (
+            answer.whole is not None
+            and answer.status == 200
+            and content_type == JSON_TYPE
+            and call.endpoint.answer == "json"
+        ):
+            opened = _accept_json(target, answer, answer.whole, content_type, clock)  # the usual case, in one step
+        else:
+            opened = await _read_opening(call, target, answer, content_type, clock)
+    except asyncio.CancelledError:
+        if not watch.has_expired(task):
+            raise
+        phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
+        _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)
+        raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
+    except UpstreamFailed as failure:
+        _end_failed(attempt, failure.error_class, failure.phase, clock)
+        raise
+    finally:
+        watch.end(task)
+    if opened.relay is None:
+        attempt.ended_at = clock.monotonic()
+        attempt.status = opened.status
+        if opened.diagnosis is not None:
+            attempt.error_class = opened.diagnosis.error_class
+            attempt.phase = Phase.ANSWERED
+    elif isinstance(opened.relay, SseRelay):
+        attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
+    return opened
+
+
+def clocks_of(target: Target, call: Call) -> Clocks:
+    """The target's time limits for a call to this endpoint, in this lane."""
+    return target.clocks_by.get((call.endpoint.name, call.lane), target.clocks) if target.clocks_by else target.clocks
+
+
+def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
+    """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
+    limit_s = clocks.connect_s + clocks.first_byte_s if call.stream else clocks.total_s
+    ends_at = started_at + min(limit_s, clocks.total_s)
+    return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+
+
+def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: Clock) -> None:
+    attempt.ended_at = clock.monotonic()
+    attempt.status = None
+    attempt.error_class = error_class
+    attempt.phase = phase
+
+
+async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+    status, headers = answer.status, answer.headers
+    if status >= 600:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"there is no HTTP status {status}")
+    if status >= 400:
+        body, _ = await read_whole(target.upstream, answer, ERROR_BODY_LIMIT)
+        await answer.aclose()
+        diagnosis = target.errors.diagnose(
+            Phase.ANSWERED, status, headers, body, clock.wall(), kind=target.counting.kind
+        )
+        return Opened(target, status, headers, _redacted(body, call, target), diagnosis=diagnosis)
+    if status >= 300 and call.endpoint.request != "any":
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
+    if call.endpoint.answer == "json":
+        if content_type.startswith(b"text/event-stream"):
+            return await _open_stream(call, target, answer, clock)
+        return await _open_json(call, target, answer, content_type, clock)
+    return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+
+
+def _redacted(body: bytes, call: Call, target: Target) -> bytes:
+    """An error's body without our own key, which some providers repeat in it."""
+    provider = call.policy.providers.get(target.provider)
+    if provider is None or provider.api_key is None:
+        return body
+    return body.replace(provider.api_key.encode(), b"[redacted]")
+
+
+async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
+    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
+    try:
+        error = await relay.open()
+    except BaseException:
+        await answer.aclose()
+        raise
+    if error is None:
+        return Opened(target, answer.status, answer.headers, relay=relay)
+    await answer.aclose()
+    diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
+    headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
+    return Opened(
+        target,
+        in_band_status(error, diagnosis),
+        [*headers, (b"content-type", JSON_TYPE)],
+        orjson.dumps({"error": error}),
+        diagnosis=diagnosis,
+    )
+
+
+async def _open_json(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    if not is_whole:
+        relay = RawRelay(target.upstream, answer, body, count_tokens=True)
+        return Opened(target, answer.status, answer.headers, relay=relay)
+    return _accept_json(target, answer, body, content_type, clock)
+
+
+def _accept_json(target: Target, answer: Answer, body: bytes, content_type: bytes, clock: Clock) -> Opened:
+    """A whole answer, if it is what a JSON endpoint answers with."""
+    if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
+        return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
+    parsed = json_object(body)
+    if not parsed:
+        what = _what_it_is(answer, content_type) if parsed is None else "an empty object"
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
+    error = _error_inside(parsed)
+    if error is not None:
+        diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
+        return Opened(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
+    reported = parsed.get("usage")
+    usage = read_usage(reported) if isinstance(reported, dict) else None
+    return Opened(target, answer.status, answer.headers, body, usage=usage)
+
+
+def _error_inside(parsed: dict[str, Any]) -> dict[str, Any] | None:
+    """The error that an answer with status 200 reports all the same. Raises UpstreamFailed when it has no choices at all."""
+    error = parsed.get("error")
+    if error:
+        if isinstance(error, dict):
+            return None if parsed.get("object") == "response" else error  # a response may report its own failure
+        return {**parsed, "message": error} if isinstance(error, str) else None
+    choices = parsed.get("choices")
+    if not isinstance(choices, list):
+        return None
+    if not choices:
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered without any choice")
+    first = choices[0]
+    if not isinstance(first, dict) or first.get("finish_reason") not in FAILED_REASONS:
+        return None
+    inner = first.get("error")
+    return inner if isinstance(inner, dict) else {"message": "the provider broke off", "type": "server_error"}
+
+
+def _what_it_is(answer: Answer, content_type: bytes) -> str:
+    if any(name == b"content-encoding" for name, _ in answer.headers):
+        return "a compressed body, although it was asked not to"
+    return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
+
+
+def _outgoing(call: Call, target: Target, clocks: Clocks, now: float) -> Outgoing:
+    first_byte_s = clocks.first_byte_s
+    if call.deadline_is_callers:
+        first_byte_s = min(first_byte_s, max(0.001, call.deadline - now))
+    model = upstream_model(call, target)
+    return Outgoing(
+        call.method,
+        call.path,
+        call.query,
+        model,
+        call.headers,
+        _body_for(call, model),
+        call.credential,
+        clocks,
+        first_byte_s,
+    )
+
+
+def _body_for(call: Call, model: str) -> bytes:
+    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
+    body = call.body
+    if model != call.model_name:
+        body = _with_model(body, model, call.model_span)
+    if _adds_usage(call):
+        body = body_edits.with_include_usage(body, call.stream_options)
+    return body
+
+
+def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
+    if span is None:
+        return body_edits.with_model(body, model)
+    return body[: span[0]] + model.encode() + body[span[1] :]
+
+
+def _adds_usage(call: Call) -> bool:
+    """Whether the gateway asks for usage on its own account, because the caller did not say."""
+    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
+        return False
+    options = call.stream_options
+    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
+
+
+def _request_id(index: dict[bytes, bytes]) -> bytes | None:
+    return index.get(b"x-request-id") or index.get(b"request-id") or index.get(b"apim-request-id")

@@ -1,0 +1,115 @@
+"""What a failure of one call means for others: breakers that move, credentials that are refused, accounts that are out.
+
+It must not know calls. Invariant: whoever waits for a target hears of every change of its breaker, a moment later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from gateway.clock import Clock
+from gateway.flow.delayqueue import DelayQueue, Line
+from gateway.flow.gates import Gates
+from gateway.policy.diagnosis import Diagnosis, Scope
+from gateway.policy.gate import Gate
+from gateway.policy.vitals import Account
+from gateway.ports import Meter
+
+IN_USE_S = 60.0
+"""A target that was asked so lately is in use."""
+log = logging.getLogger("gateway.health")
+
+
+class Outages:
+    """Carries the news from one gate to the others, and to those who wait."""
+
+    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue")
+
+    def __init__(self, clock: Clock, meter: Meter, gates: Gates, queue: DelayQueue, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._meter = meter
+        self._gates = gates
+        self._queue = queue
+        self._draw = draw
+
+    def credential_refused(self, gate: Gate, now: float) -> None:
+        """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
+        account = gate.vitals.account
+        if account.name in self._gates.accounts:
+            account.is_refused = True
+            account.breaker.trip("its credential is refused", now, self._draw())
+
+    def told_to_wait(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """The provider has named a delay, perhaps not for this target alone."""
+        if diagnosis.delay_s is not None and diagnosis.scope != "target":
+            for line in self._siblings(gate, diagnosis.scope):
+                line.gate.leave_alone(diagnosis.delay_s, now)
+
+    def exhausted(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
+        """What the account may spend is spent: nobody waits for it."""
+        self._queue.shut(self._gates.lines[gate.name])
+        if diagnosis.scope != "target":
+            for other in self._siblings(gate, diagnosis.scope):
+                other.gate.exhaust(diagnosis.delay_s, now)
+                self._queue.shut(other)
+
+    def force(self, name: str, to: Literal["open", "closed", "drained"] | None) -> None:
+        """By hand: opens, drains or closes a target or an account; None undoes that, and tries with probes.
+
+        A target of which models or callers have gates of their own means all of these. Raises KeyError for unknown names.
+        """
+        now = self._clock.monotonic()
+        gates = self._gates
+        concerned = [line.gate.vitals.breaker for key, line in gates.lines.items() if name in (key, gates.label(key))]
+        if not concerned:
+            account = gates.accounts[name]
+            account.is_refused = account.is_refused and to != "closed"
+            concerned = [account.breaker]
+        for breaker in concerned:
+            breaker.force(to, now)
+
+    def changed(self, name: str, state: str, reason: str) -> None:
+        """A breaker has opened, or lets calls through again."""
+        self._meter.breaker_changed(self._gates.label(name), state)
+        log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
+        line = self._gates.lines.get(name)
+        lines = (
+            self._gates.of_account(self._gates.accounts[name]) if line is None and name in self._gates.accounts else []
+        )
+        changed = [line] if line is not None else lines
+        # Not at once: whoever reports a failure is still busy with this very line.
+        self._clock.call_at(self._clock.monotonic(), lambda: self._meet_change(changed, state))
+
+    def _meet_change(self, lines: Sequence[Line], state: str) -> None:
+        for line in lines:
+            if state in ("open", "drained"):
+                self._queue.shut(line)
+                self._suspect_account(line.gate.vitals.account)
+            else:
+                self._queue.freed(line)
+
+    def _suspect_account(self, account: Account) -> None:
+        """When every target in use is open, and there are several, it is the account, or the provider."""
+        now = self._clock.monotonic()
+        if account.name not in self._gates.accounts or not account.breaker.is_clear:
+            return
+        used = [line.gate for line in self._gates.of_account(account) if now - line.gate.used_at < IN_USE_S]
+        if len(used) > 1 and all(
+            gate.vitals.breaker.state == "open" and not gate.vitals.breaker.is_by_hand for gate in used
+        ):
+            account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
+
+    def _siblings(self, gate: Gate, scope: Scope) -> list[Line]:
+        """The other lines that a diagnosis of this scope concerns: of the credential, or of all credentials there."""
+        account = gate.vitals.account
+        if scope == "key" or account.name not in self._gates.accounts:
+            lines = self._gates.of_account(account)
+        else:
+            group = account.name.partition("#")[0]
+            lines = [
+                one for one in self._gates.lines.values() if one.gate.vitals.account.name.partition("#")[0] == group
+            ]
+        return [line for line in lines if line.gate is not gate]

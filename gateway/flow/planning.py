@@ -1,0 +1,146 @@
+"""Where a call may go: the targets that can do what it needs, in the order in which it tries them, and which are in service.
+
+It must not reserve anything or wait. Invariant: a target whose breaker keeps the call out is never offered, unless the call
+has the time to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from gateway.call import LANES, Call
+from gateway.clock import Clock
+from gateway.errors import CircuitOpen, InvalidRequest
+from gateway.flow.gates import Gates
+from gateway.policy.capabilities import lacks, needs_of
+from gateway.policy.choose import Tiers
+from gateway.policy.estimate import estimate_input_tokens
+from gateway.policy.plan import upstream_model
+from gateway.policy.retry import Plan
+from gateway.policy.snapshot import Target
+from gateway.policy.sse import json_object
+
+RANKS = {lane: rank for rank, lane in enumerate(LANES)}
+
+
+class Planner:
+    """Plans for calls. Holds no state of any call."""
+
+    __slots__ = ("_clock", "_draw", "_gates")
+
+    def __init__(self, clock: Clock, gates: Gates, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._gates = gates
+        self._draw = draw
+
+    def plan(self, call: Call) -> Plan:
+        """Where the call may go: the targets that can do what it needs. Raises InvalidRequest when there is none."""
+        model = call.model
+        if not model.restricts:
+            return Plan(model.targets, model.others, model.context_plan)
+        parsed = call.parsed or json_object(call.body) or {}
+        needs = needs_of(parsed, estimate_of(call) + (call.max_tokens or 0))
+        missing = {target.name: lacks(needs, target.capabilities) for target in (*model.plan, *model.context_plan)}
+        able = Plan(
+            *(
+                [target for target in targets if missing[target.name] is None]
+                for targets in (model.targets, model.others, model.context_plan)
+            )
+        )
+        if not able.own and not able.others:
+            if able.context and "context window" in missing.values():
+                return able._replace(own=able.context)
+            raise InvalidRequest(
+                f"No target of '{call.model_name}' can serve this call: it needs "
+                f"{', '.join(sorted({what for what in missing.values() if what}))}; use another model, or send without.",
+                code="unsupported_by_targets",
+            )
+        return able
+
+    def plan_now(self, call: Call) -> Plan:
+        """Where it may go after a failure: without the targets that are left alone, unless it has the time to wait for them.
+
+        What has refused it for its rate is waited for, or the call is told when to come back: that is not decided here.
+        """
+        plan = self.plan(call)
+        is_refused = call.attempts[-1].is_refused
+        usable = Plan(*([one for one in targets if self._is_usable(call, one, is_refused)] for targets in plan))
+        everything = [*plan.own, *plan.others]
+        is_waited_for = not usable.own and not usable.others and self._patience_s(call, everything) > 0
+        return plan if is_waited_for else usable
+
+    def own_targets(self, call: Call, now: float) -> Sequence[Target]:
+        """The model's own targets that can serve the call, in the order in which it tries them."""
+        model = call.model
+        if model.choice == "in_order" and not model.restricts:
+            return model.tiers.listed
+        tiers = Tiers(self.plan(call).own) if model.restricts else model.tiers
+        return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+
+    def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
+        """The targets that are not left alone, and for how long the call may wait for one.
+
+        Where all are, a lane that can wait does; else a credential that was refused is tried again, for nobody else is left.
+        Raises CircuitOpen.
+        """
+        gates = [self._gates.line(target, call).gate for target in targets]
+        usable = [target for target in targets if self._is_open_to(call, target, now)]
+        if usable:
+            return usable, inf
+        for gate in gates:
+            account = gate.vitals.account
+            if account.is_refused and gate.vitals.breaker.state != "drained" and not account.breaker.is_by_hand:
+                account.breaker.force("closed", now)
+                account.is_refused = False
+                usable = [one for one in targets if self._is_open_to(call, one, now)]
+                if usable:
+                    return usable, inf
+        patience_s = self._patience_s(call, targets)
+        if patience_s > 0:
+            return targets, patience_s
+        soonest = min([gate.vitals.probe_at(now) for gate in gates])
+        why = "; ".join(f"{gate.name}: {gate.vitals.reason}" for gate in gates)
+        raise CircuitOpen(
+            f"No target of '{call.model_name}' is in service: {why}.",
+            retry_after_s=None if soonest == inf else max(soonest - now, 0.05),
+        )
+
+    def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
+        """How long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
+        now = self._clock.monotonic()
+        hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
+        patience_s = min(call.received_at + hold_s, call.deadline) - now
+        gates = [self._gates.line(target, call).gate for target in targets]
+        return patience_s if any(gate.vitals.probe_at(now) < now + patience_s for gate in gates) else 0.0
+
+    def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
+        gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
+        if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
+            return False
+        return self._is_open_to(call, target, now)
+
+    def _is_open_to(self, call: Call, target: Target, now: float) -> bool:
+        """Whether no breaker keeps the call from the target; for a probe's turn only a few may wait."""
+        line = self._gates.line(target, call)
+        vitals = line.gate.vitals
+        if vitals.is_clear:
+            return True
+        if vitals.breaker.state != "closed" and len(line.lineup) >= vitals.breaker.rules.probes:
+            return False
+        return vitals.is_open_to(RANKS[call.lane], now)
+
+
+def estimate_of(call: Call) -> int:
+    """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
+    if call.estimate < 0:
+        call.estimate = 0
+        if call.endpoint.tokens != "none" and call.endpoint.request == "json":
+            parsed = call.parsed or json_object(call.body)
+            if parsed is not None:
+                target = call.model.targets[0]
+                find_tokenizer = target.counting.exact_tokens
+                count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
+                call.estimate = estimate_input_tokens(call.body, parsed, count)
+    return call.estimate

@@ -1,0 +1,101 @@
+"""What calls may still spend: the budgets of keys for a day, and what another attempt of a call may cost.
+
+Answers `policy/retry.py`'s questions about one call. Only asked when an attempt has failed, or when a key has a budget.
+"""
+
+from __future__ import annotations
+
+from gateway.call import Attempt, Call
+from gateway.clock import Clock
+from gateway.errors import BudgetExceeded, ErrorClass, Phase
+from gateway.policy.budgets import Spending, attempts_by_cost
+from gateway.policy.gate import Gate
+from gateway.policy.retry import Retries
+from gateway.policy.snapshot import Target
+
+DAY_S = 86_400
+
+
+class KeyBudgets:
+    """US dollars spent by each key on the present day (UTC)."""
+
+    __slots__ = ("_clock", "_spending")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._spending = Spending()
+
+    def check(self, call: Call) -> None:
+        """Raises BudgetExceeded when the key has nothing left for today."""
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is not None and self._spending.spent(call.key.name, self._today()) >= budget_usd:
+            raise BudgetExceeded(
+                f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
+                "budget_usd_per_day, or wait for tomorrow.",
+                retry_after_s=DAY_S - self._clock.wall() % DAY_S,
+            )
+
+    def allows(self, call: Call, usd: float) -> bool:
+        """Whether the key may spend so much more today."""
+        budget_usd = call.key.budget_usd_per_day
+        return budget_usd is None or self._spending.allows(call.key.name, budget_usd, usd, self._today())
+
+    def spent(self, call: Call, usd: float) -> None:
+        """The call has cost so much."""
+        if call.key.budget_usd_per_day is not None and usd:
+            self._spending.add(call.key.name, usd, self._today())
+
+    def _today(self) -> int:
+        return int(self._clock.wall() // DAY_S)
+
+
+class CallBudgets:
+    """What the retries of one call may take. Implements `retry.Budgets`."""
+
+    __slots__ = ("_attempt_usd", "_call", "_gates", "_keys", "_now", "_retries")
+
+    def __init__(
+        self, call: Call, attempt_usd: float | None, gates: dict[str, Gate], keys: KeyBudgets, now: float
+    ) -> None:
+        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `gates` are by target name."""
+        self._now = now
+        self._call = call
+        self._retries = call.model.retries
+        self._attempt_usd = attempt_usd
+        self._gates = gates
+        self._keys = keys
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        """`budget` or `tokens` when too much is being retried there, None when the target may be tried again.
+
+        A connection that carried nothing has cost nobody anything.
+        """
+        if last.phase is Phase.NOTHING_SENT:
+            return None
+        gate, retries = self._gates[target.name], self._retries
+        vitals = gate.vitals
+        active = max(gate.in_flight, int(vitals.busiest(self._now)))
+        if not vitals.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
+            return "budget"
+        return None if vitals.tokens.allows(token_cost(retries, last), retries.tokens) else "tokens"
+
+    def denies_money(self) -> str | None:
+        """`money` or `key_budget` when another attempt would cost too much."""
+        usd, most = self._attempt_usd, self._retries.max_usd_per_call
+        if usd is None:
+            return None
+        spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
+        if most is not None and spent + usd > most:
+            return "money"
+        return None if self._keys.allows(self._call, spent + usd) else "key_budget"
+
+    def attempts(self) -> int:
+        """So many the call may make, by what one costs."""
+        return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
+
+
+def token_cost(retries: Retries, last: Attempt) -> float:
+    """The retry tokens that trying again after such a failure takes: more after a timeout, which has cost more."""
+    if last.phase is Phase.NOTHING_SENT:
+        return 0.0
+    return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

@@ -1,0 +1,187 @@
+"""What is usual at one target: how many of its calls fail, how long its first byte and its whole calls take.
+
+    outcomes -> `Window` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
+
+So the present is judged by the past, and an outage that opens the breaker never teaches. The baseline moves slowly and
+within bounds: what fails more often than `MOST_USUAL` is sick, however long it has been so. It must not know states,
+permits or targets. Invariants: O(1) in time and space for each outcome; no sample is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, log
+
+BUCKETS = 12
+"""So many make a window; it forgets one at a time."""
+BEYOND_CHANCE = log(1e8)
+"""What chance brings about once in so many calls is not taken for chance (a `surprise`, in nats)."""
+MOST_USUAL = 0.25
+"""The largest share of failures that can become the rule."""
+MOST_AT_FIRST = 0.1
+"""The same, while little is known."""
+ENOUGH_CALLS = 1000
+"""So many tell what is usual; from then on it moves slowly ..."""
+SLOWLY_S = 600.0
+"""... with this time constant."""
+DURATIONS = 3.0
+"""A window is so many times longer than the calls ..."""
+LONGEST_WINDOW_S = 600.0
+"""... up to this length."""
+_DOUBT_CALLS = 50
+_LEAST_USUAL = 1e-8
+
+
+class Tally:
+    """The outcomes of some calls. `busy_s`: of those that succeeded; `first_byte_s`: of the `timed` ones."""
+
+    __slots__ = ("busy_s", "calls", "failures", "first_byte_s", "slow", "timed")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was seen."""
+        self.calls = self.failures = self.timed = self.slow = 0
+        self.busy_s = self.first_byte_s = 0.0
+
+    def add(self, other: Tally) -> None:
+        """These, too."""
+        self.calls += other.calls
+        self.failures += other.failures
+        self.timed += other.timed
+        self.slow += other.slow
+        self.busy_s += other.busy_s
+        self.first_byte_s += other.first_byte_s
+
+
+class Window:
+    """The last `span_s` seconds, as a ring of buckets. Outcomes go to `present`, until `ends_at`; then it has to `turn`."""
+
+    __slots__ = ("_began_at", "_buckets", "_index", "ends_at", "present", "span_s")
+
+    def __init__(self, span_s: float, now: float) -> None:
+        self._buckets = [Tally() for _ in range(BUCKETS)]
+        self.restart(span_s, now)
+
+    def restart(self, span_s: float, now: float) -> None:
+        """Forget everything."""
+        for bucket in self._buckets:
+            bucket.clear()
+        self.span_s = span_s
+        self._began_at = now
+        self._index = 0
+        self.present = self._buckets[0]
+        self.ends_at = now + span_s / BUCKETS
+
+    def turn(self, span_s: float, now: float) -> Tally:
+        """Begin the bucket that `now` belongs to; `span_s` is the length from here on. Returns what has left the window."""
+        self.span_s = span_s
+        step_s = span_s / BUCKETS
+        steps = int((now - self.ends_at) / step_s) + 1
+        gone = Tally()
+        for _ in range(min(steps, BUCKETS)):
+            self._index = (self._index + 1) % BUCKETS
+            self.present = self._buckets[self._index]
+            gone.add(self.present)
+            self.present.clear()
+        self.ends_at += steps * step_s
+        return gone
+
+    def total(self) -> Tally:
+        """Everything in it."""
+        total = Tally()
+        for bucket in self._buckets:
+            total.add(bucket)
+        return total
+
+    def recent(self) -> Iterator[tuple[float, int, int]]:
+        """Seconds, calls and failures: of the present bucket, of the last two, and so on up to the whole window."""
+        calls = failures = 0
+        for age in range(BUCKETS):
+            bucket = self._buckets[self._index - age]
+            calls += bucket.calls
+            failures += bucket.failures
+            yield (age + 1) * self.span_s / BUCKETS, calls, failures
+
+    def failures(self) -> tuple[int, int]:
+        """Calls and failures in it."""
+        calls = failures = 0
+        for bucket in self._buckets:
+            calls += bucket.calls
+            failures += bucket.failures
+        return calls, failures
+
+    def slow(self) -> tuple[int, int]:
+        """Calls whose first byte was timed, and how many of them were slow."""
+        return sum(bucket.timed for bucket in self._buckets), sum(bucket.slow for bucket in self._buckets)
+
+    def calls_per_s(self, now: float) -> float:
+        """The rate at which calls ended."""
+        return self.failures()[0] / min(max(now - self._began_at, 1.0), self.span_s)
+
+
+class Baseline:
+    """What one target is like when it is well. Times are running means in seconds; 0.0: unknown."""
+
+    __slots__ = ("call_s", "failure_share", "first_byte_s", "known_calls")
+
+    def __init__(self) -> None:
+        self.failure_share = 0.0
+        self.first_byte_s = 0.0
+        self.call_s = 0.0
+        self.known_calls = 0
+
+    def learn(self, seen: Tally, span_s: float) -> None:
+        """These outcomes, of `span_s` seconds, were nothing to worry about."""
+        if seen.calls <= 0:
+            return
+        is_settled = self.known_calls >= ENOUGH_CALLS
+        self.known_calls = min(self.known_calls + seen.calls, ENOUGH_CALLS)
+        weight = min(seen.calls / self.known_calls, span_s / SLOWLY_S if is_settled else 1.0)
+        share = self.failure_share + (seen.failures / seen.calls - self.failure_share) * weight
+        self.failure_share = min(share, MOST_USUAL)
+        if seen.timed:
+            self.first_byte_s = _towards(self.first_byte_s, seen.first_byte_s / seen.timed, weight)
+        if seen.calls > seen.failures:
+            self.call_s = _towards(self.call_s, seen.busy_s / (seen.calls - seen.failures), weight)
+
+    def usual_failures(self, calls: int, failures: int) -> float:
+        """The share of calls that usually fail; `calls` and `failures` are those since, asked while little is known."""
+        share = self.failure_share
+        if self.known_calls < ENOUGH_CALLS:
+            known = share * self.known_calls + failures
+            share = max(share, min(MOST_AT_FIRST, known / (_DOUBT_CALLS + self.known_calls + calls)))
+        return max(share, _LEAST_USUAL)
+
+    def window_s(self, at_least_s: float) -> float:
+        """A window longer than the calls."""
+        return max(at_least_s, min(DURATIONS * self.call_s, LONGEST_WINDOW_S))
+
+    def slow_after_s(self, factor: float, at_least_s: float, at_most_s: float) -> float:
+        """A first byte that comes later than this is slow; only the longest time is, as long as nothing is known."""
+        if not self.first_byte_s:
+            return at_most_s
+        return min(max(factor * self.first_byte_s, at_least_s), at_most_s)
+
+
+def surprise(calls: int, failures: int, usual: float) -> float:
+    """How far so many failures are from what is usual, in nats: chance brings about as many once in e**surprise times.
+
+    `calls` times the Kullback-Leibler divergence of the share of failures from the usual one (Chernoff's bound); for
+    failures in a row it is -calls * log(usual). 0.0 where no more fail than usual.
+    """
+    share = failures / calls
+    if share <= usual:
+        return 0.0
+    well = (1 - share) * log((1 - share) / (1 - usual)) if failures < calls else 0.0
+    return calls * (share * log(share / usual) + well)
+
+
+def longest_run(usual: float) -> int:
+    """So many failures in a row are beyond chance."""
+    return ceil(BEYOND_CHANCE / -log(usual) - 1e-9)
+
+
+def _towards(mean: float, value: float, weight: float) -> float:
+    return mean + (value - mean) * weight if mean else value

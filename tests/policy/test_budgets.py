@@ -1,0 +1,267 @@
+"""Budgets: retries next to first attempts, tokens that only successes bring back, money by key and day, attempts by price."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.policy.budgets import RetryBudget, RetryTokens, Spending, attempts_by_cost, cost_usd
+from gateway.policy.retry import CostRule, Retries
+from gateway.policy.snapshot import Rates
+
+BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+DEFAULT = Retries()
+CAPACITY = DEFAULT.tokens
+RETRY, TIMEOUT = DEFAULT.retry_tokens, DEFAULT.timeout_tokens
+DAY = 20_000
+
+
+@pytest.mark.parametrize(
+    ("active", "percent", "min_concurrent", "most"),
+    [
+        pytest.param(0, 20.0, 3, 3, id="three in any case"),
+        pytest.param(15, 20.0, 3, 3, id="a fifth is three"),
+        pytest.param(19, 20.0, 3, 3, id="not rounded up"),
+        pytest.param(20, 20.0, 3, 4, id="a fifth is four"),
+        pytest.param(1000, 20.0, 3, 200, id="a fifth of many"),
+        pytest.param(1000, 0.0, 2, 2, id="the minimum alone"),
+        pytest.param(5, 0.0, 0, 0, id="none at all"),
+        pytest.param(7, 100.0, 0, 7, id="all of them"),
+    ],
+)
+def test_so_many_retries_may_be_in_flight(active: int, percent: float, min_concurrent: int, most: int) -> None:
+    """The larger of the share and the minimum, exactly; one that ends makes room for one."""
+    budget = RetryBudget()
+
+    while budget.allows(active, percent, min_concurrent):
+        budget.take()
+
+    assert budget.in_flight == most
+    if most:
+        budget.give_back()
+        assert budget.allows(active, percent, min_concurrent)
+
+
+@BOUNDED
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=100), st.floats(0.0, 100.0), st.integers(0, 10))
+def test_retries_in_flight_never_exceed_the_budget_when_one_is_taken(
+    course: list[tuple[bool, int]], percent: float, min_concurrent: int
+) -> None:
+    """However the number of active calls moves; and whoever is refused would have exceeded it."""
+    budget = RetryBudget()
+
+    for wants, active in course:
+        most = max(min_concurrent, active * percent / 100)
+        if not wants:
+            if budget.in_flight:
+                budget.give_back()
+        elif budget.allows(active, percent, min_concurrent):
+            budget.take()
+            assert budget.in_flight <= most + 1e-9
+        else:
+            assert budget.in_flight + 1 > most - 1e-9
+
+
+def test_an_outage_spends_the_tokens_and_a_hundred_retries_are_all() -> None:
+    """500 tokens at 5 each; timeouts at 10 are half as many."""
+    for cost, most in ((RETRY, 100), (TIMEOUT, 50)):
+        tokens, retries = RetryTokens(), 0
+        while tokens.allows(cost, CAPACITY):
+            tokens.take(cost)
+            retries += 1
+
+        assert retries == most
+        assert tokens.level(CAPACITY) == 0.0
+
+
+def test_successes_bring_the_tokens_back() -> None:
+    """One each; after a retry what it took."""
+    tokens = RetryTokens()
+    while tokens.allows(RETRY, CAPACITY):
+        tokens.take(RETRY)
+
+    for _ in range(4):
+        tokens.refund()
+    assert not tokens.allows(RETRY, CAPACITY)
+
+    tokens.refund()
+    assert tokens.allows(RETRY, CAPACITY)
+
+    tokens.take(RETRY)
+    tokens.refund(taken=RETRY)
+    assert tokens.level(CAPACITY) == 5.0
+
+
+def test_a_smaller_capacity_leaves_nothing_and_a_larger_one_more() -> None:
+    """A reload changes the numbers; what is spent stays spent."""
+    tokens = RetryTokens()
+    for _ in range(20):
+        tokens.take(RETRY)
+
+    assert tokens.level(CAPACITY) == 400.0
+    assert tokens.level(50.0) == 0.0
+    assert not tokens.allows(RETRY, 50.0)
+    assert tokens.allows(RETRY, 105.0)
+
+
+class Bucket(RuleBasedStateMachine):
+    """Retries and successes in any order; each retry is refunded at most once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = RetryTokens()
+        self.taken: list[float] = []
+
+    @rule(cost=st.sampled_from([RETRY, TIMEOUT, 137.0]))
+    def retry(self, cost: float) -> None:
+        """Taken only when allowed."""
+        level = self.tokens.level(CAPACITY)
+        assert self.tokens.allows(cost, CAPACITY) == (cost <= level)
+        if cost <= level:
+            self.tokens.take(cost)
+            self.taken.append(cost)
+            assert self.tokens.level(CAPACITY) == level - cost
+
+    @rule()
+    def succeed(self) -> None:
+        """At the first attempt."""
+        level = self.tokens.level(CAPACITY)
+        self.tokens.refund()
+        assert self.tokens.level(CAPACITY) == min(CAPACITY, level + 1)
+
+    @precondition(lambda self: self.taken)
+    @rule()
+    def succeed_after_a_retry(self) -> None:
+        """It has back what it took, at most a full bucket."""
+        level, taken = self.tokens.level(CAPACITY), self.taken.pop()
+        self.tokens.refund(taken)
+        assert self.tokens.level(CAPACITY) == min(CAPACITY, level + taken)
+
+    @invariant()
+    def stays_within_bounds(self) -> None:
+        """Never above the capacity, never below nothing."""
+        assert 0.0 <= self.tokens.level(CAPACITY) <= CAPACITY
+
+
+TestBucket = Bucket.TestCase
+TestBucket.settings = settings(max_examples=50, deadline=None, derandomize=True, stateful_step_count=50)
+
+
+def test_money_is_counted_by_key_and_day() -> None:
+    """Each key for itself, and from midnight anew."""
+    spending = Spending()
+    spending.add("web", 1.5, DAY)
+    spending.add("web", 2.0, DAY)
+    spending.add("nightly", 7.0, DAY)
+
+    assert spending.spent("web", DAY) == 3.5
+    assert spending.spent("nightly", DAY) == 7.0
+    assert spending.spent("other", DAY) == 0.0
+    assert spending.spent("web", DAY + 1) == 0.0
+
+    spending.add("web", 0.25, DAY + 1)
+    assert spending.spent("web", DAY + 1) == 0.25
+    assert spending.spent("nightly", DAY + 1) == 0.0
+
+
+def test_a_reservation_is_corrected() -> None:
+    """Less than nothing is never spent, whenever the correction comes."""
+    spending = Spending()
+    spending.add("web", 2.0, DAY)
+    spending.add("web", -0.5, DAY)
+    assert spending.spent("web", DAY) == 1.5
+
+    spending.add("web", -1.5, DAY + 1)
+    assert spending.spent("web", DAY + 1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "extra_usd", "is_allowed"),
+    [
+        pytest.param(None, 1e9, True, id="no budget"),
+        pytest.param(20.0, 1.0, True, id="to the cent"),
+        pytest.param(20.0, 1.01, False, id="a cent too much"),
+        pytest.param(10.0, 0.01, False, id="more was spent than estimated"),
+        pytest.param(10.0, 0.0, True, id="what costs nothing may go all the same"),
+        pytest.param(0.0, 0.01, False, id="no money at all"),
+    ],
+)
+def test_a_budget_bounds_what_a_key_spends(budget_usd: float | None, extra_usd: float, is_allowed: bool) -> None:
+    """Of 19 dollars spent."""
+    spending = Spending()
+    spending.add("nightly", 19.0, DAY)
+
+    assert spending.allows("nightly", budget_usd, extra_usd, DAY) is is_allowed
+
+
+def test_a_spent_budget_is_whole_again_the_next_day() -> None:
+    """At midnight UTC."""
+    spending = Spending()
+    spending.add("nightly", 19.0, DAY)
+
+    assert not spending.allows("nightly", 20.0, 5.0, DAY)
+    assert spending.allows("nightly", 20.0, 5.0, DAY + 1)
+    assert not spending.allows("nightly", 20.0, 20.5, DAY + 1)
+
+
+@BOUNDED
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 5.0), st.integers(0, 1)), max_size=60))
+def test_nobody_spends_more_than_its_budget_a_day(course: list[tuple[str, float, int]]) -> None:
+    """Where each asks before it spends; days only pass."""
+    spending, day = Spending(), DAY
+
+    for key, usd, days in course:
+        day += days
+        if spending.allows(key, 10.0, usd, day):
+            spending.add(key, usd, day)
+        assert spending.spent(key, day) <= 10.0
+
+
+@pytest.mark.parametrize(
+    ("usd", "attempts"),
+    [
+        pytest.param(None, 4, id="not priced"),
+        pytest.param(0.0, 10, id="free"),
+        pytest.param(0.00002, 10, id="an embedding"),
+        pytest.param(0.0001, 5, id="the lower end counts"),
+        pytest.param(0.001, 5, id="cheap"),
+        pytest.param(0.01, 4, id="usual"),
+        pytest.param(0.25, 2, id="at the edge"),
+        pytest.param(5.0, 2, id="dear"),
+    ],
+)
+def test_the_price_decides_how_many_attempts(usd: float | None, attempts: int) -> None:
+    """By the built-in rules."""
+    assert attempts_by_cost(DEFAULT.by_cost, usd, DEFAULT.attempts) == attempts
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    """And where none does, what is said otherwise."""
+    rules = (CostRule(7, below_usd=1.0), CostRule(3, below_usd=2.0), CostRule(1, above_usd=5.0))
+
+    assert [attempts_by_cost(rules, usd, 4) for usd in (0.5, 1.5, 3.0, 9.0)] == [7, 3, 4, 1]
+    assert attempts_by_cost((CostRule(6),), 0.1, 4) == 6
+    assert attempts_by_cost((), 0.1, 4) == 4
+
+
+@BOUNDED
+@given(st.lists(st.floats(0.0, 10.0) | st.sampled_from([0.0001, 0.01, 0.25]), min_size=2, max_size=10))
+def test_dearer_calls_never_get_more_attempts(prices: list[float]) -> None:
+    """By the built-in rules, at every price, their edges included."""
+    attempts = [attempts_by_cost(DEFAULT.by_cost, usd, DEFAULT.attempts) for usd in sorted(prices)]
+
+    assert all(dearer <= cheaper for cheaper, dearer in pairwise(attempts))
+
+
+def test_a_price_is_tokens_times_rates() -> None:
+    """What was read from the cache at its own rate; unknown is not nothing."""
+    rates = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
+
+    assert cost_usd(rates, 1000, 500) == pytest.approx(0.006)
+    assert cost_usd(rates, 1000, 500, cached_tokens=400) == pytest.approx(0.0056)
+    assert cost_usd(rates, 0, 0) == 0.0
+    assert cost_usd(None, 1000, 500) is None

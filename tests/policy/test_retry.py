@@ -1,0 +1,433 @@
+"""What follows a failure: the rules of `next_step`, for any ledger, plan and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.call import Attempt
+from gateway.errors import ErrorClass, Phase
+from gateway.policy.retry import (
+    BUILT_IN_RULES,
+    DENIALS,
+    FIRST_BUDGET_WAIT_S,
+    LONGEST_BUDGET_WAIT_S,
+    Action,
+    Backoff,
+    GiveUp,
+    Hold,
+    Plan,
+    Retries,
+    Step,
+    Try,
+    backoff_s,
+    next_step,
+    rule_for,
+)
+from gateway.policy.snapshot import Target
+from gateway.ports import Clocks, Upstream
+
+NOW = 1000.0
+DEADLINE = NOW + 30.0
+CLOCKS = Clocks(1, 1, 1, 1, 1)
+DEFAULT = Retries()
+OVERLOADED, CONNECTION = ErrorClass.OVERLOADED, ErrorClass.CONNECTION
+RETRIED = [ErrorClass(name) for name, rule in BUILT_IN_RULES.items() if rule.action is Action.RETRY]
+PASSED_THROUGH = [ErrorClass(name) for name, rule in BUILT_IN_RULES.items() if rule.action is Action.PASS_THROUGH]
+
+
+def target(name: str) -> Target:
+    return Target(name, name, "m", cast("Upstream", None), CLOCKS)
+
+
+A, B, C, D, X, Y = map(target, "ABCDXY")
+ONE, TWO, WITH_FALLBACK = Plan([A]), Plan([A, B]), Plan([A], [C])
+
+
+@dataclass
+class FixedBudgets:
+    """Budgets that answer what they are told to."""
+
+    allowed: int = 4
+    money: str | None = None
+    by_target: Mapping[str, str] = field(default_factory=dict)
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        return self.by_target.get(target.name)
+
+    def denies_money(self) -> str | None:
+        return self.money
+
+    def attempts(self) -> int:
+        return self.allowed
+
+
+FREE = FixedBudgets()
+
+
+def failed(at: Target, error_class: ErrorClass = OVERLOADED, phase: Phase = Phase.ANSWERED) -> Attempt:
+    """A failure as the loop enters it in the ledger."""
+    never_again = BUILT_IN_RULES[error_class].action not in (Action.RETRY, Action.HOLD)
+    return Attempt(at.name, NOW, ended_at=NOW, error_class=error_class, phase=phase, never_again=never_again)
+
+
+def refused(at: Target) -> Attempt:
+    """A rate limit that is waited for."""
+    return Attempt(at.name, NOW, ended_at=NOW, status=429, error_class=ErrorClass.RATE_LIMIT_REQUESTS, is_refused=True)
+
+
+def after(
+    *ledger: Attempt,
+    plan: Plan = ONE,
+    retries: Retries = DEFAULT,
+    budgets: FixedBudgets = FREE,
+    deadline: float = DEADLINE,
+    u: float = 0.5,
+) -> Step:
+    return next_step(ledger, plan, retries, budgets, deadline, NOW, u)
+
+
+def names(step: Step) -> str:
+    """Where it goes."""
+    return "" if isinstance(step, GiveUp) else "".join(target.name for target in step.targets)
+
+
+# What each class deserves.
+
+
+@pytest.mark.parametrize("error_class", PASSED_THROUGH)
+def test_what_would_be_the_same_everywhere_ends_at_once(error_class: ErrorClass) -> None:
+    """A fault of the request is final, however many targets and attempts are left."""
+    assert after(failed(A, error_class), plan=Plan([A, B], [C], [X])) == GiveUp("final")
+
+
+def test_a_class_that_no_rule_knows_is_final() -> None:
+    """Nothing is tried again without a rule that says so."""
+    assert after(failed(A), plan=TWO, retries=Retries(by_class={})) == GiveUp("final")
+
+
+@pytest.mark.parametrize("error_class", [ErrorClass.QUOTA_EXHAUSTED, ErrorClass.AUTH, ErrorClass.UNKNOWN])
+def test_who_cannot_serve_is_left_for_another(error_class: ErrorClass) -> None:
+    """The target never gets the call again; the others do, and when nobody is left the failure passes through."""
+    assert names(after(failed(A, error_class), plan=Plan([A, B], [C]))) == "BC"
+    assert after(failed(A, error_class)) == GiveUp("no_target")
+
+
+def test_the_callers_own_credential_is_final() -> None:
+    """Nobody else's credential would do for who brings his own."""
+    attempt = replace(failed(A, ErrorClass.AUTH), is_callers=True)
+
+    assert after(attempt, plan=Plan([A, B], [C])) == GiveUp("final")
+    assert rule_for(attempt, DEFAULT).action is Action.PASS_THROUGH
+
+
+def test_a_call_that_is_too_long_goes_to_larger_windows_only() -> None:
+    """And stays there: neither the model's own targets nor its fallbacks are met again, whatever fails next."""
+    plan = Plan([A, B], [C], [X, Y])
+    too_long = failed(A, ErrorClass.CONTEXT_LENGTH_EXCEEDED)
+
+    assert names(after(too_long, plan=plan)) == "XY"
+    assert names(after(too_long, failed(X), plan=plan)) == "Y"
+    assert names(after(too_long, failed(X), failed(Y), plan=plan)) == "XY"
+    assert names(after(too_long, failed(X, ErrorClass.UNKNOWN), plan=plan)) == "Y"
+    assert names(after(too_long, refused(X), plan=plan)) == "XY"
+
+
+def test_a_call_too_long_for_everybody_is_told_so() -> None:
+    """No larger window, or none that is large enough: the failure is final."""
+    too_long = failed(A, ErrorClass.CONTEXT_LENGTH_EXCEEDED)
+
+    assert after(too_long, plan=Plan([A, B], [C])) == GiveUp("final")
+    assert after(too_long, failed(X, ErrorClass.CONTEXT_LENGTH_EXCEEDED), plan=Plan([A], [C], [X])) == GiveUp("final")
+
+
+# Where to.
+
+
+def test_a_fresh_own_target_then_one_again_then_a_fallback() -> None:
+    """The order of preference, with the fallbacks that have room behind the fresh ones."""
+    plan = Plan([A, B], [C])
+    rules = {**BUILT_IN_RULES, OVERLOADED: replace(BUILT_IN_RULES[OVERLOADED], attempts=3)}
+    retries = Retries(by_class=rules)
+
+    first = after(failed(A), plan=plan, retries=retries)
+    second = after(failed(A), failed(B), plan=plan, retries=retries)
+    third = after(failed(A), failed(B), failed(A), plan=plan, retries=retries)
+
+    assert (type(first), names(first)) == (Try, "BC")
+    assert (type(second), names(second)) == (Hold, "AB")
+    assert (type(third), names(third)) == (Try, "C")
+
+
+def test_of_two_met_before_the_one_with_fewer_failures_is_first() -> None:
+    """Tries are spread evenly."""
+    assert names(after(failed(A), failed(B), failed(A), plan=TWO, budgets=FixedBudgets(9))) == "BA"
+
+
+def test_fallbacks_are_tried_again_when_nothing_else_is_left() -> None:
+    """Each as often as its class allows."""
+    nine, budgets = replace(DEFAULT, attempts=9), FixedBudgets(9)
+
+    assert names(after(*[failed(A)] * 3, failed(C), plan=WITH_FALLBACK, budgets=budgets, retries=nine)) == "C"
+
+
+# When.
+
+
+def test_a_connection_that_carried_nothing_is_tried_again_at_once() -> None:
+    """The first time; then the backoff holds."""
+    nothing_sent = failed(A, CONNECTION, Phase.NOTHING_SENT)
+
+    assert after(nothing_sent) == Hold(NOW, [A])
+    assert after(nothing_sent, nothing_sent) == Hold(NOW + 0.1, [A])
+
+
+def test_a_connection_that_carried_something_waits() -> None:
+    """Somebody may be busy with it."""
+    assert after(failed(A, CONNECTION, Phase.SENT)) == Hold(NOW + 0.05, [A])
+
+
+def test_a_backoff_beyond_the_deadline_is_not_waited_for() -> None:
+    """A fallback is used instead; without one the call ends now, not at its deadline."""
+    slow = replace(DEFAULT, backoff=Backoff(base_s=8.0))
+
+    assert after(failed(A), retries=slow, deadline=NOW + 4.0) == GiveUp("deadline")
+    assert after(failed(A), retries=slow, deadline=NOW + 4.0, plan=WITH_FALLBACK) == Try([C])
+    assert after(failed(A), retries=slow, deadline=NOW + 4.1) == Hold(NOW + 4.0, [A])
+
+
+def test_nothing_starts_after_the_deadline() -> None:
+    """Not even at a target that is fresh."""
+    assert after(failed(A), plan=TWO, deadline=NOW) == GiveUp("deadline")
+
+
+# How often.
+
+
+def test_a_rate_limit_is_no_failure() -> None:
+    """It is not counted, and the target may be used as soon as the queue lets the call through."""
+    assert after(*[refused(A)] * 50) == Try((A,))
+    assert names(after(*[refused(A)] * 50, failed(A), plan=ONE)) == "A"
+    assert after(refused(A), plan=Plan([A, B], [C])) == Try((A, B, C))
+
+
+def test_a_rate_limit_with_nobody_left_ends() -> None:
+    """All targets have said that they will never serve the call."""
+    assert after(refused(A), plan=Plan([])) == GiveUp("no_target")
+
+
+def test_tries_at_the_models_own_targets_are_counted_together() -> None:
+    """Two targets are no licence for twice the attempts."""
+    assert after(failed(A), failed(B), failed(A), plan=TWO) == GiveUp("attempts")
+
+
+def test_what_an_attempt_costs_bounds_the_attempts() -> None:
+    """A dear call has two; a cheap one five, and as many more at its own targets."""
+    assert after(failed(A), failed(A), budgets=FixedBudgets(2)) == GiveUp("attempts")
+    assert names(after(*[failed(A)] * 3, budgets=FixedBudgets(5))) == "A"
+    assert after(*[failed(A)] * 4, budgets=FixedBudgets(5)) == GiveUp("attempts")
+    assert names(after(*[failed(A)] * 8, budgets=FixedBudgets(10))) == "A"
+
+
+def test_a_target_whose_retries_are_spent_is_passed_over() -> None:
+    """For the next own target, then for a fallback; last of all the call ends and says why."""
+    spent = FixedBudgets(by_target={"A": "budget"})
+
+    assert names(after(failed(A), failed(B), plan=Plan([A, B], [C]), budgets=spent)) == "B"
+    assert after(failed(A), plan=WITH_FALLBACK, budgets=spent) == Try([C])
+    assert after(failed(A), budgets=FixedBudgets(by_target={"A": "tokens"})) == GiveUp("tokens")
+    assert after(replace(failed(A), ended_at=NOW - LONGEST_BUDGET_WAIT_S), budgets=spent) == GiveUp("budget")
+
+
+def test_too_many_retries_in_flight_may_be_fewer_soon() -> None:
+    """So the call asks again a few times, at moments of its own, and not for long; spent tokens do not come back so soon."""
+    spent = FixedBudgets(by_target={"A": "budget"})
+    moments, now, step = [], NOW, after(failed(A), budgets=spent)
+    while isinstance(step, Hold):
+        assert step.targets == ()
+        assert step.until >= now + FIRST_BUDGET_WAIT_S
+        moments.append(now := step.until)
+        step = next_step([failed(A)], ONE, DEFAULT, spent, DEADLINE, now, 0.5)
+
+    assert step == GiveUp("budget")
+    assert len(moments) <= 10
+    assert now <= NOW + 2 * LONGEST_BUDGET_WAIT_S
+
+
+def test_retry_budgets_do_not_bound_first_tries() -> None:
+    """Going elsewhere is failover, not a retry."""
+    spent = FixedBudgets(by_target={"A": "budget", "B": "budget", "C": "tokens"})
+
+    assert names(after(failed(A), plan=Plan([A, B], [C]), budgets=spent)) == "BC"
+
+
+@pytest.mark.parametrize("reason", ["money", "key_budget"])
+def test_money_bounds_every_further_attempt(reason: str) -> None:
+    """A fresh target costs as much as one met before."""
+    assert after(failed(A), plan=Plan([A, B], [C]), budgets=FixedBudgets(money=reason)) == GiveUp(reason)
+
+
+# Whatever happens.
+
+draws = st.floats(0, 1, exclude_max=True)
+
+
+@dataclass
+class Course:
+    """One call, for which everything goes wrong."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.draw = draw = Random(self.seed)
+        self.plan = Plan(some(draw, A, B) or [A], some(draw, C, D), some(draw, X, Y))
+        self.budgets = FixedBudgets(
+            draw.randint(1, 10),
+            draw.choice([None, None, None, "money", "key_budget"]),
+            {target.name: draw.choice(["budget", "tokens"]) for target in some(draw, A, B, C, D, X, Y, share=0.2)},
+        )
+        backoff = Backoff(2 * draw.random(), 1 + 3 * draw.random(), 8 * draw.random(), draw.random() < 0.8)
+        self.retries = Retries(backoff=backoff)
+        self.deadline = NOW + draw.choice([0.5, 5, 60]) * draw.random()
+        self.rate_limits = draw.randint(0, 8)
+        self.ledger: list[Attempt] = []
+        self.steps: list[tuple[int, float, Step]] = []
+        """After so many attempts, when, and what followed."""
+
+    def run(self) -> GiveUp:
+        """To its end; rate limits refuse it a few times."""
+        offered: Sequence[Target] = self.plan.own
+        now = NOW
+        step: Step | None = None
+        for _ in range(1000):
+            if step is None or isinstance(step, GiveUp) or step.targets:  # else it asks again
+                now += self.draw.choice([0.0, 0.1, 3.0])
+                self.ledger.append(self._meets(self.draw.choice(offered), now))
+            step = next_step(self.ledger, self.plan, self.retries, self.budgets, self.deadline, now, self.draw.random())
+            self.steps.append((len(self.ledger), now, step))
+            if isinstance(step, GiveUp):
+                return step
+            if isinstance(step, Hold):
+                now = step.until
+            offered = step.targets or offered
+        raise AssertionError("it does not end")
+
+    def _meets(self, at: Target, now: float) -> Attempt:
+        error_class = ErrorClass(self.draw.choice([*BUILT_IN_RULES, *RETRIED, *RETRIED]))
+        if BUILT_IN_RULES[error_class].action is not Action.HOLD:
+            return replace(failed(at, error_class, self.draw.choice([*Phase])), ended_at=now)
+        self.rate_limits -= 1
+        return refused(at) if self.rate_limits >= 0 else failed(at)
+
+    @property
+    def failures(self) -> list[Attempt]:
+        return [attempt for attempt in self.ledger if not attempt.is_refused]
+
+
+def some(draw: Random, *targets: Target, share: float = 0.6) -> list[Target]:
+    return [target for target in targets if draw.random() < share]
+
+
+courses = st.builds(Course, st.integers(0, 2**32))
+
+
+@settings(max_examples=400, deadline=None)
+@given(courses)
+def test_every_course_ends_within_its_allowance(course: Course) -> None:
+    """Once no rate limit refuses it any more, a call ends; failures are never more than the attempts it is allowed."""
+    course.run()
+
+    assert len(course.failures) <= course.budgets.allowed
+
+
+@settings(max_examples=400, deadline=None)
+@given(courses)
+def test_no_step_breaks_a_rule(course: Course) -> None:
+    """Never to who can never serve; never before now, after the longest backoff, or at the deadline; retries are held."""
+    course.run()
+
+    for length, now, step in course.steps:
+        ledger = course.ledger[:length]
+        if isinstance(step, GiveUp) or not step.targets:
+            continue
+        never_again = {attempt.target for attempt in ledger if attempt.never_again}
+        met = {attempt.target for attempt in ledger if not attempt.is_refused}
+        going = {target.name for target in step.targets}
+        assert going
+        assert not going & never_again
+        assert now < course.deadline
+        if isinstance(step, Hold):
+            assert now <= step.until <= now + course.retries.backoff.max_s
+            assert step.until < course.deadline
+            assert going <= met
+            assert not any(course.budgets.denies(target, ledger[-1]) for target in step.targets)
+        elif not ledger[-1].is_refused:
+            assert not going & met
+
+
+@settings(max_examples=400, deadline=None)
+@given(courses)
+def test_own_targets_come_first(course: Course) -> None:
+    """Nobody goes to a fallback alone while an own target is fresh, nor to one again while another is."""
+    course.run()
+
+    for length, _, step in course.steps:
+        ledger = course.ledger[:length]
+        is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
+        if isinstance(step, GiveUp) or not step.targets or ledger[-1].is_refused:
+            continue
+        own = course.plan.context if is_too_long else course.plan.own
+        out = {attempt.target for attempt in ledger if not attempt.is_refused or attempt.never_again}
+        fresh = [target.name for target in own if target.name not in out]
+        assert names(step).startswith("".join(fresh))
+
+
+@settings(max_examples=400, deadline=None)
+@given(courses)
+def test_who_is_too_long_only_goes_to_larger_windows(course: Course) -> None:
+    """From then on, and nobody else ever does."""
+    course.run()
+
+    context = {target.name for target in course.plan.context}
+    for length, _, step in course.steps:
+        is_too_long = any(a.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for a in course.ledger[:length])
+        going = set(names(step))
+        assert going <= context if is_too_long else not going & context
+
+
+@settings(max_examples=400, deadline=None)
+@given(courses)
+def test_a_denial_is_only_given_where_something_was_denied(course: Course) -> None:
+    """The reason is one that the client, the header and the metric can tell."""
+    last = course.run()
+
+    assert last.reason in {"final", "attempts", "deadline", "no_target"} | DENIALS
+    if last.reason in ("money", "key_budget"):
+        assert last.reason == course.budgets.money
+    elif last.reason in DENIALS:
+        assert last.reason in course.budgets.by_target.values()
+
+
+@given(st.integers(1, 10_000), draws, st.floats(0, 10), st.floats(1, 10), st.floats(0, 100))
+def test_the_backoff_has_full_jitter_below_a_cap(
+    failures: int, u: float, base_s: float, factor: float, most_s: float
+) -> None:
+    """Uniform between nothing and the exponential, which ends at `max_s`."""
+    backoff = Backoff(base_s, factor, most_s)
+    most = backoff_s(replace(backoff, has_jitter=False), failures, u)
+
+    assert backoff_s(backoff, failures, u) == pytest.approx(u * most)
+    assert 0 <= backoff_s(backoff, failures, u) <= most <= most_s
+
+
+def test_the_backoff_doubles_up_to_its_cap() -> None:
+    """100 ms, 200 ms, … 8 s."""
+    plain = Backoff(has_jitter=False)
+
+    assert [backoff_s(plain, failures, 0.0) for failures in (1, 2, 3, 7, 8, 1000)] == [0.1, 0.2, 0.4, 6.4, 8.0, 8.0]

@@ -1,0 +1,189 @@
+"""How a target is doing: its breaker and its account's, together."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.breaker import BreakerRules
+from gateway.policy.vitals import PROBE_PATIENCE_S, Account, Permit, Vitals
+
+RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
+BACKGROUND, INTERACTIVE = 3, 1
+NOW = 1000.0
+
+
+def new_vitals(account: Account | None = None, name: str = "p/m") -> Vitals:
+    return Vitals(name, account or Account("p", RULES, NOW), RULES, NOW, None)
+
+
+def fail(vitals: Vitals, times: int, now: float = NOW) -> None:
+    for _ in range(times):
+        vitals.failed(vitals.take(now), now, 0.0, "server_error")
+
+
+def test_a_healthy_target_is_clear() -> None:
+    """That is all the hot path has to ask."""
+    vitals = new_vitals()
+
+    assert vitals.is_clear
+    assert vitals.wait_s(NOW, INTERACTIVE) == 0.0
+    assert vitals.is_open_to(INTERACTIVE, NOW)
+    assert vitals.probe_at(NOW) == NOW
+
+
+def test_an_open_target_tells_when_it_is_tried_again() -> None:
+    """Calls are let through again as probes, the lowest lane first."""
+    vitals = new_vitals()
+    fail(vitals, 3)
+
+    assert not vitals.is_clear
+    assert vitals.wait_s(NOW, INTERACTIVE) == pytest.approx(10.0)
+    assert vitals.probe_at(NOW) == pytest.approx(NOW + 10)
+    assert not vitals.is_open_to(INTERACTIVE, NOW)
+    assert vitals.is_open_to(INTERACTIVE, NOW + 10 - PROBE_PATIENCE_S)
+    assert vitals.wait_s(NOW + 10, BACKGROUND) == 0.0
+    assert vitals.wait_s(NOW + 10, INTERACTIVE) == pytest.approx(0.2)
+
+
+def test_while_a_probe_is_out_others_wait_for_it() -> None:
+    """Nobody can say how long; who cannot wait goes elsewhere."""
+    vitals = new_vitals()
+    fail(vitals, 3)
+    now = NOW + 11
+    vitals.wait_s(now, BACKGROUND)
+    vitals.take(now)
+
+    assert vitals.wait_s(now, BACKGROUND) is None
+    assert not vitals.is_open_to(BACKGROUND, now)
+
+
+def test_an_open_account_closes_all_of_its_targets() -> None:
+    """The later of the two is waited for, and the account's reason is told."""
+    account = Account("p", RULES, NOW)
+    one, other = new_vitals(account), new_vitals(account, "p/n")
+    account.breaker.trip("its credential is refused", NOW, 0.0)
+
+    for vitals in (one, other):
+        assert vitals.wait_s(NOW, INTERACTIVE) == pytest.approx(10.0)
+        assert vitals.reason == "account p: its credential is refused"
+    fail(one, 3, NOW)
+    assert one.probe_at(NOW) == pytest.approx(NOW + 10)
+
+
+def test_one_probe_speaks_for_the_target_and_its_account() -> None:
+    """A success there closes both, by and by."""
+    account = Account("p", RULES, NOW)
+    account.is_refused = True
+    account.breaker.trip("its credential is refused", NOW, 0.0)
+    vitals = new_vitals(account)
+
+    for step in range(2):
+        now = NOW + 11 + step
+        assert vitals.wait_s(now, BACKGROUND) == 0.0
+        vitals.succeeded(vitals.take(now), now, None)
+
+    assert account.breaker.state == "closed"
+    assert not account.is_refused
+
+
+def test_a_failed_probe_opens_both_again() -> None:
+    """Whoever was half open."""
+    account = Account("p", RULES, NOW)
+    account.breaker.trip("all 2 targets in use are open", NOW, 0.0)
+    vitals = new_vitals(account)
+    fail(vitals, 3)
+    now = NOW + 11
+    assert vitals.wait_s(now, BACKGROUND) == 0.0
+
+    vitals.failed(vitals.take(now), now, 0.0, "timeout")
+
+    assert (vitals.breaker.state, account.breaker.state) == ("open", "open")
+
+
+def test_what_is_set_by_hand_waits_for_a_hand() -> None:
+    """It is never left by itself."""
+    vitals = new_vitals()
+    vitals.breaker.force("drained", NOW)
+
+    assert vitals.wait_s(NOW + 1e6, BACKGROUND) == inf
+    assert vitals.probe_at(NOW) == inf
+    assert not vitals.is_open_to(BACKGROUND, NOW + 1e6)
+    assert vitals.reason == "drained by hand"
+
+
+def test_a_ramp_is_open_to_everybody() -> None:
+    """Closed, but not all at once: it is a matter of rates, and worth waiting for."""
+    vitals = new_vitals()
+    fail(vitals, 3)
+    now = NOW + 12
+    for _ in range(2):
+        vitals.wait_s(now, BACKGROUND)
+        vitals.succeeded(vitals.take(now), now, None)
+
+    assert vitals.breaker.state == "closed"
+    assert not vitals.is_clear
+    for _ in range(20):
+        vitals.take(now)
+    assert (vitals.wait_s(now, INTERACTIVE) or 0.0) > 0
+    assert vitals.is_open_to(INTERACTIVE, now)
+    assert vitals.wait_s(now + RULES.ramp_s, INTERACTIVE) == 0.0
+    assert vitals.is_clear
+
+
+def test_permits_of_before_an_ejection_count_no_more() -> None:
+    """Calls that were under way when it opened say nothing of the present."""
+    account = Account("p", RULES, NOW)
+    vitals = new_vitals(account)
+    early = [vitals.take(NOW) for _ in range(5)]
+    fail(vitals, 3)
+
+    for permit in early[:3]:
+        vitals.failed(permit, NOW + 1, 0.0, "timeout")
+    vitals.succeeded(early[3], NOW + 1, None)
+    vitals.forget(early[4], NOW + 1)
+
+    assert vitals.breaker.ejections == 1
+    assert vitals.breaker.state == "open"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
+    """In any order and with any news; and probes out are never more than allowed, of the target and of its account."""
+    draw = Random(seed)
+    account = Account("p", RULES, NOW)
+    pair = [new_vitals(account), new_vitals(account, "p/n")]
+    out: list[tuple[Vitals, Permit]] = []
+    now = NOW
+    for _ in range(200):
+        now += draw.choice([0.0, 0.01, 1.0, 8.0])
+        vitals = draw.choice(pair)
+        fate = draw.random()
+        if fate < 0.02:
+            account.breaker.trip("its credential is refused", now, draw.random())
+        elif fate < 0.5 and vitals.wait_s(now, draw.randrange(4)) == 0.0:
+            out.append((vitals, vitals.take(now)))
+        elif out:
+            _give_back(draw, *out.pop(draw.randrange(len(out))), now)
+        for breaker in (pair[0].breaker, pair[1].breaker, account.breaker):
+            assert breaker.state != "half_open" or 0 <= breaker._probes.out <= RULES.probes
+    while out:
+        _give_back(draw, *out.pop(), now)
+
+    for breaker in (pair[0].breaker, pair[1].breaker, account.breaker):
+        assert breaker.state != "half_open" or breaker._probes.out == 0
+
+
+def _give_back(draw: Random, vitals: Vitals, permit: Permit, now: float) -> None:
+    news = draw.randrange(3)
+    if news == 0:
+        vitals.succeeded(permit, now, None)
+    elif news == 1:
+        vitals.failed(permit, now, draw.random(), "server_error")
+    else:
+        vitals.forget(permit, now)
