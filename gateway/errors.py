@@ -34,6 +34,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 
 MAX_RETRY_AFTER_S = 60.0
 """SDKs retry by themselves up to this delay. Older ones ignore a longer one and come back too early, others sleep for hours."""
@@ -137,7 +138,8 @@ class BodyTimeout(CallerFault):
     """The request body did not arrive in time."""
 
     status = 408
-    should_retry: bool | None = None
+    should_retry: bool | None = True
+    retry_after_s = 1.0
     code = "request_body_timeout"
 
 
@@ -182,7 +184,7 @@ class AdmissionDenied(GatewayError):
         self.limit = limit
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
-            self.should_retry = self.should_retry and retry_after_s <= MAX_RETRY_AFTER_S
+        self.should_retry = bool(self.should_retry) and (self.retry_after_s or inf) <= MAX_RETRY_AFTER_S
 
 
 class KeyRateLimited(AdmissionDenied):

@@ -146,7 +146,9 @@ def _retries(document: Document | None, name: str, entry: RetriesSet) -> Retries
         retry_tokens=budget.retry_tokens,
         timeout_tokens=budget.timeout_tokens,
         by_class=dict(BUILT_IN_RULES) if document is None else _by_class(document, (name, "by_class")),
-        by_cost=_BUILT_IN.by_cost if document is None else _by_cost(document, (name, "by_cost"), entry.by_cost),
+        by_cost=_BUILT_IN.by_cost
+        if document is None
+        else _by_cost(document, (name, "by_cost"), entry.by_cost, has_attempts="attempts" in entry.model_fields_set),
         max_usd_per_call=entry.max_usd_per_call,
         hedging=None if entry.hedge is None else _hedging(check_part(HedgeEntry, document, (name, "hedge"))),
     )
@@ -218,9 +220,10 @@ def _nonsense(error_class: ErrorClass, rule: ClassRule) -> Iterator[str]:
 # --- what an attempt may cost ---
 
 
-def _by_cost(document: Document, path: Path, listed: list[Any] | None) -> tuple[CostRule, ...]:
+def _by_cost(document: Document, path: Path, listed: list[Any] | None, *, has_attempts: bool) -> tuple[CostRule, ...]:
+    """A set that says how many attempts a call has means it, whatever the call costs."""
     if listed is None:
-        return _BUILT_IN.by_cost
+        return () if has_attempts else _BUILT_IN.by_cost
     rules: list[CostRule] = []
     for index in range(len(listed)):
         entry = check(CostEntry, document, (*path, index))

@@ -100,9 +100,16 @@ def known_usd(attempts: Sequence[Attempt]) -> float | None:
     return sum(costs) if costs else None
 
 
+def _started_at(attempt: Attempt) -> float:
+    return attempt.started_at
+
+
 def overhead_s(call: Call, now: float) -> float:
     """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
-    upstream_s = 0.0
-    for attempt in call.attempts:
-        upstream_s += (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
+    upstream_s, until = 0.0, 0.0
+    for attempt in call.attempts if len(call.attempts) < 2 else sorted(call.attempts, key=_started_at):
+        ended_at = now if attempt.ended_at is None else attempt.ended_at
+        if ended_at > until:  # two may have run side by side
+            upstream_s += ended_at - max(attempt.started_at, until)
+            until = ended_at
     return max(0.0, now - call.received_at - upstream_s - call.queue_s - call.backoff_s)

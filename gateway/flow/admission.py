@@ -218,6 +218,15 @@ class Admission:
         if call.key_cost is not None:
             self.keys.settle(call, usage, self._clock.monotonic())
 
+    def price_unfinished(self, call: Call) -> None:
+        """The call is given up while an attempt is in flight: somebody works on it, and wants to be paid."""
+        last = call.attempts[-1] if call.attempts else None
+        if last is None or last.ended_at is not None or last.cost_usd is not None:
+            return
+        target = next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == last.target), None)
+        if target is not None:
+            last.cost_usd = self.cost_usd(call, target)
+
     def describe(self, call: Call) -> bytes:
         """What a stream that waits is told."""
         held = call.held

@@ -168,11 +168,14 @@ class Attempts:
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
         error_class = last.error_class
         detail = last.detail if isinstance(last, UpstreamFailed) else f"status {last.status}"
-        error = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
+        kind = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
         why = _WHY.get(step.reason, "")
-        raise error(
+        error = kind(
             f"No target could serve this call; tried: {_tried(call.attempts)}. The last one: {error_class} ({detail}).{why}"
         )
+        if call.endpoint.request == "any":
+            error.should_retry = None  # nothing was tried again here: that is for the client to decide
+        raise error
 
 
 _WHY = {

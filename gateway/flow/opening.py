@@ -33,6 +33,10 @@ ERROR_BODY_LIMIT = 1_000_000
 PARSE_LIMIT = 65_536
 """Up to here parsing an answer is cheaper than searching it, and proves that it is whole."""
 JSON_TYPE = b"application/json"
+HAS_CHOICES = frozenset(("chat", "completions"))
+"""Endpoints whose answers without choices are none."""
+PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_timeout"))
+"""Why a response has failed, where another attempt may do better."""
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
             and content_type == JSON_TYPE
             and call.endpoint.answer == "json"
         ):
-            opened = _accept_json(target, answer, answer.whole, content_type, clock)  # the usual case, in one step
+            opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
     except asyncio.CancelledError:
@@ -137,7 +141,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if call.endpoint.answer == "json":
         if content_type.startswith(b"text/event-stream"):
             return await _open_stream(call, target, answer, clock)
-        return await _open_json(call, target, answer, content_type, clock)
+        return await _open_json(call, target, answer, clock)
     return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
 
 
@@ -170,23 +174,23 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
     )
 
 
-async def _open_json(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         return Opened(target, answer.status, answer.headers, relay=relay)
-    return _accept_json(target, answer, body, content_type, clock)
+    return _accept_json(call, target, answer, body, clock)
 
 
-def _accept_json(target: Target, answer: Answer, body: bytes, content_type: bytes, clock: Clock) -> Opened:
+def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Opened:
     """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
         return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if not parsed:
-        what = _what_it_is(answer, content_type) if parsed is None else "an empty object"
+        what = _what_it_is(answer) if parsed is None else "an empty object"
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"the provider answered with {what}")
-    error = _error_inside(parsed)
+    error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
         return Opened(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
@@ -195,17 +199,18 @@ def _accept_json(target: Target, answer: Answer, body: bytes, content_type: byte
     return Opened(target, answer.status, answer.headers, body, usage=usage)
 
 
-def _error_inside(parsed: dict[str, Any]) -> dict[str, Any] | None:
+def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
     """The error that an answer with status 200 reports all the same. Raises UpstreamFailed when it has no choices at all."""
     error = parsed.get("error")
     if error:
         if isinstance(error, dict):
-            return None if parsed.get("object") == "response" else error  # a response may report its own failure
+            is_own = parsed.get("object") == "response" and error.get("code") not in PASSING_CODES
+            return None if is_own else error  # a response may report its own failure
         return {**parsed, "message": error} if isinstance(error, str) else None
     choices = parsed.get("choices")
-    if not isinstance(choices, list):
+    if not isinstance(choices, list) and endpoint not in HAS_CHOICES:
         return None
-    if not choices:
+    if not choices or not isinstance(choices, list):
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered without any choice")
     first = choices[0]
     if not isinstance(first, dict) or first.get("finish_reason") not in FAILED_REASONS:
@@ -214,7 +219,8 @@ def _error_inside(parsed: dict[str, Any]) -> dict[str, Any] | None:
     return inner if isinstance(inner, dict) else {"message": "the provider broke off", "type": "server_error"}
 
 
-def _what_it_is(answer: Answer, content_type: bytes) -> str:
+def _what_it_is(answer: Answer) -> str:
+    content_type = dict(answer.headers).get(b"content-type", b"")
     if any(name == b"content-encoding" for name, _ in answer.headers):
         return "a compressed body, although it was asked not to"
     return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"

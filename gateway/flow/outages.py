@@ -59,17 +59,22 @@ class Outages:
     def force(self, name: str, to: Literal["open", "closed", "drained"] | None) -> None:
         """By hand: opens, drains or closes a target or an account; None undoes that, and tries with probes.
 
-        A target of which models or callers have gates of their own means all of these. Raises KeyError for unknown names.
+        What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
+        gates of their own means all of these. Raises KeyError for unknown names.
         """
         now = self._clock.monotonic()
         gates = self._gates
-        concerned = [line.gate.vitals.breaker for key, line in gates.lines.items() if name in (key, gates.label(key))]
-        if not concerned:
+        lines = [line for key, line in gates.lines.items() if name in (key, gates.label(key))]
+        breakers = [line.gate.vitals.breaker for line in lines]
+        if not lines:
             account = gates.accounts[name]
             account.is_refused = account.is_refused and to != "closed"
-            concerned = [account.breaker]
-        for breaker in concerned:
+            lines, breakers = gates.of_account(account), [account.breaker]
+        for breaker in breakers:
             breaker.force(to, now)
+        for line in lines if to == "closed" else ():
+            line.gate.resume()
+            self._queue.freed(line)
 
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""

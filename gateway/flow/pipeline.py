@@ -78,6 +78,7 @@ class Pipeline:
             raise
         except asyncio.CancelledError as stopped:
             outcome = why_stopped(stopped)
+            self._admission.price_unfinished(call)
             self._accounts.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
             raise
         except Exception as defect:
@@ -96,7 +97,7 @@ class Pipeline:
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
         headers = self._headers(call, opened)
-        if opened.error_class is not None:  # what could be tried was tried: SDKs must not multiply it
+        if opened.error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
             headers = [header for header in headers if header[0] != b"x-should-retry"]
             headers.append(NO_RETRY)
         return Reply(opened.status, headers, body)

@@ -82,17 +82,20 @@ class Planner:
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
         """The targets that are not left alone, and for how long the call may wait for one.
 
-        Where all are, a lane that can wait does; else a credential that was refused is tried again, for nobody else is left.
+        Where all are, one that still serves many calls is better than none, and a credential that was refused is tried again;
+        else a lane that can wait does.
         Raises CircuitOpen.
         """
         gates = [self._gates.line(target, call).gate for target in targets]
         usable = [target for target in targets if self._is_open_to(call, target, now)]
         if usable:
             return usable, inf
+        if any(gate.vitals.trust_again(now) for gate in gates):
+            return [target for target in targets if self._is_open_to(call, target, now)], inf
         for gate in gates:
             account = gate.vitals.account
             if account.is_refused and gate.vitals.breaker.state != "drained" and not account.breaker.is_by_hand:
-                account.breaker.force("closed", now)
+                account.breaker.trust("its credential is tried again: nobody else is left", now)
                 account.is_refused = False
                 usable = [one for one in targets if self._is_open_to(call, one, now)]
                 if usable:

@@ -204,6 +204,8 @@ class Edge:
             await self._reply_with_events(exchange, exchange.call.endpoint, reply)
             return
         if reply.chunks is None:
+            if exchange.call is not None and exchange.call.stream and reply.status == 200:
+                _turn_into_events(exchange.call.endpoint, reply)
             reply.headers.append((b"content-length", b"%d" % len(reply.body)))
             exchange.started = True
             if cycle is None:
@@ -285,6 +287,14 @@ class Edge:
                 await exchange.send({"type": "http.response.body", "body": event})
         else:
             await self._refuse(exchange, ShuttingDown("The gateway is shutting down; the call could not be finished."))
+
+
+def _turn_into_events(endpoint: Endpoint, reply: Reply) -> None:
+    """A provider that does not stream has answered a call that wants events: without any, SDKs would see an empty answer."""
+    if endpoint.sse != "other" and dict(reply.headers).get(b"content-type", b"").startswith(b"application/json"):
+        reply.headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
+        reply.headers += EVENT_STREAM
+        reply.body = whole_as_events(endpoint, reply.status, reply.body)
 
 
 class _Exchange:

@@ -52,7 +52,20 @@ def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:
     if status >= 400:
         return error_event(endpoint, error_in(body) or _unreadable(status, body))
     before, after = around_json(endpoint, body)
-    return before + on_one_line(body) + after
+    return before + on_one_line(_as_chunk(body) if endpoint.sse == "chat" else body) + after
+
+
+def _as_chunk(body: bytes) -> bytes:
+    """A whole chat completion as one chunk of a stream: what it calls a message is a delta there."""
+    value = json_object(body)
+    choices = value.get("choices") if value is not None else None
+    if value is None or not isinstance(choices, list):
+        return body
+    for choice in choices:
+        if isinstance(choice, dict) and "message" in choice:
+            choice["delta"] = choice.pop("message")
+            value["object"] = "chat.completion.chunk"
+    return orjson.dumps(value)
 
 
 def around_json(endpoint: Endpoint, body: bytes = b"") -> tuple[bytes, bytes]:

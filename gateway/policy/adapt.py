@@ -37,6 +37,10 @@ class Pause:
         if self.until < until < inf:
             self.until = until
 
+    def end(self) -> None:
+        """By hand."""
+        self.until = -inf
+
 
 @dataclass(frozen=True, slots=True)
 class SearchPolicy:

@@ -229,6 +229,11 @@ class Breaker:
         if self.state in ("closed", "half_open"):
             self._eject(reason, now, u)
 
+    def trust(self, reason: str, now: float) -> None:
+        """Closes at once, without a ramp: its owner knows better."""
+        if self.state != "closed":
+            self._close(reason, now, ramp_s=0.0)
+
     def failure_rate(self, now: float) -> float:
         """The share of calls in the window that failed, 0 to 1; while it is not closed, of the window that opened it."""
         if self.state == "closed":

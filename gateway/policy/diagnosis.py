@@ -48,6 +48,8 @@ _STATUS_OF = {
 }
 _RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS))
 _LIMITS = _RATE_LIMITS | {ErrorClass.QUOTA_EXHAUSTED}
+_PASSES = _LIMITS | {ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR, ErrorClass.TIMEOUT, ErrorClass.CONNECTION}
+"""What may be better after a while. A delay that is named with any other error is a word of the request."""
 _NO_RULE = Rule("", ErrorClass.UNKNOWN)
 
 
@@ -58,7 +60,7 @@ class Diagnosis:
     error_class: ErrorClass
     scope: Scope = "target"
     delay_s: float | None = None
-    """At least so long: the server's own delay, the latest of all its hints, and what the rule knows of such errors."""
+    """At least so long: the server's own delay, by its most exact hint, and what the rule knows of such errors."""
     never_fits: bool = False
     """It asks for more than a limit ever holds here."""
     rule: str = ""
@@ -117,7 +119,9 @@ class ErrorTable:
         rule = self.rule_for(answer) or _NO_RULE
         hinted = _hints_in(body)
         status = 429 if rule.error_class in _LIMITS else answer.status or 0
-        told_s = retry_delay_s(status, answer.headers, hinted, wall_now, kind or self.kind)
+        told_s = None
+        if rule.error_class in _PASSES:
+            told_s = retry_delay_s(status, answer.headers, hinted, wall_now, kind or self.kind)
         if told_s is None and error is not None and (instant := resets_at(error)) is not None:
             told_s = parse_reset(instant, wall_now)
         return Diagnosis(

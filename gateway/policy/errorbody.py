@@ -22,6 +22,8 @@ _ITEMS = 4
 _TRIES = 4
 """Places in a broken body where JSON may begin."""
 
+_QUOTE = re.compile(r"[`\"]|(?<!\w)'")
+_QUOTE_IN_JSON = re.compile(r"`|\\\"|(?<!\w)'")
 _NUMBER = re.compile(r"[0-9]+(?:[,._][0-9]+)*")
 _STATUS = re.compile(r"[45][0-9][0-9]")
 _STREAM_STARTS = (b"data:", b"event:", b"id:", b":")
@@ -41,6 +43,9 @@ class Wording:
     """Why an answer that is no error has ended."""
     text: str = ""
     numberless: str = ""
+    unquoted: str = ""
+    """`text` without what it quotes: providers repeat the words of a request, and these are anybody's."""
+    unquoted_numberless: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,21 @@ def _wording(codes: list[Any], types: list[Any], states: list[Any], finishes: li
     known = [_all_plain(one) for one in (codes, types, states, finishes, said)]
     words = normalised("\n".join(text for one in (*known[:3], known[4]) for text in one)[:TEXT_CHARS])
     exact = [tuple(text.strip().lower() for text in one) for one in known[:4]]
-    return Wording(exact[0], exact[1], exact[2], exact[3], words, numberless(words))
+    own = _unquoted(words)
+    return Wording(exact[0], exact[1], exact[2], exact[3], words, numberless(words), own, numberless(own))
+
+
+def _unquoted(words: str) -> str:
+    """Without everything from the first quotation mark to the last, or to the end: what stands between may be anybody's.
+
+    Of JSON that could not be read the marks that are its own are none.
+    """
+    quote = _QUOTE_IN_JSON if words.startswith(("{", "[")) else _QUOTE
+    first = quote.search(words)
+    if first is None:
+        return words
+    last = max(words.rfind(mark) for mark in (("`", '\\"', "'") if quote is _QUOTE_IN_JSON else ("`", '"', "'")))
+    return f"{words[: first.start()]} {words[last + 1 :] if last > first.start() else ''}"
 
 
 def _finishes(value: Json) -> list[Any]:

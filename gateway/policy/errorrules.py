@@ -19,6 +19,18 @@ Scope = Literal["target", "key", "account"]
 
 _HEADER_BYTES = 512
 _IN_BAND = 200
+_OF_THE_REQUEST = frozenset(
+    (
+        ErrorClass.BAD_REQUEST,
+        ErrorClass.CONTEXT_LENGTH_EXCEEDED,
+        ErrorClass.CONTENT_POLICY,
+        ErrorClass.PERMISSION,
+        ErrorClass.NOT_FOUND,
+        ErrorClass.PAYLOAD_TOO_LARGE,
+        ErrorClass.CONFLICT,
+    )
+)
+"""What these mean concerns the one request alone. All others have consequences for other calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class Rule:
             and (not self.types or not self.types.isdisjoint(wording.types))
             and (not self.states or not self.states.isdisjoint(wording.states))
             and (not self.finishes or not self.finishes.isdisjoint(wording.finishes))
-            and (not self.says or _is_any_in(self.says, wording))
+            and (not self.says or _is_any_in(self.says, wording, is_own=self.error_class not in _OF_THE_REQUEST))
             and not (self.unless_says and _is_any_in(self.unless_says, wording))
         )
 
@@ -129,6 +141,9 @@ def answer_of(
     return Answer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
 
 
-def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording) -> bool:
+def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = False) -> bool:
+    """Whether any phrase is said; `is_own`: by the provider itself, not in what it quotes."""
     text, numberless_text = wording.text, wording.numberless
+    if is_own:
+        text, numberless_text = wording.unquoted, wording.unquoted_numberless
     return any(phrase.is_in(text, numberless_text) for phrase in phrases)

@@ -384,8 +384,14 @@ class Gate:
         self._barren = max(self._barren, 2)
 
     def leave_alone(self, delay_s: float, now: float) -> None:
-        """The provider has asked for it, though not for a rate: nothing goes there before."""
-        self._hold_off(now + delay_s, now)
+        """The provider has asked for it, though not for a rate: nothing goes there before, or for half an hour."""
+        self._hold_off(now + min(delay_s, QUOTA_LONGEST_S), now)
+
+    def resume(self) -> None:
+        """By hand: whatever it was left alone for is over."""
+        self._pause.end()
+        self.exhausted_until = -inf
+        self._barren = 0
 
     def settle(self, grant: Grant, usage: Usage | None, now: float) -> None:
         """The attempt has ended: corrects the reservation to what was used (None: nobody knows, it stands)."""
@@ -414,6 +420,8 @@ class Gate:
             return
         if error_class is None:
             self._succeeded(grant, now, None)
+        elif grant.retry is not None and not self.vitals.is_probed:
+            self._forget(grant, now)  # one request that always fails is no outage, however often it is tried
         elif error_class in UNHEALTHY:
             grant.is_judged = True
             self.latency.penalise(PENALTY_S, now)

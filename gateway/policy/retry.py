@@ -34,7 +34,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """What an error class deserves; `attempts` are tries at the model's own targets (of one rung of the plan)."""
+    """What an error class deserves; so many `attempts` at the model's own targets may fail with it."""
 
     action: Action
     attempts: int = 1
@@ -213,8 +213,11 @@ def next_step(
     if denied is not None:
         return GiveUp(denied)
     # A price that allows more attempts than usual allows more of each class, too.
-    most = rule.attempts + max(0, allowed - retries.attempts) if rule.action is Action.RETRY else 0
-    step = _next_target(failures, left, most, retries, budgets, now, u)
+    most = rule.attempts if rule.action is Action.RETRY else 0
+    if most > 1:
+        most += max(0, allowed - retries.attempts)
+    is_last = len(failures) == allowed - 1
+    step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
     if isinstance(step, Hold) and step.until >= deadline:
         fresh = _fresh(left.others, failures)
         return Try(fresh) if fresh else GiveUp("deadline")
@@ -251,14 +254,25 @@ def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Targe
 
 
 def _next_target(
-    failures: Sequence[Attempt], left: Plan, most: int, retries: Retries, budgets: Budgets, now: float, u: float
+    failures: Sequence[Attempt],
+    left: Plan,
+    most: int,
+    retries: Retries,
+    budgets: Budgets,
+    now: float,
+    u: float,
+    *,
+    is_last: bool,
 ) -> Step:
     fresh_others = _fresh(left.others, failures)
     fresh = _fresh(left.own, failures)
     if fresh:
         return Try([*fresh, *fresh_others])
     own = [target.name for target in left.own]
-    spent = sum([attempt.target in own for attempt in failures])
+    last_class = failures[-1].error_class
+    spent = sum([attempt.target in own and attempt.error_class == last_class for attempt in failures])
+    if is_last and fresh_others:  # the last attempt is better made where the call has not failed yet
+        return Try(fresh_others)
     again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
     if not again:
         if fresh_others:

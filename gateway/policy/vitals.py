@@ -18,6 +18,8 @@ from gateway.policy.latency import Latency
 OnChange = Callable[[str, str, str], None]
 """Told of each change of a breaker: its name, its new state, and why."""
 CLIENT_GONE = "client_gone"
+HOPELESS = 2 / 3
+"""Of the calls failed: then even the last target is left alone."""
 LATELY_S = 10.0
 PROBE_PATIENCE_S = 0.25
 """A probe's turn that is so near is waited for."""
@@ -105,6 +107,18 @@ class Vitals:
         if wait_s is None:
             return False
         return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
+
+    def trust_again(self, now: float) -> bool:
+        """Close a breaker that opened although many calls were served (Envoy's panic threshold); False: it is not such a one.
+
+        For the last resort: a target that serves a third of its calls is better than none.
+        """
+        breaker = self.breaker
+        is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
+        if not is_open or breaker.failure_rate(now) > HOPELESS:
+            return False
+        breaker.trust("nothing else is left, and it does serve calls", now)
+        return True
 
     def probe_at(self, now: float) -> float:
         """When somebody may go at the earliest."""

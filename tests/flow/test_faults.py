@@ -213,17 +213,17 @@ ROWS = [
         "500 always, and a fallback",
         [[says(500)], [OK]],
         [
-            good("p0:500 p0:500 p0:500 p0:500 p1:200", *FOUR, 0.0),
+            *[good("p0:500 p0:500 p0:500 p0:500 p1:200", *FOUR, 0.0)] * 4,
             replace(good("p0:500 p1:200", 0.0), moves=("p0 open",), left="p0 open"),
             replace(ELSEWHERE, left="p0 open"),
         ],
         fallbacks=1,
     ),
     Row(
-        "503 always: the breaker opens with the fifth failure in a row",
+        "503 always: the breaker opens with the fifth call in a row",
         [[says(503)]],
         [
-            bad(" ".join(["p0:503"] * 4), 503, "server_error", *FOUR, outcome="overloaded"),
+            *[bad(" ".join(["p0:503"] * 4), 503, "server_error", *FOUR, outcome="overloaded")] * 4,
             replace(bad("p0:503", 503, "server_error", outcome="overloaded"), moves=("p0 open",), left="p0 open"),
             replace(bad("", 503, "circuit_open", after=9), should_retry="true", left="p0 open"),
         ],

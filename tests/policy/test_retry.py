@@ -260,6 +260,14 @@ def test_too_many_retries_in_flight_may_be_fewer_soon() -> None:
     assert now <= NOW + 2 * LONGEST_BUDGET_WAIT_S
 
 
+def test_a_class_counts_its_own_failures() -> None:
+    """Two other failures do not use up the tries that a timeout has."""
+    timeout = failed(A, ErrorClass.TIMEOUT)
+
+    assert names(after(failed(A), failed(A), timeout)) == "A"
+    assert after(timeout, timeout) == GiveUp("attempts")
+
+
 def test_retry_budgets_do_not_bound_first_tries() -> None:
     """Going elsewhere is failover, not a retry."""
     spent = FixedBudgets(by_target={"A": "budget", "B": "budget", "C": "tokens"})

@@ -187,3 +187,27 @@ def _give_back(draw: Random, vitals: Vitals, permit: Permit, now: float) -> None
         vitals.failed(permit, now, draw.random(), "server_error")
     else:
         vitals.forget(permit, now)
+
+
+def test_what_serves_some_calls_is_better_than_nothing() -> None:
+    """A target that opened with most of its calls served is trusted again where nothing else is left; a dead one is not."""
+    shaky, dead = new_vitals(), new_vitals()
+    for _ in range(6):
+        shaky.succeeded(shaky.take(NOW), NOW, None)
+    fail(shaky, 3)
+    fail(dead, 3)
+    assert not shaky.is_clear
+
+    assert shaky.trust_again(NOW)
+    assert not dead.trust_again(NOW)
+
+    assert shaky.is_clear
+    assert not dead.is_clear
+
+
+def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
+    """Nor what its account's breaker keeps closed."""
+    vitals = new_vitals()
+    vitals.breaker.force("open", NOW)
+
+    assert not vitals.trust_again(NOW)
