@@ -5,7 +5,7 @@ Plain slotted data. A `Call` belongs to one client request and is only ever touc
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -25,6 +25,8 @@ LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
 """Highest first. A key's own lane is one of the last three; `critical` is asked for by a call, where its key allows it."""
 
 PASSTHROUGH = "passthrough"
+FIRST_SHOWN, LAST_SHOWN = 5, 20
+"""Of a call's attempts, in headers and errors."""
 
 
 class Waiting(Protocol):
@@ -76,6 +78,8 @@ class Attempt:
     status: int | None = None
     error_class: str | None = None
     upstream_request_id: bytes | None = None
+    detail: str | None = None
+    """What went wrong, for the log."""
     phase: Phase | None = None
     """How far it had come when it failed."""
     is_refused: bool = False
@@ -96,6 +100,14 @@ class Attempt:
         if self.error_class is None or self.ended_at is None:
             return f"{self.target}:{result}"
         return f"{self.target}:{result}({self.ended_at - self.started_at:.1f}s)"
+
+
+def shown(attempts: Sequence[Attempt], between: str = " ") -> str:
+    """The trail of attempts in one line; of very many only the first and the last."""
+    if len(attempts) <= FIRST_SHOWN + LAST_SHOWN:
+        return between.join(map(str, attempts))
+    left_out = f"({len(attempts) - FIRST_SHOWN - LAST_SHOWN} more)"
+    return between.join([*map(str, attempts[:FIRST_SHOWN]), left_out, *map(str, attempts[-LAST_SHOWN:])])
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ import orjson
 from gateway.call import Attempt, Settled
 
 QUEUED_BATCHES = 500
+MOST_ATTEMPTS = 50
+"""Of one call in its line, the last ones."""
 
 Refused = tuple[str, str, int, str | None]
 """Request id, path, status and code of a request that never became a call."""
@@ -90,8 +92,10 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "status": record.status,
         "outcome": record.outcome,
         "target": last.target if last else None,
-        "attempts": [str(attempt) for attempt in call.attempts],
-        "failures": [_failure(attempt) for attempt in call.attempts if attempt.error_class is not None],
+        "attempts": [str(attempt) for attempt in call.attempts[-MOST_ATTEMPTS:]],
+        "failures": [
+            _failure(attempt) for attempt in call.attempts[-MOST_ATTEMPTS:] if attempt.error_class is not None
+        ],
         "upstream_request_id": _text(last.upstream_request_id) if last else None,
         "input_tokens": usage.input if usage else None,
         "output_tokens": usage.output if usage else None,
@@ -115,6 +119,7 @@ def _failure(attempt: Attempt) -> dict[str, str]:
         "target": attempt.target,
         "class": attempt.error_class,
         "phase": attempt.phase,
+        "detail": attempt.detail,
         "upstream_request_id": _text(attempt.upstream_request_id),
     }
     return {name: value for name, value in failure.items() if value is not None}

@@ -215,6 +215,8 @@ def _nonsense(error_class: ErrorClass, rule: ClassRule) -> Iterator[str]:
         yield "a larger context window does not help against this class: write next_target"
     elif rule.action is Action.RETRY and error_class in _SAME_AGAIN:
         yield "the same target would only say it again: write next_target or pass_through"
+    elif rule.action is Action.RETRY and error_class in _ABOUT_RATES:
+        yield "what was refused for its rate is waited for, not tried again: write hold or next_target"
 
 
 # --- what an attempt may cost ---

@@ -6,6 +6,7 @@ Money is tokens times the rates that were resolved when the policy was compiled;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from gateway.call import Attempt, Call, Settled, Usage
 from gateway.clock import Clock
@@ -106,7 +107,7 @@ def _started_at(attempt: Attempt) -> float:
 
 def overhead_s(call: Call, now: float) -> float:
     """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
-    upstream_s, until = 0.0, 0.0
+    upstream_s, until = 0.0, -inf
     for attempt in call.attempts if len(call.attempts) < 2 else sorted(call.attempts, key=_started_at):
         ended_at = now if attempt.ended_at is None else attempt.ended_at
         if ended_at > until:  # two may have run side by side

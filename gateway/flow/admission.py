@@ -200,6 +200,8 @@ class Admission:
             retry.cancel()  # it goes elsewhere
             retry = None
         grant.retry = retry
+        if call.attempts:
+            grant.is_again = any(one.target == target.name and not one.is_refused for one in call.attempts)
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
         """What the target is to blame for: not for a deadline that was shorter than its usual time."""
@@ -276,7 +278,7 @@ class Admission:
         if held.grant is None or held.option is None:
             if held.left is Left.SHUT or (held.left is Left.EXPIRED and until < call.deadline):
                 targets, _ = self.planner.usable(call, targets, self._clock.monotonic())  # which may say why
-            raise left_without_turn(held, call)
+            raise left_without_turn(held, call, options, self._clock.monotonic())
         self._let_go(call, held.grant, targets[held.option.index])
         return targets[held.option.index]
 

@@ -9,8 +9,11 @@ every grant that is taken is given back or handed to the account of the call, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from gateway.call import Attempt, Call
+import orjson
+
+from gateway.call import Attempt, Call, shown
 from gateway.clock import Clock
 from gateway.errors import (
     CircuitOpen,
@@ -23,9 +26,9 @@ from gateway.errors import (
 )
 from gateway.flow.admission import Admission
 from gateway.flow.hedge import Hedges
-from gateway.flow.opening import Opened, open_answer
+from gateway.flow.opening import JSON_TYPE, Opened, open_answer
 from gateway.flow.watch import Watch
-from gateway.policy.diagnosis import Diagnosis, is_openai_shaped
+from gateway.policy.diagnosis import Diagnosis, error_object, is_openai_shaped
 from gateway.policy.gate import Refusal
 from gateway.policy.retry import DENIALS, Action, GiveUp, Hold, Step, Try, next_step, rule_for
 from gateway.policy.snapshot import Target
@@ -124,6 +127,7 @@ class Attempts:
     def _learn_failure(self, call: Call, target: Target, failure: UpstreamFailed) -> None:
         """There was no usable answer."""
         attempt = call.attempts[-1]
+        attempt.detail = failure.detail
         self._admission.failed(call, failure.error_class, failure.phase)
         self._judge(call, attempt)
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
@@ -153,7 +157,14 @@ class Attempts:
         now = self._clock.monotonic()
         budgets = admission.call_budgets(call)
         step = next_step(
-            call.attempts, admission.planner.plan_now(call), retries, budgets, call.deadline, now, self._draw()
+            call.attempts,
+            admission.planner.plan_now(call),
+            retries,
+            budgets,
+            call.deadline,
+            now,
+            self._draw(),
+            is_hard=call.deadline_is_callers,
         )
         if isinstance(step, GiveUp) and step.reason in DENIALS:
             call.denied = step.reason
@@ -164,10 +175,12 @@ class Attempts:
         """The last provider's own error if clients can read it, else one of ours."""
         if isinstance(last, Opened) and (is_openai_shaped(last.body) or _is_final_word(last, step)):
             return last
+        if isinstance(last, Opened) and last.status < 500:
+            return _in_openai_shape(last)
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
         error_class = last.error_class
-        detail = last.detail if isinstance(last, UpstreamFailed) else f"status {last.status}"
+        detail = _in_public(last) if isinstance(last, UpstreamFailed) else f"status {last.status}"
         kind = TargetsTimedOut if error_class is ErrorClass.TIMEOUT else NoTargetAvailable
         why = _WHY.get(step.reason, "")
         error = kind(
@@ -186,10 +199,27 @@ _WHY = {
 }
 
 
+def _in_openai_shape(last: Opened) -> Opened:
+    """The provider's own error, put so that clients can read it."""
+    said = (error_object(last.body) or {}).get("message")
+    message = said if isinstance(said, str) and said else f"The provider answered with status {last.status}."
+    kind = "rate_limit_error" if last.status == 429 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": last.error_class}
+    headers = [header for header in last.headers if header[0] != b"content-type"]
+    return replace(last, headers=[*headers, (b"content-type", JSON_TYPE)], body=orjson.dumps({"error": error}))
+
+
 def _is_final_word(last: Opened, step: GiveUp) -> bool:
     """What is wrong with the request is the provider's to say, in whatever shape."""
     return last.status < 500 and (step.reason == "final" or last.error_class is ErrorClass.AUTH)
 
 
+def _in_public(failure: UpstreamFailed) -> str:
+    """What clients hear of it: the addresses of providers are the operator's."""
+    if failure.error_class is not ErrorClass.CONNECTION:
+        return failure.detail
+    return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
+
+
 def _tried(attempts: Sequence[Attempt]) -> str:
-    return ", ".join(map(str, attempts)) or "nothing"
+    return shown(attempts, ", ") or "nothing"

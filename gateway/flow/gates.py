@@ -13,6 +13,7 @@ from secrets import token_bytes
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
+from gateway.policy.breaker import account_rules
 from gateway.policy.gate import Gate
 from gateway.policy.snapshot import Limits, Model, PolicySnapshot, Target
 from gateway.policy.vitals import Account, OnChange, Vitals
@@ -93,6 +94,7 @@ class Gates:
         else:
             line.gate.configure(target.limits, target.counting, now)
             line.gate.vitals.breaker.configure(target.breaker, now)
+            line.gate.vitals.account.breaker.configure(account_rules(target.breaker), now)
         return line
 
     def _inherit(self, line: Line, target: Target, now: float) -> None:
@@ -129,6 +131,7 @@ class Gates:
             and not line.wanted
             and not line.gate.in_flight
             and line.gate.paused_until <= self._clock.monotonic()
+            and line.gate.vitals.breaker.is_clear
         ):
             del self.lines[name]
             self._named.pop(name, None)

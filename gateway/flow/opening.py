@@ -142,19 +142,25 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         if content_type.startswith(b"text/event-stream"):
             return await _open_stream(call, target, answer, clock)
         return await _open_json(call, target, answer, clock)
-    return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+    if call.endpoint.request == "any":
+        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+    return await _open_binary(call, target, answer, content_type, clock)
 
 
 def _redacted(body: bytes, call: Call, target: Target) -> bytes:
     """An error's body without our own key, which some providers repeat in it."""
+    key = own_key(call, target)
+    return body if key is None else body.replace(key, b"[redacted]")
+
+
+def own_key(call: Call, target: Target) -> bytes | None:
+    """The credential that the gateway itself uses there."""
     provider = call.policy.providers.get(target.provider)
-    if provider is None or provider.api_key is None:
-        return body
-    return body.replace(provider.api_key.encode(), b"[redacted]")
+    return None if provider is None or provider.api_key is None else provider.api_key.encode()
 
 
 async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
+    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call), secret=own_key(call, target))
     try:
         error = await relay.open()
     except BaseException:
@@ -169,7 +175,7 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         target,
         in_band_status(error, diagnosis),
         [*headers, (b"content-type", JSON_TYPE)],
-        orjson.dumps({"error": error}),
+        _redacted(orjson.dumps({"error": error}), call, target),
         diagnosis=diagnosis,
     )
 
@@ -180,6 +186,25 @@ async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         return Opened(target, answer.status, answer.headers, relay=relay)
     return _accept_json(call, target, answer, body, clock)
+
+
+async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+    """Speech or the text of it: anything, but not nothing, and no error object."""
+    status, headers = answer.status, answer.headers
+    if (b"content-length", b"0") in headers:
+        await answer.aclose()
+        raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
+    if not content_type.startswith(JSON_TYPE):
+        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    if not is_whole:
+        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer, body))
+    error = _error_inside(json_object(body) or {}, call.endpoint.name)
+    if error is None:
+        return Opened(target, status, headers, body)
+    diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
+    body = _redacted(body, call, target)
+    return Opened(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
 
 
 def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Opened:
@@ -193,6 +218,7 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
+        body = _redacted(body, call, target)
         return Opened(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
     reported = parsed.get("usage")
     usage = read_usage(reported) if isinstance(reported, dict) else None
@@ -213,7 +239,8 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
     if not choices or not isinstance(choices, list):
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered without any choice")
     first = choices[0]
-    if not isinstance(first, dict) or first.get("finish_reason") not in FAILED_REASONS:
+    reason = first.get("finish_reason") if isinstance(first, dict) else None
+    if not isinstance(reason, str) or reason not in FAILED_REASONS:
         return None
     inner = first.get("error")
     return inner if isinstance(inner, dict) else {"message": "the provider broke off", "type": "server_error"}

@@ -28,6 +28,9 @@ from gateway.policy.headers import passthrough_response_headers, response_header
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter
 
+SLOW_CLIENT = "slow_client"
+SLOW_CLIENT_S = 5.0
+"""A provider that was kept waiting for so long is not to blame when its stream breaks or takes too long."""
 NO_RETRY = (b"x-should-retry", b"false")
 
 
@@ -105,7 +108,8 @@ class Pipeline:
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             usage = usage or self._estimate(call, output_tokens)
-            self._admission.ended(call, outcome)
+            is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
+            self._admission.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
         chunks = relay.chunks(on_end, clocks_of(opened.target, call), self._clock.monotonic)

@@ -23,7 +23,7 @@ MOST_PROMISED_S = 60.0
 """Room is promised to refused calls for no longer: not all of them come back."""
 
 
-def left_without_turn(held: Held, call: Call) -> GatewayError:
+def left_without_turn(held: Held, call: Call, options: Sequence[Option], now: float) -> GatewayError:
     """Why a call waits no more that was not let through."""
     waited = f"{call.queue_s:.1f} s"
     if held.left is Left.EXPIRED:
@@ -33,7 +33,8 @@ def left_without_turn(held: Held, call: Call) -> GatewayError:
     if held.left is Left.FAILED:
         return InternalError("The gateway failed on this request; its log has the details.")
     if held.left is Left.SHUT:
-        return QuotaExhausted(f"After {waited} in the queue, the account's quota is spent at every target.")
+        message = f"After {waited} in the queue, the account's quota is spent at every target."
+        return QuotaExhausted(message, retry_after_s=_reset_s(options, now))
     return RequestExceedsLimits(f"After {waited} in the queue, the limits of all targets are too small for this call.")
 
 
@@ -60,10 +61,10 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
 
 def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
     """Nothing that is waited for would help."""
-    resets = [o.line.gate.exhausted_until for o in options if o.line.gate.exhausted_until > now]
-    if resets:
+    reset_s = _reset_s(options, now)
+    if reset_s is not None:
         message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
-        return QuotaExhausted(message, retry_after_s=min(resets) - now)
+        return QuotaExhausted(message, retry_after_s=reset_s)
     option = options[0]
     gate, tokens = option.line.gate, option.cost.input_tokens + option.cost.output_tokens
     limit = gate.limits.which(option.cost, now) or "its limits"
@@ -72,3 +73,9 @@ def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
         "request, or lower its max_tokens.",
         limit=f"{gate.name} {limit}",
     )
+
+
+def _reset_s(options: Sequence[Option], now: float) -> float | None:
+    """Until the first spent quota is tried again; None: none is spent."""
+    resets = [option.line.gate.exhausted_until for option in options]
+    return min((at - now for at in resets if at > now), default=None)

@@ -28,9 +28,25 @@ OPENING_LIMIT = 65_536
 class SseRelay:
     """One event stream. Call `open` first; then iterate `chunks` once."""
 
-    __slots__ = ("_answer", "_call", "_chunks", "_cutter", "_first", "_held", "_said", "_strips", "_upstream")
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_chunks",
+        "_cutter",
+        "_first",
+        "_held",
+        "_said",
+        "_secret",
+        "_strips",
+        "_upstream",
+        "paused_s",
+    )
 
-    def __init__(self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
+    def __init__(
+        self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool, secret: bytes | None = None
+    ) -> None:
+        """`secret` is what must not be repeated to the client in an error."""
+        self._secret = secret
         self._call = call
         self._upstream = upstream
         self._answer = answer
@@ -40,6 +56,8 @@ class SseRelay:
         self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage)
         self._held = b""
         self._first = b""
+        self.paused_s = 0.0
+        """How long, when it has ended, the provider had to wait for a client that did not read."""
 
     async def open(self) -> dict[str, Any] | None:
         """Read up to the first real event; returns its error object when that event is an error.
@@ -92,6 +110,8 @@ class SseRelay:
                 elif block := cutter.feed(chunk):
                     block = said.read(block, is_part=cutter.inside)
                     is_plain = said.is_plain
+                    if said.failure is not None:
+                        block = self._redacted(block)
                     if block:
                         yield block
                     if said.failure is not None:
@@ -108,12 +128,12 @@ class SseRelay:
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
-                yield last
+                yield self._redacted(last)
         except self._upstream.errors as exc:
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending(self._upstream.failure(exc).detail)
             if last:
-                yield last
+                yield self._redacted(last)
         except StreamBroken:
             raise
         except asyncio.CancelledError as stopped:
@@ -123,12 +143,16 @@ class SseRelay:
             outcome = INTERNAL_ERROR
             raise
         finally:
+            self.paused_s = paused_s
             try:
                 await self._answer.aclose()
             finally:
                 if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
                     outcome = "ok"  # whoever left, or was late, has missed nothing
                 on_end(outcome, said.usage or find_usage(said.last_plain), plain + said.events)
+
+    def _redacted(self, block: bytes) -> bytes:
+        return block if self._secret is None else block.replace(self._secret, b"[redacted]")
 
     async def aclose(self) -> None:
         """Give up on the stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.call import Call
+from gateway.call import Call, shown
 from gateway.flow.accounting import known_usd, overhead_s
 
 
@@ -25,7 +25,7 @@ def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         if cost_usd is not None:
             headers.append((b"x-gateway-cost-usd", b"%.8f" % cost_usd))
         upstream_id = last.upstream_request_id
-        trail = str(last) if len(attempts) == 1 else " ".join(map(str, attempts))
+        trail = str(last) if len(attempts) == 1 else shown(attempts)
         headers += (b"x-gateway-target", last.target.encode()), (b"x-gateway-attempts", trail.encode())
     if upstream_id is None:
         headers.append((b"x-request-id", own_id))

@@ -291,7 +291,7 @@ class Edge:
 
 def _turn_into_events(endpoint: Endpoint, reply: Reply) -> None:
     """A provider that does not stream has answered a call that wants events: without any, SDKs would see an empty answer."""
-    if endpoint.sse != "other" and dict(reply.headers).get(b"content-type", b"").startswith(b"application/json"):
+    if endpoint.tokens == "both" and dict(reply.headers).get(b"content-type", b"").startswith(b"application/json"):
         reply.headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
         reply.headers += EVENT_STREAM
         reply.body = whole_as_events(endpoint, reply.status, reply.body)

@@ -61,10 +61,16 @@ def _as_chunk(body: bytes) -> bytes:
     choices = value.get("choices") if value is not None else None
     if value is None or not isinstance(choices, list):
         return body
-    for choice in choices:
-        if isinstance(choice, dict) and "message" in choice:
-            choice["delta"] = choice.pop("message")
-            value["object"] = "chat.completion.chunk"
+    wholes = [choice for choice in choices if isinstance(choice, dict) and "message" in choice]
+    if not wholes:
+        return body
+    for choice in wholes:
+        delta = choice["delta"] = choice.pop("message")
+        calls = delta.get("tool_calls") if isinstance(delta, dict) else None
+        for index, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                call.setdefault("index", index)
+    value["object"] = "chat.completion.chunk"
     return orjson.dumps(value)
 
 

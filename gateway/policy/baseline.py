@@ -151,7 +151,7 @@ class Baseline:
         share = self.failure_share
         if self.known_calls < ENOUGH_CALLS:
             known = share * self.known_calls + failures
-            share = max(share, min(MOST_AT_FIRST, known / (_DOUBT_CALLS + self.known_calls + calls)))
+            share = min(MOST_AT_FIRST, known / (_DOUBT_CALLS + self.known_calls + calls))
         return max(share, _LEAST_USUAL)
 
     def window_s(self, at_least_s: float) -> float:

@@ -72,8 +72,10 @@ class Grant:
         "at",
         "cost",
         "estimate",
+        "first_byte_s",
         "flight",
         "gate",
+        "is_again",
         "is_judged",
         "is_open",
         "is_told",
@@ -96,6 +98,10 @@ class Grant:
         self.permit = gate.vitals.take(at)
         self.is_judged = False
         """The breakers know how it went."""
+        self.first_byte_s: float | None = None
+        """Until a stream's first event: how quick the target is. A whole answer's time grows with its length."""
+        self.is_again = False
+        """The call had failed here before."""
         self.retry: Retry | None = None
         """What it has taken of the retry budgets."""
         self.is_open = True
@@ -333,9 +339,13 @@ class Gate:
             return
         took_s = now - grant.at
         vitals = self.vitals
-        (vitals.first_byte if is_stream else vitals.whole_answer).observe(took_s, now)
+        if is_stream:
+            grant.first_byte_s = took_s
+            vitals.first_byte.observe(took_s, now)
+        else:
+            vitals.whole_answer.observe(took_s, now)
         if not is_stream or vitals.is_probed:  # a probe's first event is news enough
-            self._succeeded(grant, now, took_s if is_stream else None)
+            self._succeeded(grant, now)
         self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
         grant.is_told = True
         if self._search is not None:
@@ -419,8 +429,8 @@ class Gate:
         if grant.is_judged:
             return
         if error_class is None:
-            self._succeeded(grant, now, None)
-        elif grant.retry is not None and not self.vitals.is_probed:
+            self._succeeded(grant, now)
+        elif grant.retry is not None and grant.is_again and not self.vitals.is_probed:
             self._forget(grant, now)  # one request that always fails is no outage, however often it is tried
         elif error_class in UNHEALTHY:
             grant.is_judged = True
@@ -470,10 +480,10 @@ class Gate:
         )
         return cost._replace(output_tokens=output) if counting.charge == "input" else cost
 
-    def _succeeded(self, grant: Grant, now: float, first_byte_s: float | None) -> None:
+    def _succeeded(self, grant: Grant, now: float) -> None:
         if not grant.is_judged:
             grant.is_judged = True
-            self.vitals.succeeded(grant.permit, now, first_byte_s)
+            self.vitals.succeeded(grant.permit, now, grant.first_byte_s)
 
     def _forget(self, grant: Grant, now: float) -> None:
         if not grant.is_judged:

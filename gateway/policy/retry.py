@@ -191,9 +191,12 @@ def next_step(
     deadline: float,
     now: float,
     u: float,
+    *,
+    is_hard: bool = True,
 ) -> Step:
     """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
+    A deadline that is not `is_hard` bounds waiting: a target that the call has not met may still be tried.
     In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback. What a
     rate limit refused is no failure: the delay queue knows when it may go again.
     """
@@ -201,11 +204,13 @@ def next_step(
     rule = rule_for(last, retries)
     if rule.action is Action.PASS_THROUGH:
         return GiveUp("final")
-    if now >= deadline:
+    if now >= deadline and is_hard:
         return GiveUp("deadline")
     is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
     left = _left(Plan(plan.context) if is_too_long else plan, ledger)
     if last.is_refused and not last.never_again:
+        if now >= deadline:
+            return GiveUp("deadline")
         return Try((*left.own, *left.others)) if left.own or left.others else GiveUp("no_target")
     failures = [attempt for attempt in ledger if not attempt.is_refused]
     allowed = budgets.attempts()
@@ -218,7 +223,7 @@ def next_step(
         most += max(0, allowed - retries.attempts)
     is_last = len(failures) == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
-    if isinstance(step, Hold) and step.until >= deadline:
+    if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
         fresh = _fresh(left.others, failures)
         return Try(fresh) if fresh else GiveUp("deadline")
     if isinstance(step, GiveUp) and is_too_long:

@@ -191,11 +191,13 @@ class Transcript:
             self.events += 1
         for choice in choices_of(parsed):
             if choice.get("finish_reason"):
-                self.finished.add(choice.get("index") or 0)
+                index = choice.get("index")
+                self.finished.add(index if isinstance(index, int) else 0)
         reason = failed_reason(parsed) if self.finished else None
         if reason is not None:
             self.failure = Failure(STREAM_ERROR, self.error_event(gave_up(reason), ErrorClass.STREAM_INTERRUPTED))
-        if parsed.get("type") in _LAST:
+        kind = parsed.get("type")
+        if isinstance(kind, str) and kind in _LAST:
             self._be_over()
         return event
 

@@ -275,26 +275,26 @@ async def test_a_dead_target_is_left_alone(start: StartGateway, tmp_path: Path) 
 
 
 async def test_when_nobody_is_left_a_refusal_costs_nothing(start: StartGateway, tmp_path: Path) -> None:
-    """A total outage: five requests reach the provider, whoever calls later is told at once and does not try again."""
+    """A total outage: five calls reach the provider, whoever calls later is told at once and does not try again."""
     refused = failed("", "", SERVER_ERROR, 503, "circuit_open")
-    async with stage(start, tmp_path, Fault(always("e503"), HEALTHY), breakers=FOR_LONG) as on_stage:
-        found = await ends(on_stage, 5)
+    async with stage(start, tmp_path, Fault(("e503",) * 20, HEALTHY), breakers=FOR_LONG) as on_stage:
+        found = await ends(on_stage, 7)
 
-        assert found == [DEAD, replace(DEAD, tries="A:503 A:503"), refused, refused, refused]
-        assert (on_stage.reached(), len(on_stage.requests)) == ((5, 0), 5)
+        assert found == [DEAD, DEAD, DEAD, DEAD, replace(DEAD, tries="A:503"), refused, refused]
+        assert (on_stage.reached(), len(on_stage.requests)) == ((13, 0), 7)
         assert breaker(on_stage) == 2.0
 
 
 async def test_whoever_is_told_when_to_come_back_is_served_then(start: StartGateway, tmp_path: Path) -> None:
     """The one refusal that an SDK is to try again: it waits as long as it is told, and finds the target recovered."""
-    fault = Fault(("e503",) * 5, HEALTHY)
+    fault = Fault(("e503",) * 13, HEALTHY)
     async with stage(start, tmp_path, fault, breakers=NOT_FOR_LONG) as on_stage:
-        await ends(on_stage, 2)
+        await ends(on_stage, 5)
         assert breaker(on_stage) == 2.0
         sent = len(on_stage.requests)
 
         assert await on_stage.ask(is_stream=False) == replace(HEALTHY, classes="")
 
         assert len(on_stage.requests) - sent == 2
-        assert on_stage.reached() == (6, 0)
+        assert on_stage.reached() == (14, 0)
         assert settled(on_stage.running)["circuit_open"] == 1

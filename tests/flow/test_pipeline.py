@@ -327,12 +327,15 @@ async def test_an_error_object_in_a_200_is_no_success() -> None:
 
 
 async def test_a_response_that_tells_of_its_own_failure_is_an_answer() -> None:
-    """The Responses API reports a failed run in a good answer: it has been paid for, and passes as it came."""
-    failed_run = orjson.dumps({"object": "response", "status": "failed", "error": {"code": "server_error"}})
+    """The Responses API reports a failed run in a good answer; it passes as it came, unless another attempt may do better."""
+    refused = orjson.dumps({"object": "response", "status": "failed", "error": {"code": "invalid_prompt"}})
+    broken = orjson.dumps({"object": "response", "status": "failed", "error": {"code": "server_error"}})
 
-    reply, body = await one(whole(failed_run)).serve(endpoint=RESPONSES)
+    reply, body = await one(whole(refused)).serve(endpoint=RESPONSES)
+    assert (reply.status, body) == (200, refused)
 
-    assert (reply.status, body) == (200, failed_run)
+    _, body = await one(whole(broken), whole()).serve(endpoint=RESPONSES)
+    assert body == ANSWER
 
 
 async def test_a_providers_error_does_not_tell_our_key() -> None:

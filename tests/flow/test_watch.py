@@ -66,7 +66,9 @@ async def test_time_that_ran_out_everywhere_is_a_504() -> None:
 async def test_an_open_stream_is_not_watched() -> None:
     """Once its first event is there the deadline has been met."""
     gate = asyncio.Event()
-    bench = Bench([ScriptedUpstream(streamed(b'data: {"choices":[]}\n\n', gate, b"data: [DONE]\n\n"))])
+    bench = Bench(
+        [ScriptedUpstream(streamed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', gate, b"data: [DONE]\n\n"))]
+    )
 
     reply = await bench.pipeline.handle(bench.call(stream=True, deadline=bench.clock.now + 1, deadline_is_callers=True))
     bench.watch.sweep(bench.clock.now + 100)
@@ -115,7 +117,8 @@ async def test_an_answer_that_cannot_be_closed_still_has_its_account() -> None:
         async def aclose(self) -> None:
             raise RuntimeError("cannot close")
 
-    script = Stuck(200, ((b"content-type", b"text/event-stream"),), [b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n"])
+    word = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    script = Stuck(200, ((b"content-type", b"text/event-stream"),), [word, b"data: [DONE]\n\n"])
     bench = Bench([ScriptedUpstream(script)])
 
     with pytest.raises(RuntimeError):

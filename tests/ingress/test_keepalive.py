@@ -514,7 +514,7 @@ async def test_comments_do_not_pile_up_for_a_client_that_does_not_read() -> None
 async def test_a_request_behind_it_waits_for_its_turn() -> None:
     """Comments belong to the first answer of a pipeline."""
     gate = asyncio.Event()
-    script = Script(200, (JSON,), [b'{"second": 1}'])
+    script = Script(200, (JSON,), [b'{"second": 1, "choices": [{}]}'])
     async with front(slow(gate, EVENT, DONE), script) as gateway, connect(gateway.url) as peer:
         peer.send(ask() + ask(stream=False))
         await gateway.waiting()
@@ -525,7 +525,7 @@ async def test_a_request_behind_it_waits_for_its_turn() -> None:
         assert await body_of(peer) == EVENT + DONE
         second = await peer.response()
 
-    assert second.body == b'{"second": 1}'
+    assert second.body == b'{"second": 1, "choices": [{}]}'
 
 
 @pytest.mark.parametrize("fails", [False, True])

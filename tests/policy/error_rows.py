@@ -197,6 +197,7 @@ GEMINI_QUOTA = "You exceeded your current quota, please check your plan and bill
 DEFAULT_ROWS = [
     *(told("other", status, "", error_class) for status, error_class in BY_STATUS.items()),
     told("other", 502, "<html><h1>502 Bad Gateway</h1>cloudflare</html>", SRV),
+    told("other", 200, openai("m", "authentication_error", None), AUTH, scope="key"),
     told("other", 200, '{"choices": [', MAL),
     told("other", 200, {"choices": []}, MAL),
     told("other", 200, 'data: {"choices":[{"delta":{"content":"x"}}]}\n\n', CUT, phase=Phase.STREAMING),

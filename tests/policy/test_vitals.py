@@ -196,13 +196,11 @@ def test_what_serves_some_calls_is_better_than_nothing() -> None:
         shaky.succeeded(shaky.take(NOW), NOW, None)
     fail(shaky, 3)
     fail(dead, 3)
-    assert not shaky.is_clear
+    assert [vitals.is_clear for vitals in (shaky, dead)] == [False, False]
 
-    assert shaky.trust_again(NOW)
-    assert not dead.trust_again(NOW)
+    assert [vitals.trust_again(NOW) for vitals in (shaky, dead)] == [True, False]
 
-    assert shaky.is_clear
-    assert not dead.is_clear
+    assert [vitals.is_clear for vitals in (shaky, dead)] == [True, False]
 
 
 def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:

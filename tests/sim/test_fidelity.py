@@ -70,7 +70,7 @@ class SimUpstream:
             return WholeAnswer(answer.status, answer.headers, answer.body)
         self._provider.release(demand, self._clock.now)
         usage = {"prompt_tokens": demand.input_tokens, "completion_tokens": demand.output_tokens}
-        return WholeAnswer(200, answer.headers, orjson.dumps({"usage": usage}))
+        return WholeAnswer(200, answer.headers, orjson.dumps({"choices": [{}], "usage": usage}))
 
     def failure(self, error: Exception) -> UpstreamFailed:
         raise AssertionError("nothing breaks half-way") from error
