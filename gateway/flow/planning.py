@@ -21,6 +21,8 @@ from gateway.policy.retry import Plan
 from gateway.policy.snapshot import Target
 from gateway.policy.sse import json_object
 
+PROBED_AFTER_S = 0.5
+"""So long after the moment of a probe, or twice as long, a call that was refused is told to come back."""
 RANKS = {lane: rank for rank, lane in enumerate(LANES)}
 
 
@@ -107,7 +109,8 @@ class Planner:
         why = "; ".join(f"{gate.name}: {gate.vitals.reason}" for gate in gates)
         raise CircuitOpen(
             f"No target of '{call.model_name}' is in service: {why}.",
-            retry_after_s=None if soonest == inf else max(soonest - now, 0.05),
+            # Behind the probe, when it is known how that went, and not all at once.
+            retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
         )
 
     def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:

@@ -225,7 +225,7 @@ ROWS = [
         [
             *[bad(" ".join(["p0:503"] * 4), 503, "server_error", *FOUR, outcome="overloaded")] * 4,
             replace(bad("p0:503", 503, "server_error", outcome="overloaded"), moves=("p0 open",), left="p0 open"),
-            replace(bad("", 503, "circuit_open", after=9), should_retry="true", left="p0 open"),
+            replace(bad("", 503, "circuit_open", after=10), should_retry="true", left="p0 open"),
         ],
     ),
     Row(
