@@ -43,7 +43,7 @@ CALLERS_DEADLINE = "callers_deadline"
 _INTERACTIVE = RANKS["interactive"]
 _ONE_REQUEST = Cost()
 _NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
-_EARLY = 0.06  # the watch looks every 50 ms
+_WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
 
 
 class Admission:
@@ -205,7 +205,9 @@ class Admission:
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
         """What the target is to blame for: not for a deadline that was shorter than its usual time."""
-        is_callers = error_class is ErrorClass.TIMEOUT and call.deadline_is_callers and now >= call.deadline - _EARLY
+        is_callers = (
+            error_class is ErrorClass.TIMEOUT and call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        )
         return CALLERS_DEADLINE if is_callers and not grant.gate.is_late(grant, now) else error_class
 
     def settle(self, call: Call, usage: Usage | None) -> None:

@@ -51,8 +51,6 @@ _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believe
 _FADE = 0.02
 _LEAST_SHARE = 0.25
 
-RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS))
-
 
 class Refusal(Enum):
     """What a 429 means for the call that got it."""

@@ -196,9 +196,9 @@ def next_step(
 ) -> Step:
     """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
-    A deadline that is not `is_hard` bounds waiting: a target that the call has not met may still be tried.
-    In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback. What a
-    rate limit refused is no failure: the delay queue knows when it may go again.
+    In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback, for which
+    the last attempt is kept. What a rate limit refused is no failure: the delay queue knows when it may go again. A deadline
+    that is not `is_hard` bounds waiting only: a target that the call has not met may still be tried.
     """
     last = ledger[-1]
     rule = rule_for(last, retries)

@@ -21,6 +21,7 @@ CLIENT_GONE = "client_gone"
 HOPELESS = 2 / 3
 """Of the calls failed: then even the last target is left alone."""
 LATELY_S = 10.0
+"""After so long a third of the calls that were in flight together still counts as active."""
 PROBE_PATIENCE_S = 0.25
 """A probe's turn that is so near is waited for."""
 UNHEALTHY = frozenset(
