@@ -1,4 +1,4 @@
-"""The nouns of a request's life: Call, Attempt, Usage, Reply, Settled.
+"""The nouns of a request's life: Call, Attempt, Usage, Kept, Replay, Reply, Settled.
 
 Plain slotted data. A `Call` belongs to one client request and is only ever touched by that request's task.
 """
@@ -65,6 +65,63 @@ class Usage:
     output: int
     cached: int = 0
     estimated: bool = False
+
+
+@dataclass(slots=True)
+class Kept:
+    """A complete answer that can be given again. Times are wall-clock seconds."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    """The provider's that belong to the answer itself, such as its content type."""
+    body: bytes
+    """As the first client got it: JSON, raw event-stream frames, or anything else."""
+    is_stream: bool
+    """The body is an event stream."""
+    endpoint: str
+    model: str
+    """As it was asked for."""
+    tenant: str
+    group: str
+    """The set of cache.yaml that it is kept under, whose byte bound it counts against; of a record: empty."""
+    source: str
+    """The id of the call that was answered so."""
+    target: str
+    stored_at: float
+    fresh_until: float
+    """Served as it is until then; a record is forgotten then."""
+    stale_until: float
+    """Served until then when nobody can answer better; not before `fresh_until`."""
+    outcome: str = "ok"
+    """`ok`, or the error class of an error that would be the same again."""
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    usage_event: bytes = b""
+    """The stream's usage event with its line ends, where the client did not ask for it and the body lacks it."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """How a call was, or was not, spared its provider."""
+
+    result: str = "miss"
+    """For `x-gateway-cache`: `miss`, `hit`, `semantic`, `coalesced`, `stale` or `bypass`."""
+    layer: str = ""
+    """Who answered: `idempotency`, `single_flight`, `exact` or `semantic`; empty: a provider."""
+    key: bytes = b""
+    """The exact key, 32 bytes; empty: not computed."""
+    source: str = ""
+    """The id of the call that was answered first."""
+    age_s: float | None = None
+    fresh_s: float | None = None
+    """How long it may still be kept by others; negative: not at all."""
+    similarity: float | None = None
+    saved: Usage | None = None
+    saved_usd: float | None = None
+    tried: list[tuple[str, str]] = field(default_factory=list)
+    """What each layer said, in the order in which they were asked: (layer, result)."""
+    why: list[str] = field(default_factory=list)
+    """In words, for `gateway cache why`."""
 
 
 @dataclass(slots=True)
@@ -179,6 +236,18 @@ class Call:
     """So many times its SDK has sent it before."""
     twin_seq: int = 0
     """The age of the call that it repeats, which it takes on; 0: it has its own."""
+    idempotency_key: bytes | None = None
+    """As the client sent it, without quotes."""
+    cache_control: bytes | None = None
+    """The header as the client sent it."""
+    replay: Replay | None = None
+    """None: nothing is kept of it, and it shares nothing."""
+    usage: Usage | None = None
+    """What it used, once it is settled."""
+    left: bool = False
+    """Its client has left, and others wait for its answer."""
+    usage_event: bytes = b""
+    """The usage event of its stream, where that was not passed on."""
 
 
 async def _nothing_to_close() -> None:
@@ -194,6 +263,8 @@ class Reply:
     body: bytes = b""
     chunks: AsyncGenerator[bytes, None] | None = None
     close: Callable[[], Awaitable[None]] = _nothing_to_close
+    shared: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Of its headers, those that are not about this one call: whoever else gets the answer gets them too."""
 
 
 @dataclass(slots=True)

@@ -5,14 +5,19 @@ Nothing here knows httpx, prometheus or a store; whoever implements a port trans
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from gateway.errors import UpstreamFailed
 
 if TYPE_CHECKING:
-    from gateway.call import Settled
+    from gateway.call import Kept, Settled
+
+T = TypeVar("T")
+Later: TypeAlias = T | asyncio.Future[T]
+"""A store's answer: there at once where the store is this process's own memory, else a future of the running loop."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -116,4 +121,131 @@ class Meter(Protocol):
 
     def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
         """A request was turned away before it became a call: no such path, no valid key, a malformed body."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a store says to someone who wants to be the one that runs a request with an idempotency key."""
+
+    state: Literal["claimed", "running", "done", "mismatch"]
+    """`claimed`: it is yours, until the lease ends. `mismatch`: the key was used for another request."""
+    fence: int = 0
+    """Of `claimed`: to be shown by whoever renews or completes it; higher than that of every earlier claim of this key."""
+    kept: Kept | None = None
+    """Of `done`."""
+    lease_left_s: float = 0.0
+    """Of `running`: when another may claim it, unless it is renewed."""
+
+
+class Records(Protocol):
+    """Idempotency records: who runs a request, and what came of it. Ids and fingerprints are 32-byte digests.
+
+    A completed record is kept until its `fresh_until`, or until there is no room for it. No method raises: a store that
+    cannot write says so once in the log, and answers as if it were empty.
+    """
+
+    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        """Take the record if it is free, or its lease has ended."""
+        ...
+
+    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
+        """False: somebody else has it by now, or it is complete."""
+        ...
+
+    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        """Keep what came of it; when this is done, it survives whatever the store survives. False: as with `renew`."""
+        ...
+
+    def release(self, record: bytes, fence: int) -> Later[None]:
+        """Nothing came of it that could be given again: the next caller runs."""
+        ...
+
+
+class Answers(Protocol):
+    """Answers by exact key, bounded by bytes per group; the least recently used go first. No method raises."""
+
+    def get(self, key: bytes, group: str) -> Later[Kept | None]:
+        """What is kept and not past its `stale_until`."""
+        ...
+
+    def put(self, key: bytes, kept: Kept) -> Later[None]:
+        """Keep it, instead of what was there."""
+        ...
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """Forget whatever matches all that is given, everything when nothing is; returns how many there were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRow:
+    """One question that can be recognised by its meaning. `stored_at` and `expires_at` are wall-clock seconds."""
+
+    id: bytes
+    """The exact key of its answer, 32 bytes."""
+    partition: bytes
+    """32 bytes: all that must match exactly."""
+    vector: bytes
+    """Compact, as the index made it."""
+    facts: bytes
+    """What the guards have to know of the question."""
+    model: str
+    tenant: str
+    stored_at: float
+    expires_at: float
+
+
+class Vectors(Protocol):
+    """The rows of the semantic index, where they outlive the process. No method raises."""
+
+    def add(self, row: VectorRow) -> Later[None]:
+        """Keep it, instead of one with its id in its partition."""
+        ...
+
+    def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
+        """The rows of a partition that have not expired, the newest `most` of them, oldest first."""
+        ...
+
+    def remove(self, partition: bytes, ids: Sequence[bytes]) -> Later[None]: ...
+
+    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """As that of the answers; the key is the row's id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """How much a store may keep, in bytes of what it takes in memory or on disk."""
+
+    answers: Mapping[str, int]
+    """By group; a group that is not named keeps nothing."""
+    records: int
+    vectors: int = 50_000
+    """Rows per partition."""
+
+
+class Store(Protocol):
+    """All that outlives a call. `memory` is the default; `sqlite` survives a restart."""
+
+    records: Records
+    answers: Answers
+    vectors: Vectors
+    is_local: bool
+    """Its methods answer at once, and nothing of it is shared: who runs here need not renew a lease."""
+
+    def configure(self, bounds: StoreBounds) -> None:
+        """Keep to these from now on."""
+        ...
+
+    def tick(self) -> None:
+        """Called about once a second: forgets some of what has expired, never for long."""
+        ...
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Everything taken so far is kept; nothing more is."""
         ...

@@ -16,13 +16,14 @@ from typing import Literal
 
 from gateway.call import Lane
 from gateway.policy.breaker import BreakerRules
+from gateway.policy.caching import Caching
 from gateway.policy.capabilities import Capabilities
 from gateway.policy.choose import Tiers
 from gateway.policy.diagnosis import ErrorTable
 from gateway.policy.estimate import ChargeRule
 from gateway.policy.limits import CONTINUOUS, Style
 from gateway.policy.retry import Retries
-from gateway.ports import Clocks, Upstream
+from gateway.ports import Clocks, StoreBounds, Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class Model:
     choice: Choice = "in_order"
     """How one of its own targets is chosen."""
     retries: Retries = field(default_factory=Retries)
+    caching: Caching = field(default_factory=Caching)
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     tiers: Tiers = field(init=False, repr=False, compare=False)
@@ -251,6 +253,10 @@ class PolicySnapshot:
     lane_deadline_s: Mapping[Lane, float]
     """For every lane."""
     queue: QueueBounds = QueueBounds()
+    state: str = "memory"
+    """Where what outlives a call is kept: `memory`, or `sqlite:///path`; fixed at start."""
+    store: StoreBounds = field(default_factory=lambda: StoreBounds({}, 256 * 1024 * 1024))
+    """How much of it."""
     passthrough: Target | None = None
     """Where the other /v1 endpoints go."""
     notices: tuple[str, ...] = ()

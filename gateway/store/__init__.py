@@ -1,0 +1,1 @@
+"""State behind ports: what outlives a call, in memory or in a file."""
