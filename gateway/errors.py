@@ -8,8 +8,10 @@
     │   ├── NotFound           404
     │   ├── MethodNotAllowed   405
     │   ├── BodyTimeout        408
+    │   ├── KeyInUse           409  another call with this Idempotency-Key is running where it cannot be followed
     │   ├── BodyTooLarge       413
     │   ├── RequestExceedsLimits 413  asks for more than a limit ever holds
+    │   ├── KeyReused          422  the Idempotency-Key was used for another request
     │   └── HeadersTooLarge    431
     ├── AdmissionDenied        503  good as it is, but cannot be let through, now or in time
     │   ├── KeyRateLimited     429  the caller's own limit
@@ -22,11 +24,13 @@
     │   └── GatewayOverloaded  503  the gateway sheds this lane to stay fast for the ones above
     ├── NoTargetAvailable      502  every target of the plan failed
     ├── TargetsTimedOut        504  the last target of the plan ran out of time
+    ├── NotCached              504  only a cached answer was asked for, and there is none
     ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
     ├── ShuttingDown           503  the process is draining
     └── InternalError          500  a defect of ours: logged with its traceback, shown without
     UpstreamFailed                  one attempt got no usable answer (phase and class); never shown to a client as it is
     ConfigError                     the config cannot be used; happens while loading only, never on a request
+    StoreUnusable                   the place where state is kept cannot be used; at start only
 
 `ErrorClass` is the vocabulary of what went wrong at a provider, `Phase` how far the attempt had come.
 """
@@ -143,6 +147,15 @@ class BodyTimeout(CallerFault):
     code = "request_body_timeout"
 
 
+class KeyInUse(CallerFault):
+    """A call with the same `Idempotency-Key` is running; its answer will be there for who comes again."""
+
+    status = 409
+    should_retry: bool | None = True
+    retry_after_s = 1.0
+    code = "idempotency_key_in_use"
+
+
 class BodyTooLarge(CallerFault):
     """The request body is over the cap."""
 
@@ -159,6 +172,14 @@ class RequestExceedsLimits(CallerFault):
     def __init__(self, message: str, *, param: str | None = None, limit: str | None = None) -> None:
         super().__init__(message, param=param)
         self.limit = limit
+
+
+class KeyReused(CallerFault):
+    """The `Idempotency-Key` belongs to another request (draft-ietf-httpapi-idempotency-key-header-07, 2.7)."""
+
+    status = 422
+    type = "idempotency_error"
+    code = "idempotency_key_reused"
 
 
 class HeadersTooLarge(CallerFault):
@@ -262,6 +283,15 @@ class TargetsTimedOut(NoTargetAvailable):
     code = "upstream_timeout"
 
 
+class NotCached(GatewayError):
+    """The client takes cached answers only, and there is none (RFC 9111, 5.2.1.7)."""
+
+    status = 504
+    type = "invalid_request_error"
+    should_retry: bool | None = False
+    code = "not_cached"
+
+
 class DeadlineExceeded(GatewayError):
     """The caller's own deadline passed before an answer began."""
 
@@ -303,3 +333,7 @@ class ConfigError(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class StoreUnusable(Exception):
+    """The place where state is kept cannot be used; raised at start only, with the place and the remedy in the message."""

@@ -1,0 +1,127 @@
+"""A store in one file: what was paid for outlives the process.
+
+It decides who has which part of the memory and of the file; how the file is used is the business of the modules beside it.
+Invariants: opening is the only thing that waits for the disk, and the only thing that raises; after that a failing disk
+costs answers, never calls. Prompts are not stored, nor credentials: keys are digests.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from gateway.ports import Answers, Records, StoreBounds, Vectors
+from gateway.store import sqlite_answers, sqlite_records
+from gateway.store.memory_answers import MemoryAnswers
+from gateway.store.sqlite_answers import SqliteAnswers
+from gateway.store.sqlite_file import File, Rest
+from gateway.store.sqlite_records import SqliteRecords
+from gateway.store.sqlite_schema import Connect
+from gateway.store.sqlite_thread import FileThread
+from gateway.store.sqlite_vectors import SqliteVectors
+
+FRONT_PART = 4
+FRONT_BYTES = 64 * 1024 * 1024
+"""A quarter of a group's bytes, but no more than this, is kept in memory besides."""
+FREE_PAGES, FREED_PAGES = 256, 256
+"""So many unused pages are left for new rows, or a quarter of the file; of more, some are given back at a time."""
+
+
+class SqliteStore:
+    """`gateway.ports.Store` on a file; the constructor opens it, and raises StoreUnusable. To be used in one event loop."""
+
+    is_local: bool = False
+
+    def __init__(
+        self,
+        path: str,
+        wall: Callable[[], float],
+        bounds: StoreBounds,
+        *,
+        connect: Connect = sqlite3.connect,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._bounds = bounds
+        self._file = File(path, connect, monotonic)
+        self._thread = FileThread(self._file, monotonic)
+        self._thread.start()
+        self._front = MemoryAnswers(wall)
+        self._front.configure(_front_of(bounds.answers))
+        self._is_tidying = False
+        first = self._file.starts << 32  # so that neither fences nor uses ever go back, whatever was before
+        self._records = SqliteRecords(self._thread, wall, count(first), bounds.records)
+        self._answers = SqliteAnswers(self._thread, self._front, wall, count(first), bounds.answers)
+        self._vectors = SqliteVectors(self._thread, wall, bounds.vectors)
+        self.records: Records = self._records
+        self.answers: Answers = self._answers
+        self.vectors: Vectors = self._vectors
+
+    def configure(self, bounds: StoreBounds) -> None:
+        self._bounds = bounds
+        self._front.configure(_front_of(bounds.answers))
+        self._records.configure(bounds.records)
+        self._answers.configure(bounds.answers)
+        self._vectors.configure(bounds.vectors)
+
+    def tick(self) -> None:
+        self._thread.watch()
+        self._front.tick()
+        self._records.tick()
+        self._answers.tick(self.stats()["answers"]["entries"])
+        if not self._is_tidying:
+            self._is_tidying = True
+            now, bounds = self._wall(), self._bounds
+            self._thread.ask(lambda db: _tidy(db, now, bounds), None, self._tidied, "cache")
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """What the file has as of its last write; while that cannot be used, what memory has."""
+        stats = {use: {"entries": 0, "bytes": 0} for use in ("answers", "records", "vectors")}
+        for name, entries, size in self._file.totals:
+            one = stats[name.partition("/")[0]]
+            one["entries"] += entries
+            one["bytes"] += size
+        stats["records"]["entries"] += self._records.running
+        return stats if self._thread.is_well else {**stats, "answers": self._front.stats()}
+
+    @property
+    def is_well(self) -> bool:
+        """Whether what is kept now is believed to outlive the process."""
+        return self._thread.is_well
+
+    @property
+    def dropped(self) -> int:
+        """Cache writes that the disk was too slow for."""
+        return self._thread.dropped
+
+    async def aclose(self) -> None:
+        self._answers.tick(0)
+        await self._thread.aclose()
+
+    def _tidied(self, _: None) -> None:
+        self._is_tidying = False
+
+
+def _front_of(bounds: Mapping[str, int]) -> dict[str, int]:
+    return {group: min(size // FRONT_PART, FRONT_BYTES) for group, size in bounds.items()}
+
+
+def _tidy(db: sqlite3.Connection, now: float, bounds: StoreBounds) -> Rest | None:
+    """Do a part of what has to be done now and then; or what is left of it."""
+    is_more = [sqlite_answers.expire(db, table, now) for table in ("records", "answers", "vectors")]
+    sqlite_records.trim(db, bounds.records, now)
+    is_more += [sqlite_answers.trim(db, group, bounds.answers.get(group, 0)) for group in sqlite_answers.groups(db)]
+    is_more.append(_give_back(db))
+    return Rest(lambda db: _tidy(db, now, bounds)) if any(is_more) else None
+
+
+def _give_back(db: sqlite3.Connection) -> bool:
+    """Make the file smaller, where a good part of it is unused; whether there is more to do."""
+    (free,) = db.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    if free <= max(FREE_PAGES, pages // 4):
+        return False
+    db.execute(f"PRAGMA incremental_vacuum({FREED_PAGES})").fetchall()
+    return True

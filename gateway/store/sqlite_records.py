@@ -1,0 +1,258 @@
+"""Idempotency records: who runs a request is known here, what came of it is in the file.
+
+A claim needs no write: nobody else has the file, so a process that died took its claims with it. Invariants: a record has
+one holder at a time, whatever the disk does; nobody is shown an answer before the disk has it; what is kept while the disk
+fails is remembered until it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from gateway.call import Kept
+from gateway.ports import Claim, Later
+from gateway.store.sqlite_file import OWED_BYTES
+from gateway.store.sqlite_kept import about, restored, taken
+from gateway.store.sqlite_thread import FileThread
+
+T = TypeVar("T")
+log = logging.getLogger("gateway.store")
+
+Found = tuple[bytes, Kept]
+"""The fingerprint of a request, and what came of it."""
+
+LOOKED_AT = 256
+"""Of those who run, so many are looked at in one tick."""
+ABANDONED_S = 86_400.0
+"""So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
+ROWS_AT_ONCE = 100
+
+
+@dataclass(slots=True)
+class _Held:
+    """Somebody runs it."""
+
+    fingerprint: bytes
+    fence: int
+    until: float
+
+
+class _Row(NamedTuple):
+    """Of the table, without its number."""
+
+    record: bytes
+    fingerprint: bytes
+    expires: float
+    size: int
+    about: bytes
+    body: bytes
+
+
+class SqliteRecords:
+    """`gateway.ports.Records`."""
+
+    def __init__(self, thread: FileThread, wall: Callable[[], float], fences: Iterable[int], bound: int) -> None:
+        self._thread = thread
+        self._wall = wall
+        self._fences = iter(fences)
+        self._bound = bound
+        self._held: dict[bytes, _Held] = {}
+        self._asked: dict[bytes, list[Callable[[], None]]] = {}
+        """Records that the file is asked about, or told of, and who waits to hear the end of it."""
+        self._unsaved: dict[bytes, tuple[Found, int]] = {}
+        """What the file did not take, the oldest first."""
+        self._unsaved_bytes = 0
+        self._is_short_told = False
+
+    def configure(self, bound: int) -> None:
+        """Keep to so many bytes."""
+        if bound != self._bound:
+            self._bound, self._is_short_told = bound, False
+
+    @property
+    def running(self) -> int:
+        """How many are held."""
+        return len(self._held)
+
+    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        now = self._wall()
+        if (waiting := self._asked.get(record)) is not None:
+            return self._after(waiting, lambda: self.claim(record, fingerprint, lease_s))
+        held = self._held.get(record)
+        if held is not None and held.until > now:
+            return _of_held(held, fingerprint, now)
+        if (unsaved := self._unsaved.get(record)) is not None and unsaved[0][1].fresh_until > now:
+            return _of_found(unsaved[0], fingerprint)
+        return self._look_up(record, fingerprint, lease_s, now)
+
+    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
+        held = self._holder(record, fence)
+        if held is None:
+            return False
+        held.until = self._wall() + lease_s
+        return True
+
+    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        if (held := self._holder(record, fence)) is None or record in self._asked:
+            return False
+        fingerprint, now, bound, known = held.fingerprint, self._wall(), self._bound, about(kept)
+        size = taken(record, fingerprint, known, kept.body)
+        if size > bound:
+            del self._held[record]
+            self._warn_of_room()
+            return False
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[record] = []
+
+        def written(saved: tuple[bool, bool]) -> None:
+            self._held.pop(record, None)
+            self._note(record, (fingerprint, kept), size, *saved)
+            _resolve(future, True)
+            self._end(record)
+
+        self._thread.ask(
+            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body), bound, now),
+            (False, False),
+            written,
+            "durable",
+            size,
+        )
+        return future
+
+    def release(self, record: bytes, fence: int) -> Later[None]:
+        if self._holder(record, fence) is not None and record not in self._asked:
+            del self._held[record]
+        return None
+
+    def tick(self) -> None:
+        """Forget leases that ended long ago, and what the file has by now."""
+        now = self._wall()
+        for _ in range(min(LOOKED_AT, len(self._held))):
+            record = next(iter(self._held))
+            held = self._held.pop(record)
+            if held.until + ABANDONED_S > now or record in self._asked:
+                self._held[record] = held  # behind the others: next time those are looked at
+        if self._unsaved and self._thread.is_well:
+            self._unsaved.clear()
+            self._unsaved_bytes = 0
+
+    def _holder(self, record: bytes, fence: int) -> _Held | None:
+        held = self._held.get(record)
+        return held if held is not None and held.fence == fence else None
+
+    def _look_up(self, record: bytes, fingerprint: bytes, lease_s: float, now: float) -> asyncio.Future[Claim]:
+        future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+        self._asked[record] = []
+
+        def looked(found: Found | None) -> None:
+            if not future.done():  # else nobody is left who would run
+                future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
+            self._end(record)
+
+        self._thread.ask(lambda db: _read(db, record, now), None, looked)
+        return future
+
+    def _take(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
+        now = self._wall()
+        held = self._held.get(record)
+        if held is not None and held.until > now:  # its holder came back while the file was asked
+            return _of_held(held, fingerprint, now)
+        fence = next(self._fences)
+        self._held[record] = _Held(fingerprint, fence, now + lease_s)
+        return Claim("claimed", fence=fence)
+
+    def _after(self, waiting: list[Callable[[], None]], claim: Callable[[], Later[Claim]]) -> asyncio.Future[Claim]:
+        """Claim when the question under way is answered."""
+        future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+
+        def go() -> None:
+            if future.done():
+                return
+            later = claim()
+            if isinstance(later, asyncio.Future):  # whoever came first has gone, and this one asks in its stead
+                later.add_done_callback(lambda done: _resolve(future, done.result()))
+            else:
+                future.set_result(later)
+
+        waiting.append(go)
+        return future
+
+    def _end(self, record: bytes) -> None:
+        for go in self._asked.pop(record):
+            go()
+
+    def _note(self, record: bytes, found: Found, size: int, is_saved: bool, is_short: bool) -> None:
+        if not is_saved:
+            self._remember(record, found, size)
+        elif is_short:
+            self._warn_of_room()
+
+    def _warn_of_room(self) -> None:
+        if not self._is_short_told:
+            self._is_short_told = True
+            log.warning(
+                "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are "
+                "dropped early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
+                self._bound,
+            )
+
+    def _remember(self, record: bytes, found: Found, size: int) -> None:
+        self._unsaved_bytes += size - self._unsaved.pop(record, (None, 0))[1]
+        self._unsaved[record] = found, size
+        while self._unsaved_bytes > OWED_BYTES:
+            self._unsaved_bytes -= self._unsaved.pop(next(iter(self._unsaved)))[1]
+
+
+def _of_held(held: _Held, fingerprint: bytes, now: float) -> Claim:
+    if held.fingerprint != fingerprint:
+        return Claim("mismatch")
+    return Claim("running", lease_left_s=held.until - now)
+
+
+def _of_found(found: Found, fingerprint: bytes) -> Claim:
+    return Claim("done", kept=found[1]) if found[0] == fingerprint else Claim("mismatch")
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
+    row = db.execute(
+        "SELECT fingerprint, about, body FROM records WHERE record = ? AND expires > ?", (record, now)
+    ).fetchone()
+    return None if row is None else (row[0], restored(row[1], row[2]))
+
+
+def _write(db: sqlite3.Connection, row: _Row, bound: int, now: float) -> tuple[bool, bool]:
+    """Whether the file has done what it can, and whether something was forgotten before its time."""
+    db.execute("REPLACE INTO records (record, fingerprint, expires, bytes, about, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+    return True, trim(db, bound, now)
+
+
+def trim(db: sqlite3.Connection, bound: int, now: float) -> bool:
+    """Let the oldest go until the rest fits; whether one of them was still wanted."""
+    is_short = False
+    while (over := _bytes(db) - bound) > 0:
+        gone, slack = [], over + bound // 64  # a little more than need be, so that not every write has to
+        for row, size, expires in db.execute(
+            "SELECT id, bytes, expires FROM records ORDER BY id LIMIT ?", (ROWS_AT_ONCE,)
+        ):
+            if slack <= 0:
+                break
+            gone.append((row,))
+            slack -= size
+            is_short = is_short or expires > now
+        db.executemany("DELETE FROM records WHERE id = ?", gone)
+    return is_short
+
+
+def _bytes(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT bytes FROM totals WHERE name = 'records'").fetchone()
+    return 0 if row is None else int(row[0])

@@ -1,0 +1,180 @@
+"""The file of the sqlite store: how it is opened, what is in it, and how an older one is brought up to date.
+
+It knows tables, and nothing of what they are for. Invariants: one connection, and it has the file for itself; a file that
+is not ours, or newer than this code, is left as it is; a migration is done as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gateway.errors import StoreUnusable
+
+Connect = Callable[..., sqlite3.Connection]
+
+APPLICATION_ID = 0x4C4C4757
+"""In the header of each file of ours: `LLGW`."""
+LOCK_WAIT_S = 0.5
+"""A process that is just ending may still have the file."""
+CHECKED_BYTES = 64 * 1024 * 1024
+"""A file up to this size is looked through when it is opened; a larger one would keep the start waiting."""
+
+_SETTINGS = (
+    # No second connection, ever: sqlite before 3.51.3 can lose a commit when two of them write and checkpoint. It also
+    # means that whoever opens the file knows that everybody who had it before is dead.
+    "PRAGMA locking_mode = EXCLUSIVE",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA recursive_triggers = ON",  # so that what is replaced is counted as gone
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cache_size = -8192",
+    "PRAGMA wal_autocheckpoint = 1000",
+    "PRAGMA journal_size_limit = 8388608",
+)
+
+
+def _counted(table: str, name: str) -> tuple[str, ...]:
+    """Triggers that keep `totals` true: unlike counters of the process, they go back with what is rolled back."""
+    new, old = name.format("NEW"), name.format("OLD")
+    added = f"INSERT INTO totals VALUES ({new}, 1, NEW.bytes)"  # noqa: S608 - names from below
+    counted = "ON CONFLICT (name) DO UPDATE SET entries = entries + 1, bytes = bytes + excluded.bytes"
+    removed = f"UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.bytes WHERE name = {old}"  # noqa: S608
+    return (
+        f"CREATE TRIGGER {table}_in AFTER INSERT ON {table} BEGIN {added} {counted}; END",
+        f"CREATE TRIGGER {table}_out AFTER DELETE ON {table} BEGIN {removed}; END",
+    )
+
+
+_FIRST = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO meta VALUES ('starts', 0), ('probes', 0)",
+    "CREATE TABLE totals (name TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    # What is read to find or to drop a row comes before its body: long bodies lie on pages of their own.
+    "CREATE TABLE records (id INTEGER PRIMARY KEY, record BLOB NOT NULL UNIQUE, fingerprint BLOB NOT NULL, "
+    "expires REAL NOT NULL, bytes INTEGER NOT NULL, about BLOB NOT NULL, body BLOB NOT NULL)",
+    "CREATE INDEX records_expires ON records (expires)",
+    *_counted("records", "'records'"),
+    "CREATE TABLE answers (id INTEGER PRIMARY KEY, key BLOB NOT NULL, grp TEXT NOT NULL, tenant TEXT NOT NULL, "
+    "model TEXT NOT NULL, used INTEGER NOT NULL, expires REAL NOT NULL, bytes INTEGER NOT NULL, about BLOB NOT NULL, "
+    "body BLOB NOT NULL, UNIQUE (key, grp))",
+    "CREATE INDEX answers_used ON answers (grp, used)",
+    "CREATE INDEX answers_expires ON answers (expires)",
+    "CREATE INDEX answers_owner ON answers (tenant, model)",
+    *_counted("answers", "'answers/' || {}.grp"),
+    "CREATE TABLE vectors (id INTEGER PRIMARY KEY, partition BLOB NOT NULL, key BLOB NOT NULL, tenant TEXT NOT NULL, "
+    "model TEXT NOT NULL, stored REAL NOT NULL, expires REAL NOT NULL, bytes INTEGER NOT NULL, facts BLOB NOT NULL, "
+    "vector BLOB NOT NULL, UNIQUE (partition, key))",
+    "CREATE INDEX vectors_partition ON vectors (partition)",
+    "CREATE INDEX vectors_key ON vectors (key)",
+    "CREATE INDEX vectors_expires ON vectors (expires)",
+    "CREATE INDEX vectors_owner ON vectors (tenant, model)",
+    *_counted("vectors", "'vectors'"),
+    "CREATE TABLE partitions (partition BLOB PRIMARY KEY, entries INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TRIGGER partitions_in AFTER INSERT ON vectors BEGIN INSERT INTO partitions VALUES (NEW.partition, 1) "
+    "ON CONFLICT (partition) DO UPDATE SET entries = entries + 1; END",
+    "CREATE TRIGGER partitions_out AFTER DELETE ON vectors BEGIN "
+    "UPDATE partitions SET entries = entries - 1 WHERE partition = OLD.partition; "
+    "DELETE FROM partitions WHERE partition = OLD.partition AND entries <= 0; END",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+"""The n-th brings a file from version n to n + 1; a new file has version 0. What was released is never changed."""
+
+
+def open_file(
+    path: str, *, connect: Connect = sqlite3.connect, migrations: Sequence[Sequence[str]] = MIGRATIONS
+) -> tuple[sqlite3.Connection, int]:
+    """The connection, and how often the file has been opened; raises StoreUnusable."""
+    db: sqlite3.Connection | None = None
+    try:
+        _make(path)
+        db = connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
+        for setting in _SETTINGS:
+            db.execute(setting)
+        version = _version_of(db, path, len(migrations))
+        _look_through(db, path)  # up to here nothing is written
+        _make_ours(db, path, is_new=version == 0)
+        return db, _begin(db, version, migrations)
+    except (sqlite3.Error, OSError) as error:
+        _close(db)
+        raise StoreUnusable(f"state file {path}: {_said(error)}. {_remedy(path, error)}") from error
+    except BaseException:
+        _close(db)
+        raise
+
+
+def _close(db: sqlite3.Connection | None) -> None:
+    if db is not None:
+        db.close()
+
+
+def _make(path: str) -> None:
+    """Answers are nobody else's business. An existing file is not opened here: closing it would drop sqlite's lock."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _make_ours(db: sqlite3.Connection, path: str, *, is_new: bool) -> None:
+    if stat.S_IMODE(os.stat(path).st_mode) != 0o600:
+        os.chmod(path, 0o600)
+    if is_new:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnusable(f"state file {path}: no write-ahead log is possible there. Put it on a local disk.")
+
+
+def _begin(db: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]]) -> int:
+    """Bring it up to date, and count the start."""
+    db.execute("BEGIN IMMEDIATE")
+    for statement in (one for step in migrations[version:] for one in step):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {len(migrations)}")
+    ((starts,),) = db.execute("UPDATE meta SET value = value + 1 WHERE name = 'starts' RETURNING value").fetchall()
+    db.execute("COMMIT")
+    return int(starts)
+
+
+def _version_of(db: sqlite3.Connection, path: str, newest: int) -> int:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if application != APPLICATION_ID and (tables or version):
+        raise StoreUnusable(f"state file {path}: it belongs to another program. Name another file under `state`.")
+    if version > newest:
+        raise StoreUnusable(
+            f"state file {path}: a newer gateway has made it (version {version}, this one knows {newest}). "
+            "Run that one, or name another file under `state`."
+        )
+    return int(version)
+
+
+def _look_through(db: sqlite3.Connection, path: str) -> None:
+    if os.path.getsize(path) <= CHECKED_BYTES:
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
+
+
+def _said(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _remedy(path: str, error: Exception) -> str:
+    """What its operator can do about it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        return "It is a folder: name a file in it."
+    if not os.path.isdir(folder) and not isinstance(error, PermissionError):
+        return f"Make the folder {folder} first."
+    if "locked" in str(error):
+        return "Another process has it open: give each its own file, or share state with redis."
+    if not os.access(folder, os.W_OK) or not os.access(path, os.R_OK | os.W_OK):
+        return f"This user has to be able to read and write it, and its folder {folder}."
+    if type(error) is sqlite3.DatabaseError:
+        return "Move it away: a new one is made, and what was kept is asked for again."
+    return "There has to be room on a disk that works."
