@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.config.counting import windows_of
+from gateway.policy.caching import Caching
 from gateway.policy.retry import Action, ClassRule, CostRule, Retries
 from gateway.policy.snapshot import Counting, Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
 
@@ -28,6 +29,8 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
             for lane, deadline_s in snapshot.lane_deadline_s.items()
         },
         "queue": {name: value for name, value in asdict(snapshot.queue).items() if name != "age_after_s"},
+        "state": _masked(snapshot.state),
+        "store": asdict(snapshot.store),
         "providers": {name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         "models": {
             model.name: describe_model(model)
@@ -68,6 +71,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "context_plan": [target.name for target in model.context_plan],
         "holding": asdict(model.holding),
         "retries": describe_retries(model.retries),
+        "cache": describe_caching(model.caching),
         "include_usage": model.include_usage,
     }
 
@@ -108,6 +112,22 @@ def describe_retries(retries: Retries) -> dict[str, Any]:
         "by_cost": [_cost_rule(rule) for rule in retries.by_cost],
         "max_usd_per_call": retries.max_usd_per_call,
         "hedge": asdict(retries.hedging) if retries.hedging else None,
+    }
+
+
+def describe_caching(caching: Caching) -> dict[str, Any]:
+    """What is kept and shared, in the words of cache.yaml; the version stands for where the calls go, too."""
+    return {
+        "set": caching.name,
+        "version": caching.version,
+        "idempotency": {
+            "keep_s": caching.keep_s,
+            "lease_s": caching.lease_s,
+            "max_entry_bytes": caching.max_record_bytes,
+        },
+        "coalesce": caching.coalesce,
+        "exact": {**asdict(caching.exact), "ignore": sorted(caching.exact.ignore)},
+        "semantic": asdict(caching.semantic) if caching.semantic else None,
     }
 
 

@@ -18,12 +18,15 @@ from pydantic_core import PydanticCustomError
 from gateway.config.env import EnvText
 from gateway.config.problems import quoted
 from gateway.config.units import parse_duration, parse_size
+from gateway.policy.caching import Which
 
 MIN_SECRET_CHARS = 16
 EMULATOR = "emulator://"
+SQLITE = "sqlite:///"
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})
 _FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_THE_QUESTION = frozenset({"model", "messages", "input", "prompt"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
@@ -73,10 +76,39 @@ def _size(value: object) -> int:
     return size
 
 
-def _only_memory(value: str) -> str:
-    if value != "memory":
-        raise said('only "memory" exists in this version')  # a redis URL may carry a password: it is not shown
-    return value
+def _state(text: str) -> str:
+    """No message shows it: a redis URL may carry a password."""
+    if text.startswith(("redis://", "rediss://")):
+        raise said("redis comes with a later version: write memory or sqlite:///FILE")
+    if text != "memory" and not (text.startswith(SQLITE) and text.removeprefix(SQLITE).strip("/")):
+        raise said("must be memory or sqlite:///FILE; an absolute path has four slashes: sqlite:////var/lib/gateway.db")
+    if not text.isprintable():
+        raise said("holds characters that the name of a file should not have")
+    return text
+
+
+def _which(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+def _version(value: object) -> object:
+    """`1` is as good a name for a version as `"1"`; `1.10` would be that of `1.1`."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _ignored(name: str) -> str:
+    if name in _THE_QUESTION:
+        raise _about_value("is the question itself: it cannot be ignored")
+    if "." in name:
+        raise _about_value("is not the name of a field: only those at the top of a request can be ignored")
+    return name
+
+
+def _embeddings(text: str) -> str:
+    if text == "local:":
+        raise said("names no folder: write local:FOLDER")
+    return text
 
 
 def _header_safe(text: str) -> str:
@@ -88,6 +120,11 @@ def _header_safe(text: str) -> str:
 def is_label(text: str) -> bool:
     """It can go into a header, a metric and a log line as it is."""
     return bool(text) and text.isascii() and text.isprintable()
+
+
+def is_pattern(name: str) -> bool:
+    """`fnmatch` would not take it literally."""
+    return any(c in name for c in "*?[")
 
 
 def _label(text: str) -> str:
@@ -217,7 +254,12 @@ Size = Annotated[int, BeforeValidator(_size)]
 CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
 Names = Annotated[list[Text], Field(min_length=1)]
 Address = Annotated[tuple[str, int], BeforeValidator(_listen)]
-State = Annotated[str, AfterValidator(_only_memory)]
+State = Annotated[str, AfterValidator(_state)]
+WhichRequests = Annotated[Which, BeforeValidator(_which)]
+Version = Annotated[str, Field(min_length=1), BeforeValidator(_version)]
+IgnoredField = Annotated[str, Field(min_length=1), AfterValidator(_ignored)]
+Embeddings = Annotated[str, Field(min_length=1), AfterValidator(_embeddings)]
+Cosine = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
 ApiKey = Annotated[str | None, AfterValidator(_api_key)]

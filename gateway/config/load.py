@@ -12,16 +12,18 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
 
+from gateway.config.caching import store_bounds
 from gateway.config.check import check
 from gateway.config.credentials import account_of
 from gateway.config.env import substitute
+from gateway.config.fields import is_pattern
 from gateway.config.notices import find_notices
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
 from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
-from gateway.config.routes import Route, build_models, check_routes, compile_patterns, is_pattern, places_of
+from gateway.config.routes import Route, build_models, check_routes, compile_patterns, places_of
 from gateway.config.schema import ConfigFile
-from gateway.config.sections import key_section, provider_section, server_section
+from gateway.config.sections import key_section, provider_section, server_section, state_section
 from gateway.config.source import read_document
 from gateway.config.targets import Pair, Parts, pairs_of
 from gateway.config.tokenizers import Tokenizers, load_tokenizers
@@ -54,6 +56,7 @@ def load_snapshot(
         raise _config_error(problems)
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
+    state = state_section(document, config)
     groups, kinds = provider_section(document, config)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server)
@@ -87,6 +90,8 @@ def load_snapshot(
         anonymous=ANONYMOUS,
         lane_deadline_s=policies.queue.lane_deadline_s,
         queue=policies.queue.bounds,
+        state=state,
+        store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
         notices=(
             *find_notices(document, config, providers, models),
@@ -116,9 +121,10 @@ def _config_error(problems: Iterable[Problem]) -> ConfigError:
 
 
 def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> Policies:
-    folder = FilePath(document.file).parent / config.policies if config.policies is not None else None
+    beside = FilePath(document.file).parent
+    folder = beside / config.policies if config.policies is not None else None
     try:
-        return read_policies(folder, environ, document.problems)
+        return read_policies(folder, environ, document.problems, beside)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         shown = document.show(("policies",), config.policies)

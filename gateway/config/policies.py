@@ -11,6 +11,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from gateway.config.breaking import read_breakers
+from gateway.config.caching import CachePolicies, read_caching
 from gateway.config.counting import Admission, read_admission
 from gateway.config.env import substitute
 from gateway.config.errortables import ErrorTables, read_error_tables
@@ -24,7 +25,7 @@ from gateway.policy.retry import Retries
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
-FILES: Final = ("admission.yaml", "breakers.yaml", "queue.yaml", "retries.yaml", "timeouts.yaml")
+FILES: Final = ("admission.yaml", "breakers.yaml", "cache.yaml", "queue.yaml", "retries.yaml", "timeouts.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Policies:
     retries: Mapping[str, Retries]
     breakers: Mapping[str, BreakerRules]
     timeouts: Mapping[str, Timeouts]
+    cache: CachePolicies
     errors: ErrorTables
     documents: tuple[Document, ...]
 
@@ -52,8 +54,13 @@ def list_error_files(folder: FilePath) -> list[FilePath]:
     return list_policy_files(folder / ERRORS) if (folder / ERRORS).is_dir() else []
 
 
-def read_policies(folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem]) -> Policies:
-    """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed."""
+def read_policies(
+    folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
+) -> Policies:
+    """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
+
+    What they name by a relative path is found from the folder `beside`, that of the config.
+    """
     documents: dict[str, Document] = {}
     for file in list_policy_files(folder) if folder else ():
         if file.name not in FILES:
@@ -67,6 +74,7 @@ def read_policies(folder: FilePath | None, environ: Mapping[str, str], problems:
         read_retries(documents.get("retries.yaml")),
         read_breakers(documents.get("breakers.yaml")),
         read_timeouts(documents.get("timeouts.yaml")),
+        read_caching(documents.get("cache.yaml"), beside),
         errors,
         (*documents.values(), *errors.documents),
     )

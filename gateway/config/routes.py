@@ -7,13 +7,15 @@ Invariant: a plan holds each target once and never depends on a fallback that le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
+from gateway.config.caching import check_caching, with_routes
 from gateway.config.check import check, check_part
-from gateway.config.fields import is_label
+from gateway.config.credentials import Groups
+from gateway.config.fields import is_label, is_pattern
 from gateway.config.policies import Policies
 from gateway.config.problems import Document, Path, did_you_mean
 from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
@@ -29,11 +31,6 @@ class Route:
     name: str
     entry: ModelEntry
     places: tuple[Place, ...]
-
-
-def is_pattern(name: str) -> bool:
-    """`fnmatch` would not take it literally."""
-    return any(c in name for c in "*?[")
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
@@ -57,6 +54,8 @@ def check_routes(document: Document, config: ConfigFile, policies: Policies) -> 
             _check_names(document, config, name, entry, policies)
     for field in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, field)
+    picked = {name: routes[name].entry.cache if name in routes else None for name in config.models}
+    check_caching(policies.cache, picked)
     return routes
 
 
@@ -98,6 +97,7 @@ def _check_names(document: Document, config: ConfigFile, name: str, entry: Model
         ("retries", entry.retries, policies.retries),
         ("breakers", entry.breakers, policies.breakers),
         ("timeouts", entry.timeouts, policies.timeouts),
+        ("cache", entry.cache, policies.cache.sets),
     )
     for field, picked, known in sets:
         if picked not in known:
@@ -144,27 +144,41 @@ def build_models(
     """The models of sound routes, and a word on targets that several models describe differently."""
     apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
-    return {name: _model(route, routes, targets, policies) for name, route in routes.items()}, notices
+    return {name: _model(route, routes, targets, policies, parts.groups) for name, route in routes.items()}, notices
 
 
 def _model(
-    route: Route, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]], policies: Policies
+    route: Route,
+    routes: Mapping[str, Route],
+    targets: Mapping[str, tuple[Target, ...]],
+    policies: Policies,
+    groups: Groups,
 ) -> Model:
     name, entry = route.name, route.entry
     own = targets[name]
+    plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
     return Model(
         name=name,
         targets=own,
-        plan=_follow(name, "fallbacks", routes, targets),
+        plan=plan,
         holding=policies.queue.holding[entry.queue],
         fallbacks=tuple(entry.fallbacks),
         context_fallbacks=tuple(entry.context_fallbacks),
         context_plan=context_plan,
         choice=entry.choose,
         retries=policies.retries[entry.retries],
+        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
         include_usage=policies.admission[entry.admission].include_usage,
     )
+
+
+def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, str, str]]:
+    """Where the targets are; which of a provider's credentials pays decides nothing about an answer."""
+    providers = {one.name: one for group in groups.values() for one in group}
+    for target in targets:
+        provider = providers[target.provider]
+        yield provider.group, provider.base_url, target.model or "*"
 
 
 def _follow(

@@ -187,6 +187,7 @@ class ModelEntry(Entry):
     retries: Text = "default"
     breakers: Text = "default"
     timeouts: Text = "default"
+    cache: Text = "default"
 
 
 class KeyEntry(LimitedEntry):

@@ -5,6 +5,7 @@ Whatever is wrong is noted in the document; what is returned then is only good f
 
 from __future__ import annotations
 
+import os.path
 import re
 from fnmatch import fnmatchcase, translate
 from importlib.util import find_spec
@@ -13,9 +14,8 @@ from pathlib import Path as FilePath
 from gateway.config.check import check
 from gateway.config.counting import kind_of_provider
 from gateway.config.credentials import Groups, check_credentials, group_of, secrets_of
-from gateway.config.fields import EMULATOR, is_loopback
+from gateway.config.fields import EMULATOR, SQLITE, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
-from gateway.config.routes import is_pattern
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
 from gateway.config.targets import limits_of
 from gateway.policy.snapshot import Key, Provider, Server
@@ -46,6 +46,21 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
         admin_listen=admin.listen,
         admin_digest=admin.key,
     )
+
+
+def state_section(document: Document, config: ConfigFile) -> str:
+    """Where what outlives a call is kept: `memory`, or `sqlite:///` and the absolute path of a file."""
+    if not config.state.startswith(SQLITE):
+        return config.state
+    written = config.state.removeprefix(SQLITE)
+    file = str(FilePath(_beside(document, written)).absolute())
+    path: Path = ("state",)
+    if os.path.isdir(file):
+        document.complain(path, f"{document.show(path, written)} is a folder: name a file in it")
+    elif not os.path.isdir(os.path.dirname(file)):
+        shown = document.show(path, os.path.dirname(written))
+        document.complain(path, f"there is no folder {shown}: make it first")
+    return f"{SQLITE}{file}"
 
 
 def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:

@@ -86,7 +86,10 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             config(admin="{key: 'sha256:12'}"),
             "config.yaml:3: admin.key: sha256: must be followed by 64 hexadecimal digits",
         ),
-        (config(state="'redis://:pw@h/0'"), 'config.yaml:3: state: only "memory" exists in this version'),
+        (
+            config(state="'redis://:pw@h/0'"),
+            "config.yaml:3: state: redis comes with a later version: write memory or sqlite:///FILE",
+        ),
         (
             config(policies="nowhere"),
             'config.yaml:3: policies: the folder "nowhere" cannot be read: No such file or directory',
@@ -416,7 +419,7 @@ TEN_MISTAKES = """\
 server:
   prt: 8080
   grace: 30
-state: sqlite:///x
+state: sqlite
 providers:
   openai:
     dialect: openai
@@ -442,7 +445,8 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) 
     assert problems_of(tmp_path, TEN_MISTAKES, {}) == [
         'config.yaml:2: server.prt: unknown field; did you mean "port"?',
         "config.yaml:3: server.grace: 30 has no unit: write for example 300ms, 30s, 5m, 6h or 1d",
-        'config.yaml:4: state: only "memory" exists in this version',
+        "config.yaml:4: state: must be memory or sqlite:///FILE; an absolute path has four slashes: "
+        "sqlite:////var/lib/gateway.db",
         "config.yaml:8: providers.openai.base_url: must not carry a user or password: use api_key or headers",
         "config.yaml:9: providers.openai.http2: needs `transport: httpx`",
         "config.yaml:10: providers.openai.api_key: the environment variable NOT_SET is not set",

@@ -12,6 +12,7 @@ import yaml
 
 from gateway.call import LANES
 from gateway.config.breaking import BreakersSet, HoldEntry
+from gateway.config.caching import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.config.counting import KINDS
 from gateway.config.holding import LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies import FILES, read_policies
@@ -20,8 +21,10 @@ from gateway.config.retrying import CLASSES, BackoffEntry, BudgetEntry, HedgeEnt
 from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.config.timing import read_timeouts
 from gateway.policy.breaker import BreakerRules
+from gateway.policy.caching import Caching
 from gateway.policy.retry import Retries
 from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds
+from gateway.ports import StoreBounds
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
 BUILT_IN = read_timeouts(None)["default"].default
@@ -41,6 +44,7 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     assert shipped.queue == built_in.queue
     assert shipped.retries == built_in.retries
     assert shipped.breakers == built_in.breakers
+    assert shipped.cache == built_in.cache
     assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
     assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
 
@@ -54,6 +58,7 @@ def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
     assert built_in.queue.lane_deadline_s == {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
     assert built_in.retries == {"default": Retries()}
     assert built_in.breakers == {"default": BreakerRules()}
+    assert built_in.cache == CachePolicies({"default": Caching()}, StoreBounds({}, 256 * 1024 * 1024).records)
     assert list(built_in.queue.lane_deadline_s) == list(LANES)
     counting = built_in.admission["default"].counting("other", adaptive=False, find_tokenizer=None)
     assert counting == Counting(charge="real", arrival_lag_s=0.1)
@@ -65,7 +70,7 @@ def test_shipped_files_are_complete() -> None:
     text = {name: (ROOT / "policies" / name).read_text() for name in FILES}
     shipped = {name: yaml.safe_load(text[name])["default"] for name in FILES}
     admission, queue = shipped["admission.yaml"], shipped["queue.yaml"]
-    retries, breakers = shipped["retries.yaml"], shipped["breakers.yaml"]
+    retries, breakers, cache = shipped["retries.yaml"], shipped["breakers.yaml"], shipped["cache.yaml"]
 
     assert set(admission) == set(AdmissionSet.model_fields)
     assert list(admission["providers"]) == list(KINDS)
@@ -84,6 +89,10 @@ def test_shipped_files_are_complete() -> None:
     assert set(retries["by_class"]) == set(CLASSES) - {"rate_limit_requests", "rate_limit_tokens"}
     assert "# max_usd_per_call: " in text["retries.yaml"]
     assert all(f"#   {field}: " in text["retries.yaml"] for field in HedgeEntry.model_fields)
+    assert set(cache) == set(CacheSet.model_fields) - {"semantic"}
+    assert set(cache["idempotency"]) == set(IdempotencyEntry.model_fields)
+    assert set(cache["exact"]) == set(ExactEntry.model_fields)
+    assert all(f"#   {field}: " in text["cache.yaml"] for field in SemanticEntry.model_fields)
     assert set(breakers) == set(BreakersSet.model_fields)
     assert set(breakers["hold_for"]) == set(HoldEntry.model_fields) - {"critical"}
 
@@ -151,7 +160,7 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
         (
             "zzz.yaml",
             "",
-            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, queue.yaml, "
+            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, queue.yaml, "
             "retries.yaml, timeouts.yaml",
         ),
         ("timeouts.yaml", "", "rules/timeouts.yaml: is empty"),

@@ -97,6 +97,7 @@ def test_representation_holds_no_secret_and_no_digest_of_one(tmp_path: Path) -> 
         (f"{CANARY}-caller", f"{CANARY}é"),
         (f"{CANARY}-caller", f"[{CANARY}]"),
         ("2024-10-21", f"2024\nstate: redis://:{CANARY}@h/0"),
+        ("2024-10-21", f"2024\nstate: postgres://:{CANARY}@h/0"),
     ],
 )
 def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: str) -> None:
@@ -120,6 +121,7 @@ def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: 
         "server: {max_body: 'x${S}'}",
         "admin: {listen: '${S}'}",
         "state: os.environ/S",
+        "state: 'sqlite:///${S}/x'",
         "policies: env.S",
         "passthrough: '${S}'",
         "keys: [{name: a, key: aaaaaaaaaaaaaaaaaaaa, models: ['${S}']}]",
