@@ -1,4 +1,4 @@
-"""The operator's end of the admin API: what `gateway targets` asks of a running gateway, and how it shows the answer.
+"""The operator's end of the admin API: what is asked of a running gateway, and how `gateway targets` shows the answer.
 
 It must not know the gateway's inside, only its HTTP. Every failure is an `AdminRefused` with a sentence that says what to
 do; the admin key goes to the address the operator named and nowhere else (no redirect, no proxy).
@@ -7,7 +7,7 @@ do; the admin key goes to the address the operator named and nowhere else (no re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -49,6 +49,26 @@ class AdminClient:
         """Opens, closes or drains a target or, where there is no slash in the name, an account; its new state."""
         kind = "targets" if "/" in name else "accounts"
         return self._ask("POST", f"/admin/{kind}/{quote(name, safe='/')}", {"action": action})
+
+    def cache(self) -> dict[str, Any]:
+        """What is kept, and how much may be."""
+        return self._ask("GET", "/admin/cache")
+
+    def stats(self) -> dict[str, Any]:
+        """What was saved since the start."""
+        return self._ask("GET", "/admin/stats")
+
+    def purge(self, selection: Mapping[str, Any]) -> dict[str, Any]:
+        """Forgets the answers that match all of `key`, `model` and `tenant`, or `all`; how many there were."""
+        return self._ask("POST", "/admin/cache/purge", selection)
+
+    def recall(self, request_id: str) -> dict[str, Any]:
+        """How a call was spared its provider, or why not."""
+        return self._ask("GET", f"/admin/cache/why?request={quote(request_id, safe='')}")
+
+    def explain(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """How a request (`body`, `endpoint`, `tenant`) would fare now."""
+        return self._ask("POST", "/admin/cache/why", question)
 
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         status, text = self._exchange(method, path, body)
@@ -96,24 +116,24 @@ def table(shown: Mapping[str, Any]) -> str:
     """Targets, then accounts, one a line."""
     rows = [HEADINGS, *(_row(name, row) for name, row in shown["targets"].items())]
     rows += [_row(f"account {name}", row) for name, row in shown["accounts"].items()]
-    return _lay_out(rows)
+    return lay_out(rows)
 
 
 def sentence(row: Mapping[str, Any]) -> str:
     """The state of one target or account after a change."""
     account = row.get("account") or {"state": "closed"}
-    text = f"{_safe(row['name'])} is {_state(row)} ({_safe(row['reason'])}), {row.get('in_flight', 0)} in flight"
+    text = f"{safe(row['name'])} is {_state(row)} ({safe(row['reason'])}), {row.get('in_flight', 0)} in flight"
     if account["state"] == "closed":
         return text
     return (
-        f"{text}; no call gets there yet: its account {_safe(account['name'])} is {account['state'].replace('_', ' ')}"
+        f"{text}; no call gets there yet: its account {safe(account['name'])} is {account['state'].replace('_', ' ')}"
     )
 
 
 def _row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     failures = row["failures"]
     return (
-        _safe(name),
+        safe(name),
         _state(row),
         _seconds(row["next_probe_s"]),
         str(row.get("in_flight", "-")),
@@ -140,7 +160,7 @@ def _why(row: Mapping[str, Any]) -> str:
         notes.append(f"paused for {_seconds(row['paused_s'])}")
     if row.get("credential_refused"):
         notes.append("credential refused")
-    return _safe("; ".join(notes)) or "-"
+    return safe("; ".join(notes)) or "-"
 
 
 def _p95(times: Mapping[str, Any] | None) -> str:
@@ -157,13 +177,18 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if 0 < value < 1 else f"{value:.1f} s"
 
 
-def _safe(text: object) -> str:
+def safe(text: object) -> str:
     """As it is, unless a terminal would take it for a command."""
     shown = str(text)
     return shown if shown.isprintable() else repr(shown)
 
 
-def _lay_out(rows: Sequence[Sequence[str]]) -> str:
+def lay_out(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Cells in columns, a row a line; those of the columns `right` end below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        shown = [cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in enumerate(cells)]
+        lines.append("  ".join(shown).rstrip())
     return "\n".join(lines)

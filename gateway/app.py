@@ -28,23 +28,30 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.flow.admission import Admission
+from gateway.flow.cachedesk import CacheDesk
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
+from gateway.flow.savings import Savings
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight, targets
+from gateway.ingress.caching import cache_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.operations import admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
+from gateway.ports import Store
 from gateway.settings import Settings
+from gateway.store.memory import MemoryStore
+from gateway.store.sqlite import SqliteStore
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 
 TICK_S = 1.0
+SQLITE = "sqlite:///"
 log = logging.getLogger("gateway")
 
 
@@ -96,9 +103,16 @@ class Gateway:
         )  # the port stays where it is: what a reload says of it changes nothing
         self._versions = first.version
         self._addresses = _addresses(first)
+        self._state = first.state
         self._policies = Policies(first)
         self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
         self._admission = Admission(self._clock, self._telemetry, first, self._draw)
+        self._store = self._open_store(first)
+        self._savings = Savings()
+        self._pipeline = Pipeline(
+            self._clock, self._telemetry, self._watch, self._admission, self._store, self._draw, self._savings
+        )
+        self._cache_desk = CacheDesk(self._clock, lambda: self._policies.current, self._store, self._pipeline.replays)
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
         self._loop_lag = LoopLag()
@@ -166,6 +180,8 @@ class Gateway:
                 task.cancel()
         for server in self._servers:
             await server.stop()
+        await self._pipeline.aclose()
+        await self._store.aclose()
         await self._pools.aclose()
         await self._emulators.stop()
         self._telemetry.flush()
@@ -173,8 +189,7 @@ class Gateway:
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
-        pipeline = Pipeline(self._clock, meter, self._watch, self._admission, self._draw)
-        edge = Edge(pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
+        edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(self._inflight)
         operations = [
             metrics_route(self._telemetry.registry),
@@ -188,6 +203,7 @@ class Gateway:
                 },
             ),
             *switch_routes(self._policies, self._show_targets, self._admission.outages.force),
+            *cache_routes(self._policies, self._cache_desk, self._savings),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
@@ -198,6 +214,13 @@ class Gateway:
             HttpServer(build_front(edge, self._policies, health, meter), _bind(host, port), meter.refused),
             HttpServer(build_app(health + operations, meter), _bind(*admin), meter.refused),
         ]
+
+    def _open_store(self, policy: PolicySnapshot) -> Store:
+        """What outlives a call. Raises StoreUnusable."""
+        if policy.state == "memory":
+            return MemoryStore(policy.store, self._clock.wall)
+
+        return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
 
     def _load(self) -> PolicySnapshot:
         return load_snapshot(
@@ -220,8 +243,11 @@ class Gateway:
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
         if _addresses(snapshot) != self._addresses:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
+        if snapshot.state != self._state:
+            log.warning("state has changed: that takes effect after a restart")
         self._policies.current = snapshot
         self._admission.install(snapshot)
+        self._store.configure(snapshot.store)
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
 
@@ -259,6 +285,7 @@ class Gateway:
         pauses = {name: gate.paused for name, gate in gates.items()}
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
         telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
+        telemetry.set_store(self._store.stats())
         telemetry.set_shedding(self._overload.level, self._overload.shed_total)
 
     async def _keep_watch(self) -> None:
@@ -287,6 +314,7 @@ class Gateway:
         for server in self._servers:
             server.tick()
         self._inflight.sweep(now)
+        self._store.tick()
         self._telemetry.set_connections(self._pools.stats())
         await self._pools.close_retired(self._inflight.present())
         if self._reloader.changed():

@@ -96,6 +96,8 @@ class Kept:
     """`ok`, or the error class of an error that would be the same again."""
     usage: Usage | None = None
     cost_usd: float | None = None
+    tells_usage: bool = False
+    """The client asked for usage in its stream."""
     usage_event: bytes = b""
     """The stream's usage event with its line ends, where the client did not ask for it and the body lacks it."""
 
@@ -112,6 +114,12 @@ class Replay:
     """The exact key, 32 bytes; empty: not computed."""
     source: str = ""
     """The id of the call that was answered first."""
+    target: str = ""
+    """Who answered that one."""
+    attempts: str = ""
+    """How that one was answered, where that was a moment ago."""
+    stale: Kept | None = None
+    """What can be given when nobody can answer better."""
     age_s: float | None = None
     fresh_s: float | None = None
     """How long it may still be kept by others; negative: not at all."""
@@ -246,6 +254,8 @@ class Call:
     """What it used, once it is settled."""
     left: bool = False
     """Its client has left, and others wait for its answer."""
+    outcome: str = ""
+    """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
     usage_event: bytes = b""
     """The usage event of its stream, where that was not passed on."""
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.call import Attempt, Settled
+from gateway.call import Attempt, Replay, Settled
 
 QUEUED_BATCHES = 500
 MOST_ATTEMPTS = 50
@@ -110,7 +110,29 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
+        **_replay(call.replay),
     }
+
+
+def _replay(replay: Replay | None) -> dict[str, Any]:
+    """How it was spared its provider, or not; neither the caller's idempotency key nor that of the answer."""
+    if replay is None:
+        return {}
+    saved = replay.saved
+    told = {
+        "cache": replay.result,
+        "cache_layer": replay.layer or None,
+        "saved_tokens": saved.input + saved.output if saved else None,
+        "saved_usd": replay.saved_usd,
+        "age_s": _rounded(replay.age_s, 3),
+        "similarity": _rounded(replay.similarity, 4),
+        "source": replay.source or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _rounded(value: float | None, places: int) -> float | None:
+    return None if value is None else round(value, places)
 
 
 def _failure(attempt: Attempt) -> dict[str, str]:

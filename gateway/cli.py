@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, targets, demo, emulate, version.
+"""The command line: serve, check, explain, targets, cache, stats, demo, emulate, version.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
 failure is a sentence on standard error, never a traceback.
@@ -13,14 +13,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from pydantic import ValidationError
 
-from gateway import __version__, adminclient
+from gateway import __version__, adminclient, cacheclient
 from gateway.adminclient import AdminClient, AdminRefused
 from gateway.app import serve
 from gateway.clock import SystemClock
@@ -37,7 +37,7 @@ from gateway.demo.storm import Storm
 from gateway.emulator.config import DIALECTS, EmulatorConfig
 from gateway.emulator.faults import FAULTS
 from gateway.emulator.server import EmulatorServer
-from gateway.errors import ConfigError, GatewayError, NotFound
+from gateway.errors import ConfigError, GatewayError, NotFound, StoreUnusable
 from gateway.ingress.explain import explain
 from gateway.ingress.explain_error import explain_error, read_headers
 from gateway.ingress.operations import ACTIONS
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         problems = (f"GATEWAY_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
         return _fail("\n".join(problems), UNUSABLE)
+    except StoreUnusable as error:
+        return _fail(str(error), FAILED)
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
@@ -120,10 +122,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("action", nargs="?", choices=ACTIONS, help="what to do; absent: show them all")
     command.add_argument("name", nargs="?", help="of a target (openai/gpt-4o) or an account (openai)")
-    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
-    command.add_argument("--key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
-    command.add_argument("--json", action="store_true", help="print the answer as it came")
+    _add_admin(command, key_flag="--key")
     command.set_defaults(command=_targets)
+
+    command = commands.add_parser("stats", help="what a running gateway has saved, in calls, tokens and money")
+    command.add_argument("--by", choices=("layer", "model", "key"), default="layer", help="default: %(default)s")
+    _add_admin(command)
+    command.set_defaults(command=_stats)
+
+    _add_cache(
+        commands.add_parser(
+            "cache", help="what a running gateway keeps; forget it; why an answer was, or was not, in it"
+        )
+    )
 
     command = commands.add_parser(
         "demo",
@@ -189,6 +200,48 @@ _EMULATOR_FLAGS = {
     "--api-key": "the only key that is let in (default: any)",
     "--context-window": "tokens; longer requests get context_length_exceeded",
 }
+
+
+def _add_cache(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser("show", help="how much is kept, how much may be, and what it has saved")
+    _add_admin(action)
+    action.set_defaults(command=_cache_show)
+
+    action = actions.add_parser(
+        "purge",
+        help="forget answers",
+        description="Forget the answers that match all that is given. Nothing is asked back: it is done at once.",
+    )
+    action.add_argument("--key", metavar="HEX", help="of one answer: its header x-gateway-cache-key")
+    action.add_argument("--model", help="as clients ask for it")
+    action.add_argument("--tenant", help="of the key that called")
+    action.add_argument("--all", action="store_true", help="everything of everybody")
+    _add_admin(action)
+    action.set_defaults(command=_cache_purge)
+
+    action = actions.add_parser(
+        "why",
+        help="why a call was, or was not, spared its provider",
+        description="Tell how one of the last calls fared, or how a request would fare now. Nothing is sent to a provider.",
+    )
+    action.add_argument(
+        "request", help="a call's id (its x-request-id); or a file with a request's JSON body, - for standard input"
+    )
+    action.add_argument("--endpoint", help="of that body: chat, responses, embeddings … (default: chat)")
+    action.add_argument("--tenant", help="whose request it is (default: the only one of the config)")
+    _add_admin(action)
+    action.set_defaults(command=_cache_why)
+
+
+def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
+    """What every command needs that asks a running gateway."""
+    flags = dict.fromkeys((key_flag, "--admin-key"))
+    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
+    command.add_argument(*flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
+    command.add_argument("--json", action="store_true", help="print the answer as it came")
+    command.set_defaults(key_flag=key_flag)
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
@@ -294,20 +347,55 @@ def _body_of(text: str) -> bytes:
 
 
 def _targets(options: argparse.Namespace) -> int:
-    key = options.key or os.environ.get("GATEWAY_ADMIN_KEY", "")
+    action, name = options.action, options.name
+    if not action:
+        return _ask(options, AdminClient.targets, adminclient.table)
+    if not name:
+        return _fail(f"which one? gateway targets {action} NAME; 'gateway targets' shows them", UNUSABLE)
+    return _ask(options, lambda client: client.switch(action, name), adminclient.sentence)
+
+
+def _stats(options: argparse.Namespace) -> int:
+    return _ask(options, AdminClient.stats, lambda answer: cacheclient.stats_table(answer, options.by))
+
+
+def _cache_show(options: argparse.Namespace) -> int:
+    return _ask(options, AdminClient.cache, cacheclient.cache_table)
+
+
+def _cache_purge(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in ("key", "model", "tenant", "all") if getattr(options, name)}
+    if not given:
+        return _fail("purge what? --key HEX, --model NAME, --tenant NAME, or --all for everything", UNUSABLE)
+    return _ask(options, lambda client: client.purge(given), cacheclient.purged)
+
+
+def _cache_why(options: argparse.Namespace) -> int:
+    def ask(client: AdminClient) -> dict[str, Any]:
+        body = cacheclient.question(options.request, sys.stdin)
+        if body is None:
+            return client.recall(options.request)
+        whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
+        return client.explain({"body": body, **whose})
+
+    return _ask(options, ask, cacheclient.story)
+
+
+def _ask(
+    options: argparse.Namespace,
+    ask: Callable[[AdminClient], dict[str, Any]],
+    show_answer: Callable[[dict[str, Any]], str],
+) -> int:
+    """Ask a running gateway, and print its answer."""
+    key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY", "")
     if not key:
-        return _fail("no admin key: set GATEWAY_ADMIN_KEY or give --key; it is admin.key of the config", UNUSABLE)
-    if options.action and not options.name:
-        return _fail(f"which one? gateway targets {options.action} NAME; 'gateway targets' shows them", UNUSABLE)
+        hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"
+        return _fail(f"no admin key: {hint}", UNUSABLE)
     try:
-        client = AdminClient(options.url, key)
-        answer = client.switch(options.action, options.name) if options.action else client.targets()
+        answer = ask(AdminClient(options.url, key))
     except AdminRefused as error:
         return _fail(error.message, UNUSABLE if error.is_misuse else FAILED)
-    if options.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        print(adminclient.sentence(answer) if options.action else adminclient.table(answer))
+    print(json.dumps(answer, indent=2) if options.json else show_answer(answer))
     return OK
 
 

@@ -18,7 +18,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.call import Call, Lane, Settled
+from gateway.call import Call, Lane, Replay, Settled
 from gateway.calllog import CallLog, Refused
 from gateway.errors import ErrorClass
 
@@ -147,6 +147,20 @@ class Telemetry(Collector):
             "unpriced_calls_total", "Calls with tokens whose price is not known.", "model", "target"
         )
         self._estimated = Counts("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
+        self._cache = Counts(
+            "cache_requests_total",
+            "Calls that a layer was asked to spare a provider, by what it said.",
+            "layer",
+            "result",
+        )
+        self._saved_tokens = Counts(
+            "cache_saved_tokens_total", "Tokens that no provider had to be asked for.", "layer", "model", "kind"
+        )
+        self._saved_usd = Counts(
+            "cache_saved_usd_total", "US dollars that were not spent a second time.", "layer", "model", "key"
+        )
+        self._cache_entries = Levels("cache_entries", "What the store keeps now.", "kind")
+        self._cache_bytes = Levels("cache_bytes", "What that takes, in bytes.", "kind")
         self._waits = Distribution(
             "queue_wait_seconds", "Time that held calls spent in the delay queue.", SECONDS, "lane"
         )
@@ -258,6 +272,8 @@ class Telemetry(Collector):
                 self._first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
         if record.retries_usd:
             self._retries_cost.totals[model, key] += record.retries_usd
+        if call.replay is not None:
+            self._count_replay(call.replay, model, key)
         if call.attempts:
             target = call.attempts[-1].target
             if record.outcome == "ok" and not _is_own(call, target):
@@ -308,6 +324,11 @@ class Telemetry(Collector):
         self._shed_level.values[()] = level
         self._shed.totals.update({(lane,): total for lane, total in totals.items()})
 
+    def set_store(self, stats: Mapping[str, Mapping[str, int]]) -> None:
+        """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
+        self._cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
+        self._cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+
     def set_loop_lag(self, seconds: float) -> None:
         """How late the loop ran."""
         self._loop_lag.values[()] = seconds
@@ -317,6 +338,18 @@ class Telemetry(Collector):
         self._connections.values = {
             (provider, state): count for provider, states in stats.items() for state, count in states.items()
         }
+
+    def _count_replay(self, replay: Replay, model: str, key: str) -> None:
+        requests = self._cache.totals
+        for said in replay.tried:
+            requests[said] += 1
+        saved = replay.saved
+        if saved is None:
+            return
+        self._saved_tokens.totals[replay.layer, model, "input"] += saved.input
+        self._saved_tokens.totals[replay.layer, model, "output"] += saved.output
+        if replay.saved_usd is not None:
+            self._saved_usd.totals[replay.layer, model, key] += replay.saved_usd
 
     def _count_usage(self, record: Settled, model: str, key: str, target: str) -> None:
         usage = record.usage

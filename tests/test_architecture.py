@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "app": EVERYTHING,
     "demo": {"app", "emulator", "settings", "upstream"},
     "adminclient": set(),
-    "cli": EVERYTHING | {"adminclient", "app", "demo"},
+    "cacheclient": {"adminclient"},
+    "cli": EVERYTHING | {"adminclient", "cacheclient", "app", "demo"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -55,6 +56,8 @@ ONLY_IN = {
     "pybreaker": {"policy.breaker"},
     "redis": {"store"},
     "tiktoken": {"config"},
+    "numpy": {"store.vectorindex", "upstream.localmodel"},
+    "tokenizers": {"upstream.localmodel"},
     "sqlite3": {"store"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}

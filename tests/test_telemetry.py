@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.call import Attempt, Settled, Usage
+from gateway.call import Attempt, Replay, Settled, Usage
 from gateway.calllog import QUEUED_BATCHES, CallLog
 from gateway.errors import Phase
 from gateway.telemetry import Distribution, Telemetry
@@ -194,6 +194,107 @@ async def test_breakers_that_share_a_name_show_the_worst_of_them() -> None:
     assert [name for name in scrape(telemetry) if "breaker_state" in name or "retry_budget" in name] == [
         "gateway_breaker_state[('target', 'b/m')]"
     ]
+
+
+def spared(**changes: object) -> Settled:
+    """The account of a call that got a kept answer; `changes` are those of its replay."""
+    values: dict[str, object] = {
+        "result": "semantic",
+        "layer": "semantic",
+        "key": b"k" * 32,
+        "source": "req_0",
+        "age_s": 12.34567,
+        "similarity": 0.912345,
+        "saved": Usage(100, 20),
+        "saved_usd": 0.25,
+        "tried": [("exact", "miss"), ("semantic", "hit")],
+    }
+    replay = Replay(**{**values, **changes})  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+    call = Bench([ScriptedUpstream()]).call(
+        replay=replay, idempotency_key=b"IDEMPOTENCY-CANARY", cache_control=b"CONTROL-CANARY"
+    )
+    return record(call=call, usage=None, cost_usd=None, retries_usd=0.0, time_to_first_byte_s=None)
+
+
+async def test_what_each_layer_said_and_what_it_saved_is_counted() -> None:
+    """A miss in one layer and a hit in the next are two results of one call; nothing was used, so nothing is charged."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(spared())
+    telemetry.settled(spared(result="miss", layer="", saved=None, saved_usd=None, tried=[("exact", "miss")]))
+    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name and "created" not in name}
+
+    labels = "('layer', 'semantic'), ('model', 'm')"
+    assert samples == {
+        "gateway_cache_requests_total[('layer', 'exact'), ('result', 'miss')]": 2,
+        "gateway_cache_requests_total[('layer', 'semantic'), ('result', 'hit')]": 1,
+        f"gateway_cache_saved_tokens_total[('kind', 'input'), {labels}]": 100,
+        f"gateway_cache_saved_tokens_total[('kind', 'output'), {labels}]": 20,
+        f"gateway_cache_saved_usd_total[('key', 'web'), {labels}]": 0.25,
+    }
+
+
+async def test_what_was_spared_at_an_unknown_price_saves_no_money() -> None:
+    """Its tokens are counted; a guess at its price is not."""
+    telemetry, _, _ = make()
+
+    telemetry.settled(spared(saved_usd=None))
+    names = "".join(scrape(telemetry))
+
+    assert "gateway_cache_saved_tokens_total[" in names
+    assert "gateway_cache_saved_usd_total[" not in names
+
+
+async def test_the_size_of_the_store_is_what_it_is_now() -> None:
+    """By kind; what is gone at the next look is forgotten."""
+    telemetry, _, _ = make()
+
+    telemetry.set_store({"answers": {"entries": 3, "bytes": 3000}, "vectors": {"entries": 1, "bytes": 400}})
+    telemetry.set_store({"answers": {"entries": 2, "bytes": 2000}, "records": {"entries": 0, "bytes": 0}})
+    samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name}
+
+    assert samples == {
+        "gateway_cache_entries[('kind', 'answers')]": 2,
+        "gateway_cache_entries[('kind', 'records')]": 0,
+        "gateway_cache_bytes[('kind', 'answers')]": 2000,
+        "gateway_cache_bytes[('kind', 'records')]": 0,
+    }
+
+
+def line_of(account: Settled) -> dict[str, object]:
+    """Its line in the log."""
+    stream = io.StringIO()
+    log = CallLog(stream, "json")
+    log.start()
+    log.put([(1_800_000_000.0, account)])
+    log.stop()
+    assert "CANARY" not in stream.getvalue()
+    line: dict[str, object] = orjson.loads(stream.getvalue())
+    return line
+
+
+def test_a_line_tells_how_a_call_was_spared() -> None:
+    """By which layer, of whose answer, how old and how near that was, and what it saved; never the caller's own key."""
+    line, plain = line_of(spared()), line_of(record())
+
+    assert {name: line[name] for name in line.keys() - plain.keys()} == {
+        "cache": "semantic",
+        "cache_layer": "semantic",
+        "saved_tokens": 120,
+        "saved_usd": 0.25,
+        "age_s": 12.346,
+        "similarity": 0.9123,
+        "source": "req_0",
+    }
+
+
+def test_a_line_tells_of_a_miss_that_it_was_one() -> None:
+    """And nothing that there is not."""
+    missed = spared(
+        result="miss", layer="", source="", age_s=None, similarity=None, saved=None, saved_usd=None, tried=[]
+    )
+
+    assert line_of(missed).keys() - line_of(record()).keys() == {"cache"}
 
 
 async def test_names_and_texts_are_as_prometheus_wants_them() -> None:

@@ -23,10 +23,14 @@ def _nobody_pays(_call: Call, _usd: float) -> None:
     return None
 
 
+def _nobody_notes(_call: Call) -> None:
+    return None
+
+
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_charge", "_clock", "_meter", "_release", "opened")
+    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "opened")
 
     def __init__(
         self,
@@ -34,8 +38,12 @@ class Accounts:
         meter: Meter,
         release: Callable[[Call, Usage | None], None],
         charge: Callable[[Call, float], None] = _nobody_pays,
+        note: Callable[[Call], None] = _nobody_notes,
     ) -> None:
-        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key."""
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
+        told of calls that may have been spared.
+        """
+        self._note = note
         self._release = release
         self._charge = charge
         self._clock = clock
@@ -50,6 +58,9 @@ class Accounts:
         if call.settled:
             return
         call.settled = True
+        call.usage, call.outcome = usage, outcome
+        if call.left:
+            status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
         try:
             self._release(call, usage)
         finally:  # whatever fails there, the books are kept
@@ -72,6 +83,8 @@ class Accounts:
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:
             first_byte_s = last.first_byte_at - last.started_at
+        if call.replay is not None:
+            self._note(call)
         self._meter.settled(
             Settled(
                 call=call,

@@ -1,6 +1,6 @@
 """The life of a call, top to bottom. Read this first.
 
-    admission -> attempt, admission -> attempt, … -> answer or give up -> relay -> settle
+    replay -> admission -> attempt, admission -> attempt, … -> answer or give up -> relay -> settle
 
 One explicit function instead of a stack of wrappers: everything shares one plan, one deadline and one attempt ledger, and
 with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs exactly once for every call that enters
@@ -10,7 +10,8 @@ with a stream "returned" is not "finished". Invariant: `Accounts.settle` runs ex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gateway.call import Call, Reply, Usage
 from gateway.clock import Clock
@@ -18,15 +19,18 @@ from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.admission import Admission
 from gateway.flow.attempt import Attempts
+from gateway.flow.flight import Flight
 from gateway.flow.opening import Opened, clocks_of
 from gateway.flow.rawrelay import RawRelay, why_stopped
 from gateway.flow.relay import SseRelay
-from gateway.flow.running import COALESCED, Ended, Running
+from gateway.flow.replay import Replays
+from gateway.flow.running import Ended, Running
+from gateway.flow.savings import Savings
 from gateway.flow.trail import trail_headers
 from gateway.flow.watch import Watch
 from gateway.policy.headers import passthrough_response_headers, response_headers
 from gateway.policy.usage import estimate_tokens, estimate_usage
-from gateway.ports import Meter
+from gateway.ports import Meter, Store
 
 SLOW_CLIENT = "slow_client"
 SLOW_CLIENT_S = 5.0
@@ -41,41 +45,75 @@ def _half() -> float:
 class Pipeline:
     """Serves calls. One per process; holds no state of any call."""
 
-    __slots__ = ("_accounts", "_admission", "_attempts", "_clock", "_returned", "_returned_as_is", "_running")
+    __slots__ = (
+        "_accounts",
+        "_admission",
+        "_attempts",
+        "_clock",
+        "_returned",
+        "_returned_as_is",
+        "_running",
+        "replays",
+    )
 
     def __init__(
-        self, clock: Clock, meter: Meter, watch: Watch, admission: Admission, draw: Callable[[], float] = _half
+        self,
+        clock: Clock,
+        meter: Meter,
+        watch: Watch,
+        admission: Admission,
+        store: Store,
+        draw: Callable[[], float] = _half,
+        savings: Savings | None = None,
     ) -> None:
         """`draw` gives uniform numbers from [0, 1); without it no backoff is random."""
         self._clock = clock
         self._admission = admission
-        self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent)
+        savings = Savings() if savings is None else savings
+        self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._running = Running(clock)
+        self.replays = Replays(clock, self._accounts, store, self._answer)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
 
-    async def handle(self, call: Call) -> Reply:
+    def handle(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serve one call. Raises GatewayError for what the client gets instead of an answer; cancel it to give up.
 
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
+        asked = self.replays.ask(call)
+        return self._answer(call) if asked is None else self.replays.serve(call, asked)
+
+    async def aclose(self) -> None:
+        """Wait for what is still being kept. To be called when every call has been stopped."""
+        await self.replays.aclose()
+
+    async def _answer(self, call: Call) -> Reply:
+        """The answer of a provider, or of the call that this one repeats."""
         twin = self._running.enter(call)
         ended: Ended = None
         try:
             if twin is not None:
-                reply = await self._running.follow(call, twin)
+                reply = await self._repeated(call, twin)
                 if reply is not None:
-                    ended = reply
-                    self._accounts.settle(call, reply.status, COALESCED)
+                    ended = reply if reply.chunks is None else None
                     return reply
             opened = await self._attempts.first_answer(call)
-            if opened.relay is not None:
-                return self._stream_reply(call, opened, opened.relay)
-            ended = self._whole_reply(call, opened)
-            return ended
+            if opened.relay is None:
+                ended = self._whole_reply(call, opened)
+                return ended
+            reply = self._stream_reply(call, opened, opened.relay)
+            if not self._running.is_followed(call):
+                return reply
+            ended = self.replays.share(call, reply)
+            return await self.replays.join(call, ended) or reply
         except GatewayError as error:
+            instead = self.replays.instead(call, error.status)
+            if instead is not None:
+                self._accounts.settle(call, instead.status, "ok")
+                return instead
             ended = error
             self._accounts.settle(call, error.status, error.code or error.type)
             raise
@@ -92,23 +130,42 @@ class Pipeline:
             self._running.leave(call, ended)
             ended = None  # an error would lead back to itself by this frame
 
+    async def _repeated(self, call: Call, twin: Call) -> Reply | None:
+        """The answer of the call that this one repeats; None: it has to be served itself."""
+        followed = await self._running.follow(call, twin)
+        if isinstance(followed, Flight):
+            return await self.replays.join(call, followed)
+        if followed is None:
+            return None
+        self.replays.spared(call, twin)
+        self._accounts.settle(call, followed.status, twin.outcome)
+        headers = followed.shared + trail_headers(call, self._clock.monotonic())
+        return Reply(followed.status, headers, followed.body, shared=followed.shared)
+
     def _whole_reply(self, call: Call, opened: Opened) -> Reply:
         body = opened.body
+        if opened.error_class is not None:
+            instead = self.replays.instead(call, opened.status)
+            if instead is not None:
+                self._accounts.settle(call, instead.status, "ok")
+                return instead
         if opened.error_class is None:
             usage = opened.usage or self._estimate(call, estimate_tokens(body))
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
-        headers = self._headers(call, opened)
+        shared = self._shared(call, opened)
         if opened.error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
-            headers = [header for header in headers if header[0] != b"x-should-retry"]
-            headers.append(NO_RETRY)
-        return Reply(opened.status, headers, body)
+            shared = [header for header in shared if header[0] != b"x-should-retry"]
+            shared.append(NO_RETRY)
+        return Reply(opened.status, shared + trail_headers(call, self._clock.monotonic()), body, shared=shared)
 
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             usage = usage or self._estimate(call, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
+            if isinstance(relay, SseRelay):
+                call.usage_event = relay.usage_event
             self._admission.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
@@ -120,14 +177,16 @@ class Pipeline:
             if not call.settled:  # closed before the first chunk was asked for: the generator never ran
                 on_end(CLIENT_GONE, None, 0)
 
-        headers = self._headers(call, opened)
+        shared = self._shared(call, opened)
         if isinstance(relay, RawRelay):
-            headers += (header for header in opened.headers if header[0] == b"content-length")
-        return Reply(opened.status, headers, chunks=chunks, close=close)
+            shared += (header for header in opened.headers if header[0] == b"content-length")
+        headers = shared + trail_headers(call, self._clock.monotonic())
+        return Reply(opened.status, headers, chunks=chunks, close=close, shared=shared)
 
-    def _headers(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
+    def _shared(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
+        """The provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
-        return returned.keep(opened.headers) + trail_headers(call, self._clock.monotonic())
+        return returned.keep(opened.headers)
 
     def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
         """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""

@@ -151,6 +151,11 @@ class SseRelay:
                     outcome = "ok"  # whoever left, or was late, has missed nothing
                 on_end(outcome, said.usage or find_usage(said.last_plain), plain + said.events)
 
+    @property
+    def usage_event(self) -> bytes:
+        """The event with the usage that the client did not ask for, when the stream has ended; empty: there was none."""
+        return self._said.usage_event
+
     def _redacted(self, block: bytes) -> bytes:
         return block if self._secret is None else block.replace(self._secret, b"[redacted]")
 

@@ -17,17 +17,14 @@ import asyncio
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import DeadlineExceeded, GatewayError
-from gateway.flow.trail import trail_headers
+from gateway.flow.flight import Flight
 from gateway.ports import RawHeaders
-
-COALESCED = "coalesced"
-"""The outcome of a call that got the answer of another."""
 
 LOTS = 256
 """Calls are kept in so many lots, by the length of their bodies."""
 
-Ended = Reply | GatewayError | None
-"""What came of a call; None: nothing that another could be given, such as an answer that is relayed."""
+Ended = Reply | Flight | GatewayError | None
+"""What came of a call: a whole answer, one that is being relayed, an error; None: nothing that another could be given."""
 
 
 class Running:
@@ -55,15 +52,17 @@ class Running:
             if end is not None and not end.done():
                 end.set_result(ended)
 
-    async def follow(self, call: Call, twin: Call) -> Reply | None:
-        """The answer of the call that this one repeats; None: it has to be served itself.
+    def is_followed(self, call: Call) -> bool:
+        """Whether another waits for its answer."""
+        return bool(self._ends) and id(call) in self._ends
 
-        Raises the twin's GatewayError, or DeadlineExceeded when the call's own time is up. An answer that is relayed goes to
-        one reader only: then all that is passed on is the age, which tells who goes first among calls that come back.
+    async def follow(self, call: Call, twin: Call) -> Reply | Flight | None:
+        """The answer of the call that this one repeats, to be joined where it is relayed; None: it has to be served itself.
+
+        Raises the twin's GatewayError, or DeadlineExceeded when the call's own time is up. A call that is served itself after
+        all is as old as what it repeats: age tells who goes first among calls that come back.
         """
-        if call.stream or call.endpoint.answer != "json":
-            call.twin_seq = twin.seq
-            return None
+        call.twin_seq = twin.seq
         call.parsed = None  # its memory is not needed as long as it waits
         ended = await self._end_of(twin, call)
         if isinstance(ended, GatewayError):
@@ -71,9 +70,7 @@ class Running:
                 raise ended.with_traceback(None)
             finally:
                 del ended  # it would lead back to itself by this frame
-        if ended is None:
-            return None
-        return Reply(ended.status, _own_headers(call, ended.headers, self._clock.monotonic()), ended.body)
+        return ended
 
     async def _end_of(self, twin: Call, call: Call) -> Ended:
         end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -111,14 +108,6 @@ def _repeats(call: Call, earlier: Call) -> bool:
 def _telling(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Those that are part of the question; the others tell of the SDK, and count its retries."""
     return [header for header in headers if not header[0].startswith(b"x-stainless-")]
-
-
-def _own_headers(call: Call, headers: RawHeaders, now: float) -> list[tuple[bytes, bytes]]:
-    """The twin's headers with the call's own request id and times; what it cost was the twin's."""
-    own = dict(trail_headers(call, now))
-    own[b"x-gateway-cache"] = COALESCED.encode()
-    theirs = {b"content-length", b"x-gateway-cost-usd", *own}
-    return [*[header for header in headers if header[0] not in theirs], *own.items()]
 
 
 def _time_is_up(end: asyncio.Future[Ended]) -> None:

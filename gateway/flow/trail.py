@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from gateway.call import Call, shown
+from collections.abc import Iterator
+
+from gateway.call import Call, Replay, shown
 from gateway.flow.accounting import known_usd, overhead_s
 
 
 def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds)."""
     own_id = call.id.encode()
+    replay = call.replay
     headers = [
-        (b"x-gateway-cache", b"bypass"),
+        (b"x-gateway-cache", b"bypass") if replay is None else (b"x-gateway-cache", replay.result.encode()),
         (b"x-gateway-queue-ms", b"%d" % (call.queue_s * 1000) if call.queue_s else b"0"),
         (b"x-gateway-overhead-ms", b"%.2f" % (overhead_s(call, now) * 1000)),
         (b"x-gateway-request-id", own_id),
     ]
     upstream_id = None
     attempts = call.attempts
+    if replay is not None:
+        headers += _replay_headers(replay, is_served=not attempts)
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
     if attempts:
@@ -34,3 +39,17 @@ def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     else:
         headers.append((b"x-request-id", upstream_id))
     return headers
+
+
+def _replay_headers(replay: Replay, *, is_served: bool) -> Iterator[tuple[bytes, bytes]]:
+    """Whose answer it is, where it was spared a provider."""
+    if replay.key:
+        yield b"x-gateway-cache-key", replay.key.hex().encode()
+    if replay.layer:
+        yield b"x-gateway-cache-source", replay.source.encode()
+        if is_served and replay.target:
+            yield b"x-gateway-target", replay.target.encode()
+        if is_served and replay.attempts:
+            yield b"x-gateway-attempts", replay.attempts.encode()
+    if replay.similarity is not None:
+        yield b"x-gateway-cache-similarity", b"%.4f" % replay.similarity

@@ -159,6 +159,8 @@ class Edge:
             parsed=peeked.parsed,
             task=serving.task,
             sdk_retry=parse.sdk_retry(index),
+            idempotency_key=parse.idempotency_key(index, endpoint) if b"idempotency-key" in index else None,
+            cache_control=index.get(b"cache-control"),
         )
         if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
             reply = await self._handle_alive(exchange, call, now)
@@ -232,10 +234,11 @@ class Edge:
         cycle = exchange.cycle
         exchange.started = True
         if reply.chunks is None:
-            await end_stream(cycle, whole_as_events(endpoint, reply.status, reply.body))
+            events = reply.body if _is_stream(reply) else whole_as_events(endpoint, reply.status, reply.body)
+            await end_stream(cycle, events)
             return
         try:
-            if dict(reply.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            if _is_stream(reply):
                 async for chunk in reply.chunks:
                     await send_chunk(cycle, chunk)
                 await end_stream(cycle)
@@ -287,6 +290,10 @@ class Edge:
                 await exchange.send({"type": "http.response.body", "body": event})
         else:
             await self._refuse(exchange, ShuttingDown("The gateway is shutting down; the call could not be finished."))
+
+
+def _is_stream(reply: Reply) -> bool:
+    return dict(reply.headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 def _turn_into_events(endpoint: Endpoint, reply: Reply) -> None:

@@ -32,6 +32,8 @@ _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
 _LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
+_IDEMPOTENCY_KEY = re.compile(rb"""(?s:"((?:[ !#-\[\]-~]|\\["\\]){1,255})"|([!#-~][ -~]{0,254}))""")
+_ESCAPED = re.compile(rb"\\(.)")
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
@@ -210,6 +212,24 @@ def sdk_retry(index: dict[bytes, bytes]) -> int:
     if count is None or count == b"0":
         return 0
     return int(count) if count.isdigit() and len(count) < 4 else 0
+
+
+def idempotency_key(index: dict[bytes, bytes], endpoint: Endpoint) -> bytes | None:
+    """The `Idempotency-Key`, quoted (a string of RFC 8941) or bare. Raises InvalidRequest for one that is none.
+
+    On paths that are passed through it is the provider's business.
+    """
+    sent = index.get(b"idempotency-key")
+    if sent is None or endpoint.request == "any":
+        return None
+    bare = _IDEMPOTENCY_KEY.fullmatch(sent.strip())
+    if bare is None:
+        raise InvalidRequest(
+            "The header 'Idempotency-Key' must have 1 to 255 printable ASCII characters, in double quotes or without.",
+            param="Idempotency-Key",
+            code="invalid_idempotency_key",
+        )
+    return bare[2] if bare[1] is None else _ESCAPED.sub(rb"\1", bare[1])
 
 
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:

@@ -94,6 +94,7 @@ class Transcript:
         "is_plain",
         "last_plain",
         "usage",
+        "usage_event",
     )
 
     def __init__(self, form: Form, *, strips_usage: bool = False) -> None:
@@ -115,6 +116,8 @@ class Transcript:
         """The last event that nobody has looked into."""
         self.failure: Failure | None = None
         self.usage: Usage | None = None
+        self.usage_event = b""
+        """What was taken out of the stream because only asking for usage had added it."""
 
     @property
     def is_inside(self) -> bool:
@@ -174,7 +177,10 @@ class Transcript:
         if parsed is None:
             self.failure = self._interrupted("the provider sent an event that is not JSON")
             return b""
-        return b"" if self._strips and _is_usage_event(parsed) else self._take(event, parsed)
+        if self._strips and _is_usage_event(parsed):
+            self.usage_event = event
+            return b""
+        return self._take(event, parsed)
 
     def _end(self, event: bytes) -> bytes:
         """`[DONE]`: passed on once, also behind an end of another kind."""

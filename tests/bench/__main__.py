@@ -22,7 +22,7 @@ from tests.bench.systems import ROOT, StartError, System, canned_provider, find_
 NORMAL = Effort(rounds=3, load_s=3, warm_s=1, streams=100, interval_ms=10, events=400)
 QUICK = Effort(rounds=1, load_s=1, warm_s=1, streams=100, interval_ms=10, events=150)
 RESULTS = ROOT / "bench-results"
-NAMES = ("gateway", "floor", "nginx")
+NAMES = ("gateway", "cache hit", "floor", "nginx")
 
 
 def main() -> int:

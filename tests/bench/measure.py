@@ -111,7 +111,7 @@ def measure(system: System, running: Running, core: int, effort: Effort) -> Roun
     cpu_s, busy, foreign = window.close()
     low = load.run_plain(port, system.headers, connections=LOW, seconds=effort.load_s)
     per_event, per_read, streams_rss_mb = (
-        (None, None, None) if system.is_peer else _streams(system, running, core, effort)
+        (None, None, None) if system.is_peer or system.is_plain_only else _streams(system, running, core, effort)
     )
     return Round(
         start_s=running.start_s,

@@ -47,6 +47,8 @@ class System:
     """Sent along with every call."""
     environ: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 20.0
+    is_plain_only: bool = False
+    """Measured for plain calls only."""
     is_peer: bool = False
     """Measured for plain calls only; its answer may differ in form from the provider's."""
 
@@ -119,7 +121,11 @@ def canned_provider(folder: Path, core: int) -> Iterator[int]:
 def find_systems(only: set[str]) -> tuple[list[System], dict[str, str]]:
     """The systems that can run here, and why the others cannot."""
     uvicorn = f"uvicorn {version('uvicorn')}, httptools {version('httptools')}"
-    systems = [System("gateway", _gateway_version(), _gateway), System("floor", uvicorn, _floor)]
+    systems = [
+        System("gateway", _gateway_version(), _gateway),
+        System("cache hit", _gateway_version(), _caching_gateway, is_plain_only=True),
+        System("floor", uvicorn, _floor),
+    ]
     skipped: dict[str, str] = {}
     nginx = find_nginx()
     if nginx is not None:
@@ -141,14 +147,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _gateway(folder: Path, port: int, upstream_port: int) -> list[str]:
+def _caching_gateway(folder: Path, port: int, upstream_port: int) -> list[str]:
+    """The gateway with the exact cache on: all calls but the first are hits."""
+    (folder / "policies").mkdir(exist_ok=True)
+    (folder / "policies" / "cache.yaml").write_text("default: {exact: {requests: always, ttl: 1d}}\n")
+    return _gateway(folder, port, upstream_port, more="policies: policies\n")
+
+
+def _gateway(folder: Path, port: int, upstream_port: int, more: str = "") -> list[str]:
     """All default policies in force; the target's limits are there to be checked, and too high to be felt."""
     config = folder / "gateway.yaml"
     target = f"{{provider: canned, model: {MODEL}, rpm: 1000000000, tpm: 1000000000000}}"
     config.write_text(
         f"server: {{host: 127.0.0.1, port: {port}, grace: 1s}}\n"
         f"providers:\n  canned: {{dialect: openai, base_url: 'http://127.0.0.1:{upstream_port}/v1', api_key: sk-bench}}\n"
-        f"models:\n  {MODEL}:\n    targets: [{target}]\n"
+        f"models:\n  {MODEL}:\n    targets: [{target}]\n{more}"
     )
     return [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--log-format", "json"]
 

@@ -77,7 +77,23 @@ def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "version") == (0, f"gateway {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("check",), ("explain",), ("emulate",), ("version",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("serve",),
+        ("check",),
+        ("explain",),
+        ("targets",),
+        ("stats",),
+        ("cache",),
+        ("cache", "show"),
+        ("cache", "purge"),
+        ("cache", "why"),
+        ("emulate",),
+        ("version",),
+    ],
+)
 def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     """On standard output, exit code 0, every command named."""
     code, output, errors = run(capsys, *command, "--help")
@@ -85,7 +101,8 @@ def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str], com
     assert (code, errors) == (0, "")
     assert output.startswith("usage: gateway")
     if not command:
-        assert all(name in output for name in ("serve", "check", "explain", "emulate", "version"))
+        named = ("serve", "check", "explain", "targets", "stats", "cache", "demo", "emulate", "version")
+        assert all(f"\n    {name} " in output for name in named)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +115,9 @@ def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str], com
         ("emulate", "--port=-1"),
         ("serve", "--nope"),
         ("explain",),
+        ("cache",),
+        ("cache", "why"),
+        ("stats", "--by", "tenant"),
     ],
 )
 def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str], wrong: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from gateway.flow.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import Watch
 from gateway.policy.breaker import BreakerRules
+from gateway.policy.caching import Caching
 from gateway.policy.capabilities import Capabilities
 from gateway.policy.retry import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import (
@@ -29,7 +30,8 @@ from gateway.policy.snapshot import (
     Server,
     Target,
 )
-from gateway.ports import Clocks, Outgoing
+from gateway.ports import Clocks, Outgoing, Store, StoreBounds
+from gateway.store.memory import MemoryStore
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")
@@ -38,6 +40,7 @@ CLOCKS = Clocks(connect_s=5, write_s=60, first_byte_s=600, idle_s=300, total_s=3
 JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream")
 RATES = Rates(input_usd=2e-6, output_usd=8e-6, cached_input_usd=1e-6)
+BOUNDS = StoreBounds({"default": 10_000_000}, 10_000_000)
 ONCE = Retries(by_cost=(), by_class={name: replace(rule, attempts=1) for name, rule in BUILT_IN_RULES.items()})
 """No target is tried again by a call that has failed there."""
 ERRORS = read_error_tables((), {}, []).of("")
@@ -213,11 +216,16 @@ class Bench:
     capabilities: Sequence[Capabilities] = ()
     clocks: Clocks = CLOCKS
     rates: Rates | None = RATES
+    caching: Caching = field(default_factory=Caching)
+    store: Store | None = None
+    """None: in memory."""
 
     def __post_init__(self) -> None:
         self.policy = _policy(self._model(), self.bounds, self.keys)
         self.admission = Admission(self.clock, self.meter, self.policy, self.draw)
-        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.draw)
+        if self.store is None:
+            self.store = MemoryStore(BOUNDS, self.clock.wall)
+        self.pipeline = Pipeline(self.clock, self.meter, self.watch, self.admission, self.store, self.draw)
 
     @property
     def account(self) -> Settled:
@@ -257,6 +265,7 @@ class Bench:
             holding=self.holding,
             include_usage=self.include_usage,
             retries=self.retries,
+            caching=self.caching,
             choice=self.choice,
             context_plan=everyone[len(plan) :],
         )

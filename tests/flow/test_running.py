@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Call, Reply
+from gateway.call import Reply
 from gateway.errors import DeadlineExceeded, ErrorClass, NoTargetAvailable
-from gateway.flow.running import COALESCED
 from gateway.policy.snapshot import Key, Limits
 from tests.flow.support import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'
+STREAM = (b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n', b"data: [DONE]\n\n")
 Serving = asyncio.Task[tuple[Reply, bytes]]
 
 
@@ -62,7 +62,7 @@ async def test_a_retry_gets_the_answer_of_the_call_it_repeats() -> None:
     assert b"x-gateway-cost-usd" not in headers
     assert len(headers) == len(repeated.headers)
     assert len(bench.upstreams[0].sent) == 1
-    assert [record.outcome for record in bench.meter.accounts] == ["ok", COALESCED]
+    assert [record.outcome for record in bench.meter.accounts] == ["ok", "ok"]
     assert bench.meter.accounts[1].cost_usd is None
     assert nobody_runs(bench)
 
@@ -152,7 +152,7 @@ async def test_a_retry_gets_the_error_of_the_call_it_repeats() -> None:
 
     assert (reply.status, body) == (400, ERROR)
     assert (b"x-should-retry", b"false") in reply.headers
-    assert [record.outcome for record in bench.meter.accounts] == [ErrorClass.BAD_REQUEST, COALESCED]
+    assert [record.outcome for record in bench.meter.accounts] == [ErrorClass.BAD_REQUEST, ErrorClass.BAD_REQUEST]
 
 
 async def test_a_retry_gets_our_error_too() -> None:
@@ -215,7 +215,7 @@ async def test_a_retry_that_leaves_takes_nobody_along() -> None:
     gate.set()
     await asyncio.gather(first, last)
 
-    assert [record.outcome for record in bench.meter.accounts] == ["client_gone", "ok", COALESCED]
+    assert [record.outcome for record in bench.meter.accounts] == ["client_gone", "ok", "ok"]
     assert len(bench.upstreams[0].sent) == 1
     assert nobody_runs(bench)
 
@@ -230,7 +230,7 @@ async def test_the_retry_of_a_retry_follows_that_one() -> None:
     answers = await asyncio.gather(*calls)
 
     assert {body for _, body in answers} == {ANSWER}
-    assert [record.outcome for record in bench.meter.accounts] == ["ok", COALESCED, COALESCED]
+    assert [record.outcome for record in bench.meter.accounts] == ["ok", "ok", "ok"]
     assert nobody_runs(bench)
 
 
@@ -291,35 +291,31 @@ async def test_a_retry_of_what_has_ended_is_a_call_like_any_other() -> None:
     assert nobody_runs(bench)
 
 
-async def test_a_stream_is_not_shared_but_its_age_is() -> None:
-    """Its events go elsewhere already; the retry is served itself, and is as old as what it repeats."""
+async def test_a_retry_that_takes_over_is_as_old_as_what_it_repeats() -> None:
+    """The first one's client was seen to leave: the retry goes where that would have gone."""
     gate = asyncio.Event()
-    done = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-    bench = Bench([ScriptedUpstream(streamed(gate, done), streamed(gate, done))])
-    calls: list[Call] = [bench.call(stream=True, sdk_retry=count) for count in (0, 0, 1)]
-    calls[1].body = b'{"model":"m","messages":[1]}'
-
-    replies = [asyncio.ensure_future(bench.pipeline.handle(call)) for call in (calls[0], calls[2])]
+    bench = Bench([ScriptedUpstream(streamed(gate), streamed(*STREAM))])
+    calls = [bench.call(stream=True, sdk_retry=count) for count in (0, 1)]
+    replies = [asyncio.ensure_future(bench.pipeline.handle(call)) for call in calls]
     await turns()
-    gate.set()
-    for reply in await asyncio.gather(*replies):
-        await reply.close()
+    replies[0].cancel("client_gone")
+    await turns()
+    await (await replies[1]).close()
 
     assert len(bench.upstreams[0].sent) == 2
-    assert calls[0].seq == calls[2].seq == 1
+    assert calls[0].seq == calls[1].seq == 1
     assert nobody_runs(bench)
 
 
-async def test_what_a_key_may_use_is_asked_of_a_streams_retry_too() -> None:
+async def test_what_a_key_may_use_is_asked_of_a_retry_that_takes_over() -> None:
     """The age is inherited, the permission is not."""
     gate = asyncio.Event()
-    done = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     key = Key("web", "web", b"d", limits=Limits(requests_per_min=1, request_burst=1))
-    bench = Bench([ScriptedUpstream(streamed(gate, done))], keys=[key])
+    bench = Bench([ScriptedUpstream(streamed(gate))], keys=[key])
 
     first = await begin(bench, stream=True, key=key)
     again = await begin(bench, stream=True, key=key, sdk_retry=1)
-    gate.set()
+    first.cancel("client_gone")
     await asyncio.wait([first, again])
 
     assert getattr(again.exception(), "code", None) == "key_rate_limited"
@@ -338,8 +334,8 @@ async def test_a_shared_answer_costs_the_key_nothing() -> None:
     assert [reply.status for reply, _ in await asyncio.gather(first, again)] == [200, 200]
 
 
-async def test_an_answer_that_is_relayed_is_not_shared() -> None:
-    """It is too large to be held, or no JSON: the retry is served itself, of speech without waiting."""
+async def test_an_answer_that_has_begun_cannot_be_joined() -> None:
+    """Nobody holds what has gone by: the retry is served itself, without waiting."""
     gate = asyncio.Event()
     sound = (b"content-type", b"audio/mpeg")
     bench = Bench([ScriptedUpstream(Script(200, (sound,), [gate, b"1"]), Script(200, (sound,), [b"2"]))])
@@ -351,11 +347,11 @@ async def test_an_answer_that_is_relayed_is_not_shared() -> None:
     assert (body, (await first)[1]) == (b"2", b"1")
 
 
-async def test_nobody_waits_for_an_answer_that_turns_out_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the retry asks for itself."""
+async def test_an_answer_that_is_relayed_is_shared_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be too large to be read whole: both get its pieces."""
     monkeypatch.setattr("gateway.flow.opening.WHOLE_LIMIT", 10)
     gate, script = gated()
-    bench = Bench([ScriptedUpstream(script, Script(200, (JSON,), [ANSWER]))])
+    bench = Bench([ScriptedUpstream(script)])
 
     first = await begin(bench)
     again = await begin(bench, sdk_retry=1)
@@ -363,7 +359,7 @@ async def test_nobody_waits_for_an_answer_that_turns_out_too_large(monkeypatch: 
     bodies = [body for _, body in await asyncio.gather(first, again)]
 
     assert bodies == [ANSWER, ANSWER]
-    assert len(bench.upstreams[0].sent) == 2
+    assert len(bench.upstreams[0].sent) == 1
 
 
 async def test_a_retry_while_the_loop_repairs_the_call_waits_for_the_repair() -> None:

@@ -13,7 +13,8 @@ from gateway.call import Lane
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.watch import Watch
-from gateway.ports import Answer, Meter, Outgoing
+from gateway.ports import Answer, Meter, Outgoing, StoreBounds
+from gateway.store.memory import MemoryStore
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until
@@ -86,13 +87,16 @@ class BookKeeper(Score):
         return
 
 
+STORE = MemoryStore(StoreBounds({}, 0), lambda: 0.0)
+
+
 class PipelineWorld(World):
     """A world whose calls are served by the real pipeline."""
 
     def __post_init__(self) -> None:
         self.sites = [replace(site, upstream=SimUpstream(self.clock, site.provider)) for site in self.sites]
         super().__post_init__()
-        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), Watch(), self.admission)
+        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), Watch(), self.admission, STORE)
 
     async def serve(self, call: SimCall) -> SimCall:
         self.calls.append(call)

@@ -1,0 +1,134 @@
+"""What was spared: running totals since the start, and how the last calls that might have been spared one fared.
+
+It counts what the layers have said of a call and decides nothing; it must not know where answers are kept. Memory is
+bounded: totals by the names of the config, recollections by `MOST_REMEMBERED`, and no answer is among them. Invariant: every
+call that was answered is counted once, at the layer that did it or at `PROVIDER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from gateway.call import Call, Replay
+
+PROVIDER = "provider"
+"""Stands for a layer where none had an answer and somebody was asked."""
+MOST_REMEMBERED = 1_000
+SHOWN_CHARACTERS = 100
+"""Of a model's name, which is the client's choice where the config has a pattern."""
+
+_TOLD = ("result", "layer", "key", "source", "target", "age_s", "similarity", "saved", "saved_usd", "tried", "why")
+"""Of a replay: all but the answer that it may hold, for a thousand of those would be a lot of memory."""
+_STORY_OF = attrgetter(*_TOLD)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one layer did for the calls of one model and one key."""
+
+    asked: int = 0
+    """Calls for which it looked; one that the caller kept away from it is none of them."""
+    answered: int = 0
+    input: int = 0
+    output: int = 0
+    usd: float = 0.0
+    unpriced: int = 0
+    """Answers whose tokens were spared, at a price that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """How a call fared that could have been spared its provider."""
+
+    replay: Replay
+    endpoint: str
+    model: str
+    key: str
+    tenant: str
+
+
+class Savings:
+    """Counts and remembers. Every method is for the loop's thread."""
+
+    __slots__ = ("_last", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], dict[str, Tally]] = {}
+        self._last: dict[str, tuple[tuple[Any, ...], str, str, str, str]] = {}
+
+    def note(self, call: Call) -> None:
+        """A call has ended; to be called once, and without effect where nothing is kept of it or shared."""
+        replay = call.replay
+        if replay is None:
+            return
+        self._remember(call, replay)
+        rows = self._rows_of(call)
+        asked = {layer for layer, result in replay.tried if result != "bypass"}
+        if replay.layer:
+            asked.add(replay.layer)  # a stale answer may come from where nobody was to look at first
+        elif call.attempts:
+            _row(rows, PROVIDER).answered += 1
+        for layer in asked:
+            _row(rows, layer).asked += 1
+        if replay.layer:
+            _add(rows[replay.layer], replay)
+
+    def totals(self) -> Mapping[tuple[str, str, str], Tally]:
+        """By layer (or `PROVIDER`), model and key, all named as in the config."""
+        return {
+            (layer, model, key): tally
+            for (model, key), rows in self._rows.items()
+            for layer, tally in sorted(rows.items())
+        }
+
+    def recall(self, request_id: str) -> Recollection | None:
+        """How the call with this id fared, if it is one of the last; of those with the same id, the last."""
+        found = self._last.get(request_id)
+        if found is None:
+            return None
+        story, *whose = found
+        return Recollection(Replay(**dict(zip(_TOLD, story, strict=True))), *whose)
+
+    def _remember(self, call: Call, replay: Replay) -> None:
+        last = self._last
+        last.pop(call.id, None)
+        last[call.id] = (
+            _STORY_OF(replay),
+            call.endpoint.name,
+            call.model_name[:SHOWN_CHARACTERS],
+            call.key.name,
+            call.tenant,
+        )
+        if len(last) > MOST_REMEMBERED:
+            del last[next(iter(last))]
+
+    def _rows_of(self, call: Call) -> dict[str, Tally]:
+        names = call.model.name, call.key.name
+        rows = self._rows.get(names)
+        if rows is None:
+            rows = self._rows[names] = {}
+        return rows
+
+
+def _row(rows: dict[str, Tally], layer: str) -> Tally:
+    row = rows.get(layer)
+    if row is None:
+        row = rows[layer] = Tally()
+    return row
+
+
+def _add(row: Tally, replay: Replay) -> None:
+    """The layer has answered."""
+    row.answered += 1
+    saved = replay.saved
+    if saved is None:
+        return
+    row.input += saved.input
+    row.output += saved.output
+    if replay.saved_usd is None:
+        row.unpriced += 1
+    else:
+        row.usd += replay.saved_usd
