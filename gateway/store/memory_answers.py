@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from gateway.call import Kept
 from gateway.store.memory_kept import pack, unpack
-from gateway.store.memory_shelf import Name, Shelf
+from gateway.store.memory_owners import Name
+from gateway.store.memory_shelf import Shelf
 
 
 class MemoryAnswers:

@@ -13,20 +13,19 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from gateway.ports import Answers, Records, StoreBounds, Vectors
-from gateway.store import sqlite_answers, sqlite_records
 from gateway.store.memory_answers import MemoryAnswers
 from gateway.store.sqlite_answers import SqliteAnswers
-from gateway.store.sqlite_file import File, Rest
+from gateway.store.sqlite_file import File
 from gateway.store.sqlite_records import SqliteRecords
+from gateway.store.sqlite_room import Room
 from gateway.store.sqlite_schema import Connect
 from gateway.store.sqlite_thread import FileThread
+from gateway.store.sqlite_trouble import Trouble
 from gateway.store.sqlite_vectors import SqliteVectors
 
 FRONT_PART = 4
 FRONT_BYTES = 64 * 1024 * 1024
 """A quarter of a group's bytes, but no more than this, is kept in memory besides."""
-FREE_PAGES, FREED_PAGES = 256, 256
-"""So many unused pages are left for new rows, or a quarter of the file; of more, some are given back at a time."""
 
 
 class SqliteStore:
@@ -44,15 +43,16 @@ class SqliteStore:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wall = wall
-        self._bounds = bounds
-        self._file = File(path, connect, monotonic)
-        self._thread = FileThread(self._file, monotonic)
+        trouble = Trouble(path, monotonic)
+        self._room = Room(bounds, wall)
+        self._file = File(path, connect, trouble, self._room.keep_to_bounds)
+        self._thread = FileThread(self._file, trouble, monotonic)
         self._thread.start()
         self._front = MemoryAnswers(wall)
         self._front.configure(_front_of(bounds.answers))
         self._is_tidying = False
         first = self._file.starts << 32  # so that neither fences nor uses ever go back, whatever was before
-        self._records = SqliteRecords(self._thread, wall, count(first), bounds.records)
+        self._records = SqliteRecords(self._thread, self._room, wall, count(first), bounds.records)
         self._answers = SqliteAnswers(self._thread, self._front, wall, count(first), bounds.answers)
         self._vectors = SqliteVectors(self._thread, wall, bounds.vectors)
         self.records: Records = self._records
@@ -60,21 +60,23 @@ class SqliteStore:
         self.vectors: Vectors = self._vectors
 
     def configure(self, bounds: StoreBounds) -> None:
-        self._bounds = bounds
+        """Keep to these from now on; what is too much by now goes step by step."""
+        self._room.configure(bounds)
         self._front.configure(_front_of(bounds.answers))
         self._records.configure(bounds.records)
         self._answers.configure(bounds.answers)
         self._vectors.configure(bounds.vectors)
 
     def tick(self) -> None:
+        """Called about once a second: has some of what has expired forgotten, and gives up a disk that says nothing."""
         self._thread.watch()
         self._front.tick()
         self._records.tick()
         self._answers.tick(self.stats()["answers"]["entries"])
         if not self._is_tidying:
             self._is_tidying = True
-            now, bounds = self._wall(), self._bounds
-            self._thread.ask(lambda db: _tidy(db, now, bounds), None, self._tidied, "cache")
+            now = self._wall()
+            self._thread.ask(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         """What the file has as of its last write; while that cannot be used, what memory has."""
@@ -97,6 +99,7 @@ class SqliteStore:
         return self._thread.dropped
 
     async def aclose(self) -> None:
+        """Everything taken so far is in the file, if the disk lets it; nothing more is taken."""
         self._answers.tick(0)
         await self._thread.aclose()
 
@@ -106,22 +109,3 @@ class SqliteStore:
 
 def _front_of(bounds: Mapping[str, int]) -> dict[str, int]:
     return {group: min(size // FRONT_PART, FRONT_BYTES) for group, size in bounds.items()}
-
-
-def _tidy(db: sqlite3.Connection, now: float, bounds: StoreBounds) -> Rest | None:
-    """Do a part of what has to be done now and then; or what is left of it."""
-    is_more = [sqlite_answers.expire(db, table, now) for table in ("records", "answers", "vectors")]
-    sqlite_records.trim(db, bounds.records, now)
-    is_more += [sqlite_answers.trim(db, group, bounds.answers.get(group, 0)) for group in sqlite_answers.groups(db)]
-    is_more.append(_give_back(db))
-    return Rest(lambda db: _tidy(db, now, bounds)) if any(is_more) else None
-
-
-def _give_back(db: sqlite3.Connection) -> bool:
-    """Make the file smaller, where a good part of it is unused; whether there is more to do."""
-    (free,) = db.execute("PRAGMA freelist_count").fetchone()
-    (pages,) = db.execute("PRAGMA page_count").fetchone()
-    if free <= max(FREE_PAGES, pages // 4):
-        return False
-    db.execute(f"PRAGMA incremental_vacuum({FREED_PAGES})").fetchall()
-    return True

@@ -1,7 +1,7 @@
 """Answers by exact key: the hot ones in memory, all of them in the file.
 
-Invariants: a hit in memory asks nobody and writes nothing; a call never waits for a write; a group keeps to its bytes with
-every write; what was used lately is the last to go, as exactly as it matters: what is far from going is not marked anew.
+Invariants: a hit in memory asks nobody and writes nothing; a call never waits for a write; what was used lately is the last
+to go, as exactly as it matters: what is far from going is not marked anew.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gateway.call import Kept
 from gateway.ports import Later
 from gateway.store.memory_answers import MemoryAnswers
-from gateway.store.sqlite_file import Rest
+from gateway.store.sqlite_job import Rest
 from gateway.store.sqlite_kept import about, restored, taken
 from gateway.store.sqlite_thread import FileThread
 
 Use = tuple[int, bytes, str]
 """A number that is higher than that of every earlier use; key and group."""
 
-ROWS_AT_ONCE = 200
-"""Dropped in one step."""
-STEPS = 50
-"""At most, to make room for one answer; more are only needed when a bound was lowered, which is a matter of ticks."""
+ROWS_AT_ONCE = 500
+"""Forgotten in one step."""
 MARKED = 20_000
 """Of so many answers it is known when they were last marked as used."""
 UNMARKED_PART = 8
@@ -58,6 +56,7 @@ class SqliteAnswers:
         self._bounds = bounds
 
     def get(self, key: bytes, group: str) -> Later[Kept | None]:
+        """What is kept and not past its `stale_until`: at once where it is hot."""
         hot = self._front.get(key, group)
         if hot is not None:
             self._used((key, group))
@@ -72,6 +71,7 @@ class SqliteAnswers:
         return future
 
     def put(self, key: bytes, kept: Kept) -> None:
+        """Keep it, instead of what was there; it is hot at once, and in the file soon."""
         self._front.put(key, kept)
         bound = self._bounds.get(kept.group)
         if bound is None:
@@ -80,9 +80,13 @@ class SqliteAnswers:
         known, uses = about(kept), self._take_uses()
         size = taken(key, known, kept.body)
         row = (key, kept.group, kept.tenant, kept.model, next(self._uses), kept.stale_until, size, known, kept.body)
-        self._thread.tell(lambda db: _write(db, row, uses, bound), size)
+        if size <= bound:
+            self._thread.tell(lambda db: _write(db, row, uses), size)
+        else:
+            self._thread.tell(lambda db: _drop(db, key, kept.group), len(key))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """Forget whatever matches all that is given; where the disk fails, the file follows when it works again."""
         hot = self._front.forget(key=key, model=model, tenant=tenant)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -135,53 +139,17 @@ def _mark(db: sqlite3.Connection, uses: Sequence[Use]) -> None:
         db.executemany("UPDATE answers SET used = ? WHERE key = ? AND grp = ?", uses)
 
 
-def _write(db: sqlite3.Connection, row: tuple[object, ...], uses: Sequence[Use], bound: int) -> None:
+def _drop(db: sqlite3.Connection, key: bytes, group: str) -> None:
+    db.execute("DELETE FROM answers WHERE key = ? AND grp = ?", (key, group))
+
+
+def _write(db: sqlite3.Connection, row: Sequence[object], uses: Sequence[Use]) -> None:
     _mark(db, uses)
-    key, group, *_, size, _, _ = row
-    if isinstance(size, int) and size > bound:
-        db.execute("DELETE FROM answers WHERE key = ? AND grp = ?", (key, group))
-        return
     db.execute(
         "REPLACE INTO answers (key, grp, tenant, model, used, expires, bytes, about, body) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         row,
     )
-    for _ in range(STEPS):
-        if not trim(db, str(group), bound):
-            break
-
-
-def trim(db: sqlite3.Connection, group: str, bound: int) -> bool:
-    """Let some of the least recently used of a group go until the rest fits; whether there is more to do."""
-    row = db.execute("SELECT bytes FROM totals WHERE name = 'answers/' || ?", (group,)).fetchone()
-    if row is None or (over := row[0] - bound) <= 0:
-        return False
-    gone, left = [], over + bound // 64  # a little more than need be, so that not every write has to
-    for number, size in db.execute(
-        "SELECT id, bytes FROM answers WHERE grp = ? ORDER BY used LIMIT ?", (group, ROWS_AT_ONCE)
-    ):
-        if left <= 0:
-            break
-        gone.append((number,))
-        left -= size
-    db.executemany("DELETE FROM answers WHERE id = ?", gone)
-    return bool(gone) and left > bound // 64
-
-
-def expire(db: sqlite3.Connection, table: str, now: float) -> bool:
-    """Forget some rows that have expired; whether there may be more."""
-    gone = db.execute(
-        f"DELETE FROM {table} WHERE id IN "  # noqa: S608
-        f"(SELECT id FROM {table} WHERE expires <= ? ORDER BY expires LIMIT {ROWS_AT_ONCE})",
-        (now,),
-    )
-    return gone.rowcount >= ROWS_AT_ONCE
-
-
-def groups(db: sqlite3.Connection) -> list[str]:
-    """Those of which there is something."""
-    names = db.execute("SELECT name FROM totals WHERE name LIKE 'answers/%' AND entries > 0").fetchall()
-    return [name.removeprefix("answers/") for (name,) in names]
 
 
 def matching(key: bytes | None, model: str | None, tenant: str | None) -> tuple[str, list[object]]:

@@ -8,7 +8,6 @@ fails is remembered until it has it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from typing import NamedTuple, TypeVar
 
 from gateway.call import Kept
 from gateway.ports import Claim, Later
-from gateway.store.sqlite_file import OWED_BYTES
 from gateway.store.sqlite_kept import about, restored, taken
+from gateway.store.sqlite_room import Room
 from gateway.store.sqlite_thread import FileThread
+from gateway.store.sqlite_trouble import OWED_BYTES
 
 T = TypeVar("T")
-log = logging.getLogger("gateway.store")
 
 Found = tuple[bytes, Kept]
 """The fingerprint of a request, and what came of it."""
@@ -30,7 +29,6 @@ LOOKED_AT = 256
 """Of those who run, so many are looked at in one tick."""
 ABANDONED_S = 86_400.0
 """So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
-ROWS_AT_ONCE = 100
 
 
 @dataclass(slots=True)
@@ -56,8 +54,11 @@ class _Row(NamedTuple):
 class SqliteRecords:
     """`gateway.ports.Records`."""
 
-    def __init__(self, thread: FileThread, wall: Callable[[], float], fences: Iterable[int], bound: int) -> None:
+    def __init__(
+        self, thread: FileThread, room: Room, wall: Callable[[], float], fences: Iterable[int], bound: int
+    ) -> None:
         self._thread = thread
+        self._room = room
         self._wall = wall
         self._fences = iter(fences)
         self._bound = bound
@@ -67,12 +68,10 @@ class SqliteRecords:
         self._unsaved: dict[bytes, tuple[Found, int]] = {}
         """What the file did not take, the oldest first."""
         self._unsaved_bytes = 0
-        self._is_short_told = False
 
     def configure(self, bound: int) -> None:
         """Keep to so many bytes."""
-        if bound != self._bound:
-            self._bound, self._is_short_told = bound, False
+        self._bound = bound
 
     @property
     def running(self) -> int:
@@ -80,9 +79,10 @@ class SqliteRecords:
         return len(self._held)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        """Take the record if it is free, or its lease has ended; who stops waiting for the answer takes nothing."""
         now = self._wall()
         if (waiting := self._asked.get(record)) is not None:
-            return self._after(waiting, lambda: self.claim(record, fingerprint, lease_s))
+            return self._after(waiting, record, fingerprint, lease_s)
         held = self._held.get(record)
         if held is not None and held.until > now:
             return _of_held(held, fingerprint, now)
@@ -90,7 +90,8 @@ class SqliteRecords:
             return _of_found(unsaved[0], fingerprint)
         return self._look_up(record, fingerprint, lease_s, now)
 
-    def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
+    def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
+        """False: somebody else has it by now, or it is complete."""
         held = self._holder(record, fence)
         if held is None:
             return False
@@ -98,36 +99,38 @@ class SqliteRecords:
         return True
 
     def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        """Keep what came of it; done when the disk has it. False: as with `renew`, or there is no room for it."""
         if (held := self._holder(record, fence)) is None or record in self._asked:
             return False
-        fingerprint, now, bound, known = held.fingerprint, self._wall(), self._bound, about(kept)
+        fingerprint, known = held.fingerprint, about(kept)
         size = taken(record, fingerprint, known, kept.body)
-        if size > bound:
+        if size > self._bound:
             del self._held[record]
-            self._warn_of_room()
+            self._room.say_that_records_go()
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._asked[record] = []
 
-        def written(saved: tuple[bool, bool]) -> None:
+        def written(is_saved: bool) -> None:
             self._held.pop(record, None)
-            self._note(record, (fingerprint, kept), size, *saved)
+            if not is_saved:
+                self._remember(record, (fingerprint, kept), size)
             _resolve(future, True)
             self._end(record)
 
         self._thread.ask(
-            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body), bound, now),
-            (False, False),
+            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body)),
+            False,
             written,
             "durable",
             size,
         )
         return future
 
-    def release(self, record: bytes, fence: int) -> Later[None]:
+    def release(self, record: bytes, fence: int) -> None:
+        """Nothing came of it that could be given again: the next caller runs."""
         if self._holder(record, fence) is not None and record not in self._asked:
             del self._held[record]
-        return None
 
     def tick(self) -> None:
         """Forget leases that ended long ago, and what the file has by now."""
@@ -166,40 +169,33 @@ class SqliteRecords:
         self._held[record] = _Held(fingerprint, fence, now + lease_s)
         return Claim("claimed", fence=fence)
 
-    def _after(self, waiting: list[Callable[[], None]], claim: Callable[[], Later[Claim]]) -> asyncio.Future[Claim]:
+    def _after(
+        self, waiting: list[Callable[[], None]], record: bytes, fingerprint: bytes, lease_s: float
+    ) -> asyncio.Future[Claim]:
         """Claim when the question under way is answered."""
         future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
 
         def go() -> None:
             if future.done():
                 return
-            later = claim()
+            later = self.claim(record, fingerprint, lease_s)
             if isinstance(later, asyncio.Future):  # whoever came first has gone, and this one asks in its stead
-                later.add_done_callback(lambda done: _resolve(future, done.result()))
+                later.add_done_callback(lambda done: self._hand_on(record, done.result(), future))
             else:
                 future.set_result(later)
 
         waiting.append(go)
         return future
 
+    def _hand_on(self, record: bytes, claim: Claim, future: asyncio.Future[Claim]) -> None:
+        if not future.done():
+            future.set_result(claim)
+        elif claim.state == "claimed":  # it has gone as well
+            self.release(record, claim.fence)
+
     def _end(self, record: bytes) -> None:
         for go in self._asked.pop(record):
             go()
-
-    def _note(self, record: bytes, found: Found, size: int, is_saved: bool, is_short: bool) -> None:
-        if not is_saved:
-            self._remember(record, found, size)
-        elif is_short:
-            self._warn_of_room()
-
-    def _warn_of_room(self) -> None:
-        if not self._is_short_told:
-            self._is_short_told = True
-            log.warning(
-                "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are "
-                "dropped early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
-                self._bound,
-            )
 
     def _remember(self, record: bytes, found: Found, size: int) -> None:
         self._unsaved_bytes += size - self._unsaved.pop(record, (None, 0))[1]
@@ -230,29 +226,6 @@ def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
     return None if row is None else (row[0], restored(row[1], row[2]))
 
 
-def _write(db: sqlite3.Connection, row: _Row, bound: int, now: float) -> tuple[bool, bool]:
-    """Whether the file has done what it can, and whether something was forgotten before its time."""
+def _write(db: sqlite3.Connection, row: _Row) -> bool:
     db.execute("REPLACE INTO records (record, fingerprint, expires, bytes, about, body) VALUES (?, ?, ?, ?, ?, ?)", row)
-    return True, trim(db, bound, now)
-
-
-def trim(db: sqlite3.Connection, bound: int, now: float) -> bool:
-    """Let the oldest go until the rest fits; whether one of them was still wanted."""
-    is_short = False
-    while (over := _bytes(db) - bound) > 0:
-        gone, slack = [], over + bound // 64  # a little more than need be, so that not every write has to
-        for row, size, expires in db.execute(
-            "SELECT id, bytes, expires FROM records ORDER BY id LIMIT ?", (ROWS_AT_ONCE,)
-        ):
-            if slack <= 0:
-                break
-            gone.append((row,))
-            slack -= size
-            is_short = is_short or expires > now
-        db.executemany("DELETE FROM records WHERE id = ?", gone)
-    return is_short
-
-
-def _bytes(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT bytes FROM totals WHERE name = 'records'").fetchone()
-    return 0 if row is None else int(row[0])
+    return True

@@ -107,6 +107,21 @@ def open_file(
         raise
 
 
+def open_to_read(path: str, *, connect: Connect = sqlite3.connect) -> sqlite3.Connection | None:
+    """A connection for reading only, where that is possible: a disk that cannot be written to may still be read."""
+    db: sqlite3.Connection | None = None
+    try:
+        os.stat(path)  # else it would be made
+        db = connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
+        for setting in (*_SETTINGS, "PRAGMA query_only = ON"):
+            db.execute(setting)
+        _version_of(db, path, len(MIGRATIONS))
+    except (sqlite3.Error, OSError, StoreUnusable):
+        _close(db)
+        return None
+    return db
+
+
 def _close(db: sqlite3.Connection | None) -> None:
     if db is not None:
         db.close()

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from gateway.store.sqlite_file import Effort, File, Job, Rest
+from gateway.store.sqlite_file import File
+from gateway.store.sqlite_job import Effort, Job, Rest
+from gateway.store.sqlite_trouble import Trouble
 
 T = TypeVar("T")
 log = logging.getLogger("gateway.store")
@@ -32,8 +34,9 @@ CLOSE_S = 10.0
 class FileThread:
     """Asks on the loop, does in the thread, tells on the loop."""
 
-    def __init__(self, file: File, monotonic: Callable[[], float]) -> None:
+    def __init__(self, file: File, trouble: Trouble, monotonic: Callable[[], float]) -> None:
         self._file = file
+        self._trouble = trouble
         self._monotonic = monotonic
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._waiting: dict[Job, None] = {}
@@ -51,7 +54,7 @@ class FileThread:
     @property
     def is_well(self) -> bool:
         """Whether what is written now is believed to last."""
-        return self._file.is_well and not self.is_stalled
+        return self._trouble.is_well and not self.is_stalled
 
     def start(self) -> None:
         """Open the file, and wait until that is done; raises StoreUnusable."""

@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 
 from gateway.ports import Later, VectorRow
 from gateway.store.sqlite_answers import forget, matching
-from gateway.store.sqlite_file import Rest
+from gateway.store.sqlite_job import Rest
 from gateway.store.sqlite_kept import taken
 from gateway.store.sqlite_thread import FileThread
 
 ROWS_AT_ONCE = 1_000
 """Read without a pause: some milliseconds."""
-MOST_BYTES = 1024 * 1024 * 1024
-"""Of all partitions together; the oldest rows go first."""
-DROPPED_AT_ONCE = 32
 
 
 class SqliteVectors:
@@ -34,21 +31,25 @@ class SqliteVectors:
         self._most = most
 
     def add(self, row: VectorRow) -> None:
+        """Keep it, instead of one with its id in its partition."""
         size, most = taken(row.id, row.partition, row.facts, row.vector), self._most
         self._thread.tell(lambda db: _write(db, row, size, most), size)
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
+        """The rows of a partition that have not expired, the newest `most` of them, oldest first."""
         now = self._wall()
         nothing: list[VectorRow] = []
         return self._thread.later(lambda db: _read(db, partition, most, now, []), nothing)
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
+        """Forget these of a partition."""
         rows = [(partition, one) for one in ids]
         self._thread.tell(
             lambda db: db.executemany("DELETE FROM vectors WHERE partition = ? AND key = ?", rows), 100 * len(rows)
         )
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
+        """As that of the answers; the key is the row's id."""
         where, values = matching(key, model, tenant)
         return self._thread.later(lambda db: forget(db, "vectors", where, values), 0, "durable")
 
@@ -65,9 +66,6 @@ def _write(db: sqlite3.Connection, row: VectorRow, size: int, most: int) -> None
             "DELETE FROM vectors WHERE id IN (SELECT id FROM vectors WHERE partition = ? ORDER BY id LIMIT ?)",
             (row.partition, entries - most + most // 64),
         )
-    (total,) = db.execute("SELECT bytes FROM totals WHERE name = 'vectors'").fetchone()
-    if total > MOST_BYTES:
-        db.execute("DELETE FROM vectors WHERE id IN (SELECT id FROM vectors ORDER BY id LIMIT ?)", (DROPPED_AT_ONCE,))
 
 
 def _read(

@@ -298,6 +298,7 @@ async def test_an_answer_is_kept_instead_of_the_one_before(make_store: MakeStore
     await settle(store.answers.put(KEY, kept(b"old" * 1000, now=wall())))
     await settle(store.answers.put(KEY, kept(b"new", now=wall())))
     found = await settle(store.answers.get(KEY, "default"))
+    await ticked(store, 1)
 
     assert found is not None
     assert found.body == b"new"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gateway.ports import Claim
 from gateway.store import memory_pages
 from gateway.store.memory import MemoryStore
+from gateway.store.memory_owners import Rings
 from gateway.store.memory_pages import LARGE, PAGE, Pages, pages_of
-from gateway.store.memory_shelf import LET_GO, Rings, Shelf
+from gateway.store.memory_shelf import LET_GO, Shelf
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
 
 MIB = 1024 * KIB
@@ -175,6 +176,35 @@ def test_a_shelf_holds_what_was_used_last_within_its_bound(steps: list[tuple[obj
     assert all(shelf.get(digest(number), 0.0) == blob for number, blob in by_use.items())
 
 
+def test_a_table_that_grows_costs_entries_and_not_the_bound() -> None:
+    """There is no moment at which more is taken than allowed."""
+    shelf = Shelf(256 * KIB)
+
+    most = 0.0
+    for number in range(600):
+        shelf.put(digest(number), bytes(40), FOREVER)
+        most = max(most, shelf.taken)
+
+    assert 0.9 * shelf.bound < most <= shelf.bound
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_owners_without_entries_take_nothing(is_forgotten: bool) -> None:
+    """However many have come and gone beside one that stays."""
+    shelf, taken = Shelf(MIB), set[float]()
+    shelf.put(digest("stays"), b"stays", FOREVER, ("stays", "m"))
+
+    for number in range(50):
+        shelf.put(digest(number), b"goes", FOREVER, (f"t{number}", "m"))
+        taken.add(shelf.taken)
+        if is_forgotten:
+            shelf.forget(lambda name: name[0] != "stays")
+            shelf.sweep(0.0)
+        shelf.drop(digest(number))
+
+    assert max(taken) - min(taken) < KIB
+
+
 def fill(shelf: Shelf, size: int, times: float = 1.5) -> None:
     """Put in entries of this size, so many times what fits."""
     for number in range(int(times * shelf.bound / size)):
@@ -277,6 +307,10 @@ def test_a_system_without_memory_costs_an_entry_and_no_more(monkeypatch: pytest.
         assert not shelf.put(digest(1), bytes(100_000), FOREVER)
         assert not shelf.put(digest(1), bytes(2 * LARGE), FOREVER)
 
+        taken = shelf.taken
+        assert not any(shelf.put(digest(number), bytes(100_000), FOREVER) for number in range(100))
+
+    assert shelf.taken == taken
     assert shelf.get(digest("there"), 0.0) == b"there"
     assert shelf.put(digest(1), bytes(2 * LARGE), FOREVER)
 
@@ -318,6 +352,7 @@ def test_a_group_given_up_is_emptied_step_by_step(wall: Wall) -> None:
     assert was_held > 0
     store.tick()
     assert held_bytes(store, "answers") == 0
+    assert store._answers._given_up == []
 
 
 def test_a_record_too_large_to_keep_frees_its_key(wall: Wall, caplog: pytest.LogCaptureFixture) -> None:
@@ -343,6 +378,8 @@ def test_a_record_that_has_run_out_costs_no_promise(wall: Wall, caplog: pytest.L
             wall.advance(61.0)
         assert caplog.text == ""
         complete_many(store, wall, 40)
+        store.configure(replace(ROOMY, records=64 * KIB))
+        complete_many(store, wall, 40)
         store.configure(replace(ROOMY, records=32 * KIB))
         complete_many(store, wall, 40)
 
@@ -361,6 +398,19 @@ def test_an_abandoned_claim_is_forgotten_in_the_end(wall: Wall) -> None:
     store.tick()
 
     assert (early, entries(store, "records")) == (1, 0)
+
+
+def test_claims_that_run_do_not_hide_those_that_were_abandoned(wall: Wall) -> None:
+    """However many run, the others are found after some ticks."""
+    store = MemoryStore(ROOMY, wall)
+    for number in range(400):
+        store.records.claim(digest(number), ASKED, 1e6 if number < 300 else 30.0)
+
+    wall.advance(90_000.0)
+    for _ in range(3):
+        store.tick()
+
+    assert entries(store, "records") == 300
 
 
 def claim(store: MemoryStore, record: bytes = RECORD) -> int:

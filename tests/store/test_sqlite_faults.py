@@ -132,14 +132,20 @@ async def test_nothing_is_paid_twice_while_the_disk_fails(bench: Bench, fault: A
     assert (after.state, after.kept.body) == ("done", b"paid")
 
 
-async def test_what_was_kept_before_can_be_read_from_a_full_disk(bench: Bench) -> None:
-    """Reading needs no room."""
+@pytest.mark.parametrize("fault", [FULL, FSYNC], ids=["full", "fsync"])
+async def test_what_was_kept_before_is_read_from_a_disk_that_cannot_be_written(bench: Bench, fault: Any) -> None:
+    """Nobody pays again for it, neither before the disk is tried again nor after it has failed again."""
     await bench.pay("before")
-    bench.fail(FULL)
-    await bench.pay("during")
+    bench.fail(fault)
+
+    states = []
+    for number in range(5):
+        await bench.pay(number)
+        states.append((await bench.claim("before")).state)
+        bench.clock.now += 1.7
 
     assert not bench.store.is_well
-    assert (await bench.claim("before")).state == "done"
+    assert states == ["done"] * 5
 
 
 async def test_a_file_that_may_not_grow_is_a_full_disk(bench: Bench) -> None:

@@ -1,0 +1,74 @@
+"""Connections that are not what they seem: hasty ones, and ones whose disk does as a test says."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from typing import Any
+
+
+class Hasty(sqlite3.Connection):
+    """Never waits for the disk to be sure: for tests that are not about what survives a loss of power."""
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql.startswith("PRAGMA synchronous"):
+            sql = "PRAGMA synchronous = OFF"
+        elif sql.startswith("PRAGMA journal_mode"):
+            super().execute("PRAGMA synchronous = OFF")
+        return super().execute(sql, *parameters)
+
+
+connect_hastily = partial(sqlite3.connect, factory=Hasty)
+
+
+class Disk:
+    """Sees every statement, and does `before` first, which may raise or wait."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        self.opened = 0
+        self.most_pages = 0
+        """Of the file; 0: no bound."""
+
+    def before(self, sql: str) -> None:
+        """Nothing, unless a test says otherwise."""
+
+    def connect(self, path: str, **options: Any) -> sqlite3.Connection:
+        self.opened += 1
+        disk = self
+
+        class Watched(Hasty):
+            def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+                disk.statements.append(sql)
+                disk.before(sql)
+                if sql.startswith("BEGIN"):
+                    super().execute(f"PRAGMA max_page_count = {disk.most_pages or 2**30}")
+                return super().execute(sql, *parameters)
+
+        return sqlite3.connect(path, factory=Watched, **options)
+
+    def count(self, prefix: str) -> int:
+        """How many statements began so."""
+        return sum(sql.startswith(prefix) for sql in self.statements)
+
+
+def failing(words: str, code: int, *statements: str) -> Any:
+    """For `Disk.before`: these statements fail so; all when none is named."""
+
+    def before(sql: str) -> None:
+        if not statements or sql.startswith(statements):
+            error = sqlite3.OperationalError(words)
+            error.sqlite_errorcode = code
+            raise error
+
+    return before
+
+
+class Monotonic:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
