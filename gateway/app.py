@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway import __version__
 from gateway.calllog import CallLog
@@ -29,10 +29,12 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.flow.admission import Admission
 from gateway.flow.cachedesk import CacheDesk
+from gateway.flow.embedding import Embedders
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.savings import Savings
+from gateway.flow.semantic import Semantic
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight, targets
 from gateway.ingress.caching import cache_routes
@@ -50,8 +52,13 @@ from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 
+if TYPE_CHECKING:
+    from gateway.upstream.localmodel import LocalEmbedder
+
 TICK_S = 1.0
 SQLITE = "sqlite:///"
+SWITCH_S = 0.0005
+"""A busy event loop lets the store's thread in after so long; with Python's own 5 ms each of its steps would take that."""
 log = logging.getLogger("gateway")
 
 
@@ -112,6 +119,8 @@ class Gateway:
         self._pipeline = Pipeline(
             self._clock, self._telemetry, self._watch, self._admission, self._store, self._draw, self._savings
         )
+        self._embedders = Embedders(self._pipeline.handle, self._clock, self._open_embedder)
+        self._prepare_semantic(first)
         self._cache_desk = CacheDesk(self._clock, lambda: self._policies.current, self._store, self._pipeline.replays)
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
@@ -181,6 +190,8 @@ class Gateway:
         for server in self._servers:
             await server.stop()
         await self._pipeline.aclose()
+        if self._pipeline.replays.semantic is not None:
+            await self._pipeline.replays.semantic.aclose()
         await self._store.aclose()
         await self._pools.aclose()
         await self._emulators.stop()
@@ -222,6 +233,23 @@ class Gateway:
 
         return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
 
+    def _prepare_semantic(self, policy: PolicySnapshot) -> None:
+        """Open what the semantic cache needs, where a model has one; may take long, and be called in any thread."""
+        models = (*policy.models.values(), *(model for _, model in policy.patterns))
+        rules = [model.caching.semantic for model in models if model.caching.semantic is not None]
+        for problem in self._embedders.prepare(rules):
+            log.warning("%s", problem)
+        replays = self._pipeline.replays
+        if rules and replays.semantic is None:
+            from gateway.store.vectorindex import VectorIndex  # an extra, that few pay for
+
+            replays.semantic = Semantic(self._clock, VectorIndex(), self._store.vectors, self._embedders.of)
+
+    def _open_embedder(self, folder: str) -> LocalEmbedder:
+        from gateway.upstream.localmodel import LocalEmbedder  # an extra, that few pay for
+
+        return LocalEmbedder(folder)
+
     def _load(self) -> PolicySnapshot:
         return load_snapshot(
             self._settings.config,
@@ -238,6 +266,7 @@ class Gateway:
     def _install(self, snapshot: PolicySnapshot) -> None:
         """Put a policy in force. Called in the thread that compiled it; everything here is the loop's."""
         self._versions = snapshot.version
+        self._prepare_semantic(snapshot)
         self._loop.call_soon_threadsafe(self._put_in_force, snapshot)
 
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:

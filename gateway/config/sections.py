@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os.path
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase, translate
 from importlib.util import find_spec
 from pathlib import Path as FilePath
@@ -130,6 +131,7 @@ def key_section(document: Document, config: ConfigFile, server: Server) -> dict[
     """The callers by the digest of their secret."""
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
+    places: dict[int, Key] = {}
     for index in range(len(config.keys)):
         path: Path = ("keys", index)
         entry = check(KeyEntry, document, path)
@@ -143,8 +145,19 @@ def key_section(document: Document, config: ConfigFile, server: Server) -> dict[
             document.complain((*path, "key"), "is the same secret as admin.key")
         _check_allowed(document, config, path, entry.models)
         names.add(entry.name)
-        keys.setdefault(entry.key, _key(entry))
+        places[index] = keys.setdefault(entry.key, _key(entry))
+    _check_tenants(document, places)
     return keys
+
+
+def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
+    """Calls of a key that names tenants are its tenant's, with `/` and the name behind: nobody else may be called so."""
+    named = {key.tenant for key in keys.values() if key.names_tenants}
+    for index, key in keys.items():
+        owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
+        if owner is not None:
+            shown = document.show(("keys", index, "tenant"), key.tenant)
+            document.complain(("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it")
 
 
 def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:

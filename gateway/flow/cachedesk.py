@@ -14,10 +14,15 @@ from gateway.call import Call, Endpoint, Kept, Replay
 from gateway.clock import Clock
 from gateway.errors import NotFound
 from gateway.flow import keeping
-from gateway.flow.replay import Asked, Replays, said
+from gateway.flow.asking import Asked
+from gateway.flow.lease import said
+from gateway.flow.replay import Replays
+from gateway.flow.semantic import Explained, Neighbour
 from gateway.policy.caching import ExactRule
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.ports import Store
+
+SAME = "taken for the same"
 
 
 class CacheDesk:
@@ -35,7 +40,8 @@ class CacheDesk:
 
     async def purge(self, key: bytes | None, model: str | None, tenant: str | None) -> int:
         """Forget the answers that match all that is given; idempotency records stay, for they are promised."""
-        await said(self._store.vectors.forget(key=key, model=model, tenant=tenant), 0)
+        if self._replays.semantic is not None:
+            await self._replays.semantic.forget(key=key, model=model, tenant=tenant)
         return await said(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
@@ -55,13 +61,28 @@ class CacheDesk:
             self._explain_exact(call, found, replay, asked.caching.exact)
         else:
             replay.why.append("exact: no answer is kept of such a request (exact.requests in cache.yaml)")
+        if asked.semantic is not None and self._replays.semantic is not None:
+            self._explain_meaning(await self._replays.semantic.explain(call, asked.semantic), replay)
         return replay
+
+    def _explain_meaning(self, found: Explained, replay: Replay) -> None:
+        if found.problem is not None:
+            replay.why.append(f"semantic: {found.problem}")
+            return
+        replay.why.append(f"semantic: {found.rows} questions are in its partition {found.partition}")
+        for near in found.nearest:
+            verdict = _verdict(near, found.threshold)
+            replay.why.append(f"semantic: similarity {near.similarity:.4f} to that of {near.key[:16]}: {verdict}")
+        match = next((one for one in found.nearest if _verdict(one, found.threshold) == SAME), None)
+        replay.tried.append(("semantic", "miss" if match is None else "hit"))
+        if match is not None and not replay.layer:
+            replay.result, replay.layer, replay.similarity = "semantic", "semantic", match.similarity
 
     def _explain_flight(self, asked: Asked, replay: Replay) -> None:
         if not asked.flight:
             replay.why.append("single_flight: such a request is not shared (coalesce in cache.yaml)")
             return
-        flight = self._replays.flight(asked.flight)
+        flight = self._replays.flights.get(asked.flight)
         replay.tried.append(("single_flight", "miss" if flight is None else "hit"))
         if flight is None:
             replay.why.append("single_flight: nobody asks the same at this moment")
@@ -116,6 +137,12 @@ class CacheDesk:
             tenant=tenant,
             parsed=body,
         )
+
+
+def _verdict(near: Neighbour, threshold: float) -> str:
+    if near.similarity < threshold:
+        return f"below the threshold of {threshold:g}"
+    return SAME if near.objection is None else f"they differ in their {near.objection}"
 
 
 def _model(policy: PolicySnapshot, name: str) -> Model:

@@ -19,6 +19,8 @@ from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.flow.accounting import CLIENT_GONE
 from gateway.flow.rawrelay import StreamBroken, why_stopped
 
+PIECE_BYTES = 65_536
+"""Who comes late gets what is there in pieces of about this size."""
 SLOW_READER = "slow_client"
 """The outcome of a call whose client was let go because others waited for it."""
 
@@ -186,12 +188,11 @@ class Flight:
             while True:
                 if reader.is_cut:
                     raise StreamBroken("the client has fallen too far behind others that read the same answer")
-                fresh = self._chunks[reader.at - self._dropped :]
-                if fresh:
-                    reader.at += len(fresh)
+                if reader.at - self._dropped < len(self._chunks):
+                    piece = self._take(reader)
                     if self._pilot is not None:
                         self._resume()
-                    yield fresh[0] if len(fresh) == 1 else b"".join(fresh)
+                    yield piece
                 elif not self.is_ended:
                     await self._news(reader)
                 elif self.error is not None:
@@ -205,6 +206,16 @@ class Flight:
         except asyncio.CancelledError as stopped:
             reader.outcome = why_stopped(stopped)
             raise
+
+    def _take(self, reader: Reader) -> bytes:
+        """What comes next for it: no more than a socket takes well, for what a reader holds nobody else can let go."""
+        chunks, start = self._chunks, reader.at - self._dropped
+        end, size = start, 0
+        while end < len(chunks) and size < PIECE_BYTES:
+            size += len(chunks[end])
+            end += 1
+        reader.at += end - start
+        return chunks[start] if end - start == 1 else b"".join(chunks[start:end])
 
     async def _news(self, reader: Reader) -> None:
         turn = reader.turn = asyncio.get_running_loop().create_future()

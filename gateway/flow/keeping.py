@@ -7,7 +7,7 @@ asks for another form of it.
 
 from __future__ import annotations
 
-from gateway.call import Call, Kept, Replay, Reply
+from gateway.call import Call, Kept, Replay, Reply, shown
 from gateway.errors import ErrorClass
 from gateway.policy.cachecontrol import answer_headers
 from gateway.policy.caching import CONVERTIBLE, Caching
@@ -40,31 +40,33 @@ def is_terminal(call: Call, status: int) -> bool:
 
 
 def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
-    """Whether others may get it: a complete answer that says itself that it is one."""
+    """Whether others may get it: a complete answer that says itself that it is one, and that no layer has given."""
+    if call.replay is not None and call.replay.layer:
+        return False  # whoever brought it has kept it, and knows more of it
     return is_success(call, reply.status) and ends_well(call.endpoint.name, reply.chunks is not None, body)
 
 
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
     """What is kept, for no time yet."""
     last = call.attempts[-1] if call.attempts else None
-    replay = call.replay
+    replay = call.replay or Replay()
     return Kept(
         status=reply.status,
         headers=[header for header in reply.shared if header[0] in OF_THE_ANSWER],
         body=body,
-        is_stream=_is_stream(reply.shared),
+        is_stream=is_stream(reply.shared),
         endpoint=call.endpoint.name,
         model=call.model_name,
         tenant=call.tenant,
         group="",
         source=call.id,
-        target=last.target if last is not None else replay.target if replay is not None else "",
+        target=last.target if last is not None else replay.target,
         stored_at=wall,
         fresh_until=wall,
         stale_until=wall,
         outcome=str(call.outcome),
-        usage=call.usage,
-        cost_usd=last.cost_usd if last is not None else None,
+        usage=call.usage or replay.saved,
+        cost_usd=last.cost_usd if last is not None else replay.saved_usd,
         tells_usage=wants_usage(call),
         usage_event=call.usage_event,
     )
@@ -78,8 +80,8 @@ def wants_usage(call: Call) -> bool:
 
 def in_form(call: Call, kept: Kept) -> bytes | None:
     """The kept body as this call wants it; None: it cannot be made of this one."""
-    if kept.status >= 300 or kept.endpoint not in CONVERTIBLE:
-        return kept.body if kept.is_stream == call.stream or kept.status >= 300 else None
+    if _was_asked_so(kept):
+        return kept.body
     if not call.stream:
         return as_whole(kept.endpoint, kept.body, kept.usage_event) if kept.is_stream else kept.body
     wants = wants_usage(call)
@@ -94,7 +96,7 @@ def in_form(call: Call, kept: Kept) -> bytes | None:
 
 def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
     """The headers of a kept answer that are not about this one call."""
-    if kept.is_stream == call.stream or kept.status >= 300:
+    if kept.is_stream == call.stream or _was_asked_so(kept):
         headers = list(kept.headers)
     else:
         headers = [header for header in kept.headers if header[0] != b"content-type"]
@@ -118,6 +120,27 @@ def spare(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
     replay.tried.append((layer, result if result == "stale" else "hit"))
 
 
+def follow(call: Call, leader: Call) -> None:
+    """Note on the call that it gets the answer of this one."""
+    replay = call.replay = call.replay or Replay()
+    replay.result, replay.layer = "coalesced", "single_flight"
+    replay.source = leader.id
+    replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
+    replay.attempts = shown(leader.attempts)
+    replay.tried.append(("single_flight", "hit"))
+
+
+def count_saved(call: Call, leader: Call) -> None:
+    """What the one answer would have cost again; known when it has ended."""
+    replay = call.replay
+    if replay is None or replay.layer != "single_flight":
+        return
+    spared = leader.replay if leader.replay is not None and leader.replay.saved is not None else None
+    last = leader.attempts[-1] if leader.attempts else None
+    replay.saved = leader.usage if spared is None else spared.saved
+    replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None
+
+
 def room_of(caching: Caching, *, is_keyed: bool) -> int:
     """So many bytes of an answer are worth holding for those who come late, and for the stores."""
     rules = [caching.max_record_bytes] if is_keyed else []
@@ -129,5 +152,11 @@ def room_of(caching: Caching, *, is_keyed: bool) -> int:
 LEAST_ROOM = 1_048_576
 
 
-def _is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
+def _was_asked_so(kept: Kept) -> bool:
+    """Whether only calls that ask for this very form find it: by their `Idempotency-Key`, or at endpoints with one form."""
+    return not kept.group or kept.endpoint not in CONVERTIBLE
+
+
+def is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether these are the headers of an event stream."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

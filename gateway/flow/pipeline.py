@@ -16,6 +16,7 @@ from typing import Any
 from gateway.call import Call, Reply, Usage
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
+from gateway.flow import keeping
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.admission import Admission
 from gateway.flow.attempt import Attempts
@@ -107,8 +108,8 @@ class Pipeline:
             reply = self._stream_reply(call, opened, opened.relay)
             if not self._running.is_followed(call):
                 return reply
-            ended = self.replays.share(call, reply)
-            return await self.replays.join(call, ended) or reply
+            ended = self.replays.flights.share(call, reply)
+            return await self.replays.flights.join(call, ended) or reply
         except GatewayError as error:
             instead = self.replays.instead(call, error.status)
             if instead is not None:
@@ -134,10 +135,11 @@ class Pipeline:
         """The answer of the call that this one repeats; None: it has to be served itself."""
         followed = await self._running.follow(call, twin)
         if isinstance(followed, Flight):
-            return await self.replays.join(call, followed)
+            return await self.replays.flights.join(call, followed)
         if followed is None:
             return None
-        self.replays.spared(call, twin)
+        keeping.follow(call, twin)
+        keeping.count_saved(call, twin)
         self._accounts.settle(call, followed.status, twin.outcome)
         headers = followed.shared + trail_headers(call, self._clock.monotonic())
         return Reply(followed.status, headers, followed.body, shared=followed.shared)

@@ -12,75 +12,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gateway.call import LANES, Call, Kept, Replay, Reply, shown
-from gateway.clock import Clock, Timer
+from gateway.call import LANES, Call, Kept, Reply
+from gateway.clock import Clock
 from gateway.errors import (
-    BudgetExceeded,
-    DeadlineExceeded,
     GatewayError,
     InternalError,
     KeyInUse,
-    KeyRateLimited,
     KeyReused,
     NotCached,
-    QueueDeadlineExceeded,
     ShuttingDown,
-    TargetsTimedOut,
-    WaitTooLong,
 )
 from gateway.flow import keeping
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
-from gateway.flow.flight import Flight, Reader, time_is_up
+from gateway.flow.asking import Asked, ask
+from gateway.flow.flight import Flight
+from gateway.flow.flights import Flights
+from gateway.flow.lease import Lease, claimed, said
 from gateway.flow.rawrelay import INTERNAL_ERROR, StreamBroken, why_stopped
+from gateway.flow.semantic import Ask, Semantic
 from gateway.flow.trail import trail_headers
-from gateway.policy.cachecontrol import Directives, read_directives, serves
-from gateway.policy.caching import Caching, applies
-from gateway.policy.replaykeys import exact_key, fingerprint, flight_key, record_key
+from gateway.policy.cachecontrol import serves
 from gateway.policy.sse import split_events
-from gateway.ports import Claim, Later, Store
+from gateway.ports import Claim, Store
 
 T = TypeVar("T")
 
-STORE_S = 2.0
-"""No call waits longer for a store."""
 POLL_S = 0.25
 """A call whose key is held elsewhere asks so often what has come of it."""
-ABOUT_AS_LONG_S = 1.0
-"""Who has hardly more time than the one it followed need not try what that could not do in time."""
-LAST_WORDS = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
-"""A stream that says this is taken for complete by its client: by then its record has to be."""
-OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
-OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
 NO_BETTER_ANSWER = frozenset((429, 500, 502, 503, 504))
 """With these a stale answer is the better one (RFC 5861, 4)."""
-
-
-@dataclass(slots=True)
-class Asked:
-    """What may be kept or shared of a call, and under which keys; an empty key: not there."""
-
-    caching: Caching
-    directives: Directives
-    record: bytes = b""
-    fingerprint: bytes = b""
-    exact: bytes = b""
-    """Also what it is called where only flights are shared."""
-    flight: bytes = b""
-    is_kept: bool = False
-    """Equal requests get its answer later on."""
-    found: Later[Kept | None] | None = None
-    """What the store says of the exact key, once it was asked."""
-    fence: int = 0
-    """Of the claimed record; 0: none."""
 
 
 class Replays:
     """Serves calls that may be spared. One per process."""
 
-    __slots__ = ("_accounts", "_answer", "_clock", "_flights", "_store", "_tasks")
+    __slots__ = ("_accounts", "_answer", "_clock", "_store", "flights", "semantic")
 
     def __init__(
         self, clock: Clock, accounts: Accounts, store: Store, answer: Callable[[Call], Awaitable[Reply]]
@@ -90,47 +58,17 @@ class Replays:
         self._accounts = accounts
         self._store = store
         self._answer = answer
-        self._flights: dict[bytes, Flight] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self.flights = Flights(clock, accounts)
+        self.semantic: Semantic | None = None
+        """Who recognises questions; set by whoever has one."""
 
     async def aclose(self) -> None:
         """Wait for what is being kept. To be called when no reader is left."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STORE_S)
-
-    # --- what is asked ---
+        await self.flights.aclose()
 
     def ask(self, call: Call) -> Asked | None:
         """What may be kept or shared of the call; None: nothing."""
-        parsed, caching = call.parsed, call.model.caching
-        if call.endpoint.request == "any":
-            return None
-        is_keyed = call.idempotency_key is not None and caching.keep_s > 0
-        is_shared = is_kept = False
-        if parsed is not None:
-            name = call.endpoint.name
-            is_shared = applies(caching.coalesce, name, parsed)
-            is_kept = applies(caching.exact.requests, name, parsed)
-        directives = read_directives(call.cache_control)
-        if not (is_keyed or is_shared or is_kept or directives.only_if_cached):
-            return None
-        asked = Asked(caching, directives, is_kept=is_kept)
-        if parsed is not None and (is_shared or is_kept):
-            asked.exact = exact_key(call, parsed, caching)
-            if is_shared and not asked.directives.no_cache:
-                asked.flight = flight_key(call, parsed, asked.exact)
-        if is_keyed and call.idempotency_key is not None:
-            asked.record = record_key(call, call.idempotency_key)
-            asked.fingerprint = fingerprint(call)
-        call.replay = Replay("miss" if is_keyed or is_kept else "bypass", key=asked.exact if is_kept else b"")
-        return asked
-
-    def flight(self, key: bytes) -> Flight | None:
-        """Who asks this at the moment."""
-        return self._flights.get(key)
+        return ask(call, recognises=self.semantic is not None)
 
     def instead(self, call: Call, status: int) -> Reply | None:
         """A stale answer in place of an error with this status, where there is one; its account is not closed."""
@@ -138,25 +76,6 @@ class Replays:
         if replay is None or replay.stale is None or status not in NO_BETTER_ANSWER:
             return None
         return self._replayed(call, replay.stale, "exact", "stale")
-
-    def share(self, call: Call, reply: Reply) -> Flight:
-        """Make the answer of a call that has begun one for several readers."""
-        flight = Flight(call, keeping.LEAST_ROOM)
-        call.task = None
-        flight.begin(reply)
-        flight.task = task = asyncio.get_running_loop().create_task(self._pass_on(flight, reply))
-        self._tasks.add(task)
-        task.add_done_callback(lambda ended: self._landed(flight, ended))
-        return flight
-
-    async def join(self, call: Call, flight: Flight) -> Reply | None:
-        """Read along; None: the call has to be served for itself."""
-        return await self._join(call, flight)
-
-    def spared(self, call: Call, leader: Call) -> None:
-        """Note on the call that it gets the answer of this one."""
-        _note_shared(call, leader)
-        _note_saved(call, leader)
 
     # --- serving ---
 
@@ -170,7 +89,7 @@ class Replays:
                     if reply is not None:
                         return reply
                     flight = self._start(call, asked)
-                joined = await self._join(call, flight)
+                joined = await self.flights.join(call, flight)
                 if joined is not None:
                     return joined
         except GatewayError as error:
@@ -185,7 +104,7 @@ class Replays:
     def _joinable(self, call: Call, asked: Asked) -> Flight | None:
         """The flight that the call can join. Raises KeyReused, or KeyInUse for one that takes nobody any more."""
         if asked.record:
-            flight = self._flights.get(asked.record)
+            flight = self.flights.get(asked.record)
             if flight is not None:
                 if flight.fingerprint != asked.fingerprint:
                     raise _reused(call)
@@ -197,7 +116,7 @@ class Replays:
 
     def _shared(self, call: Call, asked: Asked) -> Flight | None:
         """A flight that brings the same answer, and no later than the call's own would."""
-        flight = self._flights.get(asked.flight) if asked.flight else None
+        flight = self.flights.get(asked.flight) if asked.flight else None
         if flight is None or not flight.takes_readers or flight.call is call:
             return None
         if not flight.has_begun and LANES.index(call.lane) < LANES.index(flight.call.lane):
@@ -246,7 +165,7 @@ class Replays:
                 reply = self._replayed(call, kept, "exact", "hit")
                 if reply is not None:
                     return reply
-            elif call.replay is not None:
+            elif call.replay is not None and not asked.directives.no_cache:
                 call.replay.stale = kept
         _note(call, "exact", "miss")
         return None
@@ -262,7 +181,7 @@ class Replays:
         headers = [*shared, *trail_headers(call, self._clock.monotonic())]
         pace_s = call.model.caching.exact.pace_s
         reply = Reply(kept.status, headers, body, shared=shared)
-        if pace_s and call.stream and kept.status < 300:
+        if pace_s and call.stream and keeping.is_stream(shared):
             reply.chunks, reply.body = self._paced(body, pace_s), b""
         return reply
 
@@ -270,75 +189,6 @@ class Replays:
         for event in split_events(frames):
             await self._clock.sleep(pace_s)
             yield event
-
-    # --- joining ---
-
-    async def _join(self, call: Call, flight: Flight) -> Reply | None:
-        """The flight's answer for this call; None: it has to look again, for what stopped the flight need not stop it."""
-        is_own = flight.call is call
-        reader = flight.enter()
-        since = self._clock.monotonic()
-        timer = self._alarm(call, reader) if call.deadline_is_callers and not is_own else None
-        try:
-            await flight.opened(reader)
-        except GatewayError as error:
-            self._leave(call, flight, reader, CLIENT_GONE)
-            if is_own or isinstance(error, ShuttingDown) or not _is_others(error, flight.call, call):
-                raise
-            return None
-        except asyncio.CancelledError as stopped:
-            self._left(call, flight, reader, why_stopped(stopped))
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if not is_own:
-                call.queue_s += self._clock.monotonic() - since
-        return self._reply(call, flight, reader)
-
-    def _alarm(self, call: Call, reader: Reader) -> Timer:
-        return self._clock.call_at(call.deadline, lambda: time_is_up(reader))
-
-    def _reply(self, call: Call, flight: Flight, reader: Reader) -> Reply:
-        made = flight.reply
-        assert made is not None  # noqa: S101  # it has opened
-        is_own = flight.call is call
-        if not is_own:
-            _note_shared(call, flight.call)
-        if made.chunks is None:
-            self._leave(call, flight, reader, CLIENT_GONE)
-            if is_own:
-                return made
-            _note_saved(call, flight.call)
-            self._accounts.settle(call, made.status, flight.call.outcome)
-        headers = made.headers if is_own else [*made.shared, *trail_headers(call, self._clock.monotonic())]
-        if made.chunks is None:
-            return Reply(made.status, headers, made.body)
-        chunks = flight.chunks(reader)
-
-        async def close() -> None:
-            await chunks.aclose()
-            self._left(call, flight, reader, reader.outcome)
-
-        return Reply(made.status, headers, chunks=chunks, close=close)
-
-    def _left(self, call: Call, flight: Flight, reader: Reader, why: str) -> None:
-        """The call reads no more: its account is closed, unless it is the one that works for others."""
-        if self._leave(call, flight, reader, why) and flight.call is call:
-            return  # whoever flies settles
-        if flight.call is call:
-            call.left = not flight.is_ended and why == CLIENT_GONE
-            return
-        _note_saved(call, flight.call)
-        made = flight.reply
-        status = made.status if made is not None else CLIENT_GONE_STATUS if why == CLIENT_GONE else ShuttingDown.status
-        self._accounts.settle(call, status, why)
-
-    def _leave(self, call: Call, flight: Flight, reader: Reader, why: str) -> bool:
-        was_last = flight.leave(reader, why)
-        if was_last and not flight.is_ended:
-            self._forget(flight)  # it is being cancelled: nobody may join it any more
-        return was_last
 
     # --- flying ---
 
@@ -348,34 +198,10 @@ class Replays:
         flight = Flight(call, keeping.room_of(asked.caching, is_keyed=bool(asked.record)))
         flight.fingerprint = asked.fingerprint
         flight.keys = tuple(key for key in (asked.record, b"" if shared else asked.flight) if key)
-        for key in flight.keys:
-            self._flights[key] = flight
-        call.task = None  # the edge's task only reads
         if asked.flight and shared is None:
             _note(call, "single_flight", "miss")
-        flight.task = task = asyncio.get_running_loop().create_task(self._fly(flight, asked, shared))
-        self._tasks.add(task)
-        task.add_done_callback(lambda ended: self._landed(flight, ended))
+        self.flights.start(flight, self._fly(flight, asked, shared))
         return flight
-
-    def _landed(self, flight: Flight, task: asyncio.Task[None]) -> None:
-        """The last resort: a task that was cancelled before it began, or failed where nobody thought it could."""
-        self._tasks.discard(task)
-        self._forget(flight)
-        if not flight.is_ended:
-            flight.end(StreamBroken("the answer broke off"))
-            if flight.reply is not None:  # cancelled before it had begun to relay: somebody has to close
-                closing = asyncio.get_running_loop().create_task(_close(flight.reply))
-                self._tasks.add(closing)
-                closing.add_done_callback(self._tasks.discard)
-                return
-        if not flight.call.settled:
-            self._accounts.settle(flight.call, CLIENT_GONE_STATUS, CLIENT_GONE)
-
-    def _forget(self, flight: Flight) -> None:
-        for key in flight.keys:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
 
     async def _fly(self, flight: Flight, asked: Asked, shared: Flight | None) -> None:
         """Everything that may have to be waited for, up to the last byte and what is kept of it."""
@@ -384,7 +210,8 @@ class Replays:
         try:
             reply = await self._stored(call, asked)
             if reply is not None:
-                flight.land(self._settled(call, reply))
+                self._settled(call, reply)
+                await self._carry(flight, asked, reply)
                 return
             if asked.fence and not self._store.is_local:
                 lease = Lease(self._clock, self._store, asked)
@@ -411,12 +238,12 @@ class Replays:
                 lease.end()
             if asked.fence:
                 self._store.records.release(asked.record, asked.fence)
-            self._forget(flight)
+            self.flights.forget(flight)
 
     async def _origin(self, call: Call, shared: Flight | None) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
         if shared is not None and shared.takes_readers:
-            reply = await self._join(call, shared)
+            reply = await self.flights.join(call, shared)
             if reply is not None:
                 return reply
         return await self._answer(call)
@@ -429,21 +256,40 @@ class Replays:
                 reply = self._replayed(call, kept, "idempotency", "hit")
                 if reply is not None:
                     return reply
-        if not asked.is_kept or asked.directives.no_cache:
+        if asked.directives.no_cache:
             return None
-        if asked.found is None and asked.record:
+        if asked.found is None and asked.record and asked.is_kept:
             asked.found = self._store.answers.get(asked.exact, asked.caching.name)
-        if asked.found is None:
-            return None
-        return self._exact(call, asked, await said(asked.found, None))
+        if asked.found is not None:
+            reply = self._exact(call, asked, await said(asked.found, None))
+            if reply is not None:
+                return reply
+        return None if asked.semantic is None else await self._similar(call, asked, asked.semantic)
+
+    async def _similar(self, call: Call, asked: Asked, ask: Ask) -> Reply | None:
+        """The answer to a question that means the same."""
+        match = None if self.semantic is None else await self.semantic.find(call, ask)
+        if match is not None and self.semantic is not None and call.replay is not None:
+            kept = await said(self._store.answers.get(match.key, asked.caching.name), None)
+            if kept is None:
+                self.semantic.lost(match)
+            elif self._is_young(asked, kept, ask.rule.ttl_s):
+                call.replay.similarity = match.similarity
+                reply = self._replayed(call, kept, "semantic", "semantic")
+                if reply is not None:
+                    return reply
+                call.replay.similarity = None
+        _note(call, "semantic", "miss")
+        return None
+
+    def _is_young(self, asked: Asked, kept: Kept, ttl_s: float) -> bool:
+        age_s = max(0.0, self._clock.wall() - kept.stored_at)
+        return serves(asked.directives, age_s, ttl_s - age_s)
 
     async def _claim(self, call: Call, asked: Asked) -> Kept | None:
         """What the record holds, or None with the claim noted; waits for a holder elsewhere. Raises KeyReused or KeyInUse."""
-        unsaid = Claim("claimed")
         while True:
-            claim = await said(
-                self._store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s), unsaid
-            )
+            claim = await claimed(self._store, asked)
             kept = self._claimed(call, asked, claim)
             if kept is not None or claim.state != "running":
                 return kept
@@ -451,42 +297,13 @@ class Replays:
                 raise _in_use(call)
             await self._clock.sleep(max(0.001, min(claim.lease_left_s, POLL_S)))
 
-    async def _pass_on(self, flight: Flight, reply: Reply) -> None:
-        """Relay an answer of which nothing is kept."""
-        try:
-            await self._carry(flight, None, reply)
-        except StreamBroken as broken:
-            flight.end(broken)
+    async def _carry(self, flight: Flight, asked: Asked, reply: Reply) -> None:
+        """Pass the answer on, and keep it."""
 
-    async def _carry(self, flight: Flight, asked: Asked | None, reply: Reply) -> None:
-        """Pass the answer on to all who read it, and keep it; its end is passed on when it is kept."""
-        if reply.chunks is None:
-            if asked is not None:
-                await self._keep(flight.call, asked, reply, reply.body)
-            flight.land(reply)
-            return
-        flight.begin(reply)
-        try:
-            await self._pump(flight, asked, reply)
-        finally:
-            await reply.close()
+        async def keep(reply: Reply, body: bytes) -> None:
+            await self._keep(flight.call, asked, reply, body)
 
-    async def _pump(self, flight: Flight, asked: Asked | None, reply: Reply) -> None:
-        assert reply.chunks is not None  # noqa: S101  # that is why it is carried
-        held = b""
-        is_recorded = asked is not None and asked.fence > 0
-        async for chunk in reply.chunks:
-            if held or (is_recorded and is_last_word(chunk)):
-                held += chunk
-            else:
-                await flight.add(chunk)
-        await reply.close()
-        body = flight.body() if asked is not None else None
-        if asked is not None and body is not None:
-            await self._keep(flight.call, asked, reply, body + held)
-        if held:
-            await flight.add(held)
-        flight.end()
+        await self.flights.carry(flight, reply, keep, is_recorded=asked.fence > 0)
 
     async def _keep(self, call: Call, asked: Asked, reply: Reply, body: bytes) -> None:
         """Keep what may be given again, in each layer that the call asks."""
@@ -499,91 +316,30 @@ class Replays:
             record.fresh_until = record.stale_until = wall + asked.caching.keep_s
             await said(self._store.records.complete(asked.record, asked.fence, record), False)
             asked.fence = 0
-        rule = asked.caching.exact
-        if not asked.is_kept or asked.directives.no_store or len(body) > rule.max_entry_bytes:
+        is_new = replay is None or not replay.layer  # else whoever it comes from has kept it
+        if is_new and not asked.directives.no_store and len(body) <= asked.caching.exact.max_entry_bytes:
+            self._keep_answer(call, asked, reply, body)
+
+    def _keep_answer(self, call: Call, asked: Asked, reply: Reply, body: bytes) -> None:
+        """Keep it for those who ask the same, or what means the same."""
+        ask = asked.semantic
+        if not (asked.is_kept or ask is not None) or not keeping.is_worth_keeping(call, reply, body):
             return
-        if keeping.is_worth_keeping(call, reply, body):
-            kept = keeping.keep_answer(call, reply, body, wall)
-            until = wall + rule.ttl_s
-            kept = replace(kept, group=asked.caching.name, fresh_until=until, stale_until=until + rule.stale_if_error_s)
-            self._store.answers.put(asked.exact, kept)
-
-
-class Lease:
-    """The claim of a record, renewed as long as its holder works."""
-
-    __slots__ = ("_asked", "_clock", "_store", "_timer")
-
-    def __init__(self, clock: Clock, store: Store, asked: Asked) -> None:
-        self._clock = clock
-        self._store = store
-        self._asked = asked
-        self._timer = self._set()
-
-    def end(self) -> None:
-        """It is renewed no more."""
-        self._timer.cancel()
-
-    def _set(self) -> Timer:
-        return self._clock.call_at(self._clock.monotonic() + self._asked.caching.lease_s / 3, self._renew)
-
-    def _renew(self) -> None:
-        asked = self._asked
-        if asked.fence:
-            self._store.records.renew(asked.record, asked.fence, asked.caching.lease_s)
-            self._timer = self._set()
-
-
-async def said(answer: Later[T], otherwise: T) -> T:
-    """What a store says, or what holds when it does not say so in time."""
-    if not isinstance(answer, asyncio.Future):
-        return answer
-    if not answer.done():
-        await asyncio.wait((answer,), timeout=STORE_S)
-        if not answer.done():
-            return otherwise
-    return answer.result()
-
-
-async def _close(reply: Reply) -> None:
-    await reply.close()
-
-
-def is_last_word(chunk: bytes) -> bool:
-    """Whether one of these events tells the client that it has everything."""
-    return any(chunk.startswith(words) or b"\n" + words in chunk for words in LAST_WORDS)
+        wall, rule = self._clock.wall(), asked.caching.exact
+        kept = keeping.keep_answer(call, reply, body, wall)
+        kept.group = asked.caching.name
+        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or ask is None else ask.rule.ttl_s)
+        kept.stale_until = kept.fresh_until + rule.stale_if_error_s
+        if ask is not None:
+            kept.stale_until = max(kept.stale_until, wall + ask.rule.ttl_s)
+        self._store.answers.put(asked.exact, kept)
+        if ask is not None and self.semantic is not None:
+            self.semantic.keep(call, ask, asked.exact)
 
 
 def _note(call: Call, layer: str, result: str) -> None:
     if call.replay is not None:
         call.replay.tried.append((layer, result))
-
-
-def _note_shared(call: Call, leader: Call) -> None:
-    replay = call.replay = call.replay or Replay()
-    replay.result, replay.layer = "coalesced", "single_flight"
-    replay.source = leader.id
-    replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
-    replay.attempts = shown(leader.attempts)
-    replay.tried.append(("single_flight", "hit"))
-
-
-def _note_saved(call: Call, leader: Call) -> None:
-    """What the one answer would have cost again; known when it has ended."""
-    replay = call.replay
-    if replay is None or replay.layer != "single_flight":
-        return
-    spared = leader.replay if leader.replay is not None and leader.replay.saved is not None else None
-    last = leader.attempts[-1] if leader.attempts else None
-    replay.saved = leader.usage if spared is None else spared.saved
-    replay.saved_usd = spared.saved_usd if spared is not None else last.cost_usd if last is not None else None
-
-
-def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:
-    """Whether the call that was followed was stopped by what need not stop this one."""
-    if isinstance(error, OWN_LIMITS):
-        return leader.key.name != call.key.name
-    return isinstance(error, OUT_OF_TIME) and call.deadline > leader.deadline + ABOUT_AS_LONG_S
 
 
 def _reused(_call: Call) -> KeyReused:

@@ -16,6 +16,7 @@ from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
 from gateway.flow.keepalive import KeepAlive
+from gateway.flow.keeping import wants_usage
 from gateway.flow.overload import Overload
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.rawrelay import StreamBroken
@@ -34,6 +35,7 @@ from gateway.ingress.render import (
     whole_as_events,
 )
 from gateway.policy import headers as allow_lists
+from gateway.policy.convert import as_stream
 from gateway.policy.snapshot import Policies, Server
 from gateway.ports import Meter
 
@@ -160,7 +162,7 @@ class Edge:
             task=serving.task,
             sdk_retry=parse.sdk_retry(index),
             idempotency_key=parse.idempotency_key(index, endpoint) if b"idempotency-key" in index else None,
-            cache_control=index.get(b"cache-control"),
+            cache_control=parse.cache_control(headers) if b"cache-control" in index else None,
         )
         if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
             reply = await self._handle_alive(exchange, call, now)
@@ -206,14 +208,15 @@ class Edge:
             await self._reply_with_events(exchange, exchange.call.endpoint, reply)
             return
         if reply.chunks is None:
+            headers, body = reply.headers, reply.body
             if exchange.call is not None and exchange.call.stream and reply.status == 200:
-                _turn_into_events(exchange.call.endpoint, reply)
-            reply.headers.append((b"content-length", b"%d" % len(reply.body)))
+                headers, body = _as_events(exchange.call, reply)
+            headers.append((b"content-length", b"%d" % len(body)))
             exchange.started = True
             if cycle is None:
-                await send_whole(exchange.send, reply.status, reply.headers, reply.body)
+                await send_whole(exchange.send, reply.status, headers, body)
             else:
-                await answer_at_once(cycle, reply.status, reply.headers, reply.body)
+                await answer_at_once(cycle, reply.status, headers, body)
             return
         send = exchange.send
         try:
@@ -234,7 +237,7 @@ class Edge:
         cycle = exchange.cycle
         exchange.started = True
         if reply.chunks is None:
-            events = reply.body if _is_stream(reply) else whole_as_events(endpoint, reply.status, reply.body)
+            events = reply.body if _is_stream(reply) else _events_of(exchange.call, endpoint, reply)
             await end_stream(cycle, events)
             return
         try:
@@ -296,12 +299,27 @@ def _is_stream(reply: Reply) -> bool:
     return dict(reply.headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-def _turn_into_events(endpoint: Endpoint, reply: Reply) -> None:
-    """A provider that does not stream has answered a call that wants events: without any, SDKs would see an empty answer."""
-    if endpoint.tokens == "both" and dict(reply.headers).get(b"content-type", b"").startswith(b"application/json"):
-        reply.headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
-        reply.headers += EVENT_STREAM
-        reply.body = whole_as_events(endpoint, reply.status, reply.body)
+def _as_events(call: Call, reply: Reply) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """A provider that does not stream has answered a call that wants events: without any, SDKs would see an empty answer.
+
+    The reply itself stays as it is: others may read it, too.
+    """
+    if call.endpoint.tokens != "both" or not _is_json(reply):
+        return reply.headers, reply.body
+    headers = [header for header in reply.headers if header[0] not in (b"content-type", b"cache-control")]
+    return [*headers, *EVENT_STREAM], _events_of(call, call.endpoint, reply)
+
+
+def _is_json(reply: Reply) -> bool:
+    return dict(reply.headers).get(b"content-type", b"").startswith(b"application/json")
+
+
+def _events_of(call: Call | None, endpoint: Endpoint, reply: Reply) -> bytes:
+    """A whole answer as the events that a streaming provider would have sent; where that cannot be told, one event."""
+    events = None
+    if reply.status == 200 and call is not None:
+        events = as_stream(endpoint.name, reply.body, include_usage=wants_usage(call))
+    return whole_as_events(endpoint, reply.status, reply.body) if events is None else events
 
 
 class _Exchange:

@@ -232,6 +232,11 @@ def idempotency_key(index: dict[bytes, bytes], endpoint: Endpoint) -> bytes | No
     return bare[2] if bare[1] is None else _ESCAPED.sub(rb"\1", bare[1])
 
 
+def cache_control(headers: RawHeaders) -> bytes:
+    """All that `Cache-Control` says, on however many lines (RFC 9110, 5.3)."""
+    return b", ".join([value for name, value in headers if name == b"cache-control"])
+
+
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
     """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
     asked = index.get(b"x-gateway-lane")

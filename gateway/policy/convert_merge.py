@@ -150,7 +150,7 @@ def _added_entries(old: list[Any], new: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def _agreed(old: Any, new: Any) -> Any:
-    if old == new or new in (None, "") or (new in ([], {}) and type(old) is type(new)):
+    if old == new or new in (None, "") or (new == [] and isinstance(old, list)):
         return old
     if old in (None, ""):
         return new

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from gateway.call import Call
-from gateway.policy.caching import NOT_OF_THE_QUESTION, Caching
+from gateway.policy.caching import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 from gateway.policy.multipart import MultipartError, boundary_of
 
 TELLING = (b"openai-", b"anthropic-")
 """Headers that start so change what is asked for: betas, versions, whose account it is."""
+ACCOUNTS = frozenset((b"openai-organization", b"openai-project"))
+"""Of these, whose account a credential is used for; they go upstream beside a caller's own only."""
+
+_WHITE = b" \t\r\n"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * 19
+"""From 2**63 on, parsers disagree about whole numbers: some round them."""
+_BY_NAME = itemgetter(0)
 
 
 def digest(*parts: bytes) -> bytes:
@@ -27,25 +36,51 @@ def digest(*parts: bytes) -> bytes:
 
 
 def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
-    """The body in one form: keys sorted at every depth, no white space, without these top-level fields.
+    """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
-    A body that is nested too deeply to be written like that stands for itself.
+    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again.
     """
-    kept = {name: value for name, value in parsed.items() if name not in left_out} if left_out else parsed
+    return _sorted(parsed, left_out) if reads_one_way(call.body, parsed) else call.body
+
+
+def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
+    """Whether every parser finds in the body what ours has found: no key twice in an object, no number beyond its precision.
+
+    Who sends such a body may get another answer from a provider than the one who sends what we have read in it.
+    """
     try:
-        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+        written = orjson.dumps(parsed)
     except TypeError:
-        return call.body
+        return False  # too deep
+    if written == body or written.translate(None, _WHITE) == body.translate(None, _WHITE):
+        return True  # then each key and number of the body stands in it, too
+    bare = _outside_strings(body)
+    return bare.count(b":") == _outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
+
+
+def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+    kept = {name: value for name, value in parsed.items() if name not in left_out} if left_out else parsed
+    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """What is left of JSON without its strings: brackets, commas, colons, numbers."""
+    return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
 def owner_of(call: Call) -> bytes:
-    """Whose answer it is: the tenant's, or one caller's among those who bring their own credential."""
-    return digest(call.tenant.encode(), call.credential or b"")
+    """Whose answer it is: the tenant's, or among those who bring their own credential one caller's, in one account."""
+    if call.credential is None:
+        return digest(call.tenant.encode())
+    accounts = [header for header in _telling(call) if header[0] in ACCOUNTS]
+    return digest(call.tenant.encode(), call.credential, *_flat(accounts))
 
 
 def exact_key(call: Call, parsed: dict[str, Any], caching: Caching) -> bytes:
-    """Equal for two calls whose answers may stand for each other, streamed or not."""
-    left_out = NOT_OF_THE_QUESTION | caching.exact.ignore if caching.exact.ignore else NOT_OF_THE_QUESTION
+    """Equal for two calls whose answers may stand for each other, streamed or not where one can be made of the other."""
+    left_out = NOT_OF_THE_QUESTION if call.endpoint.name in CONVERTIBLE else frozenset()
+    if caching.exact.ignore:
+        left_out |= caching.exact.ignore
     return partition_key(call, caching, canonical(call, parsed, left_out))
 
 
@@ -59,7 +94,7 @@ def partition_key(call: Call, caching: Caching, rest: bytes) -> bytes:
         call.model.name.encode(),
         call.model_name.encode(),
         caching.version.encode(),
-        *_telling(call),
+        *_flat(_telling(call)),
         rest,
     )
 
@@ -68,7 +103,11 @@ def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
     """Equal for two calls whose answers are the same byte for byte."""
     if not call.stream:
         return exact
-    return digest(exact, b"stream", canonical(call, {"options": parsed.get("stream_options")}))
+    try:
+        options = _sorted({"options": parsed.get("stream_options")})
+    except TypeError:
+        options = call.body
+    return digest(exact, b"stream", options)
 
 
 def record_key(call: Call, idempotency_key: bytes) -> bytes:
@@ -81,18 +120,24 @@ def fingerprint(call: Call) -> bytes:
 
     Of a multipart body the boundary does not count: clients draw it anew each time they send.
     """
-    body = canonical(call, call.parsed) if call.parsed is not None else _without_boundary(call)
-    return digest(call.method.encode(), call.path.encode(), call.query, body)
+    body = canonical(call, call.parsed) if call.parsed is not None else _multipart(call)
+    return digest(call.method.encode(), call.path.encode(), call.query, *_flat(_telling(call)), body)
 
 
-def _telling(call: Call) -> list[bytes]:
+def _telling(call: Call) -> list[tuple[bytes, bytes]]:
+    """The headers that tell, by name; those of one name in their order, which may mean something."""
     told = [header for header in call.headers if header[0].startswith(TELLING)]
-    return [part for header in sorted(told) for part in header]
+    return sorted(told, key=_BY_NAME) if told else told
 
 
-def _without_boundary(call: Call) -> bytes:
+def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [part for header in headers for part in header]
+
+
+def _multipart(call: Call) -> bytes:
+    """Of what stands between the boundaries, so that nothing else can pass for one."""
     try:
         boundary = boundary_of(dict(call.headers).get(b"content-type", b""))
     except MultipartError:
         return call.body
-    return call.body.replace(boundary, b"")
+    return digest(*(b"\r\n" + call.body).split(b"\r\n--" + boundary))

@@ -939,3 +939,16 @@ def test_credential_shown_to_several_providers_is_announced(tmp_path: Path) -> N
         "model m: the caller's credential is passed to every one of: a, b",
         "model long: the caller's credential is passed to every one of: a, b",
     ]
+
+
+def test_a_tenant_that_another_keys_calls_could_name_is_refused(tmp_path: Path) -> None:
+    """They would share a queue, records and caches."""
+    keys = """\
+keys:
+  - {name: a, key: key-of-a-0123456789, names_tenants: true}
+  - {name: b, key: key-of-b-0123456789, tenant: a/b}
+  - {name: c, key: key-of-c-0123456789, tenant: b/c}
+"""
+    assert problems_of(tmp_path, GOOD + keys) == [
+        'config.yaml:7: keys[1]: the tenant "a/b" could be named by calls of the tenant a: rename it'
+    ]

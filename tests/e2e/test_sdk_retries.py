@@ -154,7 +154,8 @@ async def test_a_retry_behind_a_deaf_proxy_is_not_paid_for_twice(start: StartGat
         assert answer.id == "chatcmpl-1"
         assert provider.requests == 1
         await gateway.stop()
-    assert [record["outcome"] for record in gateway.records] == ["ok", "coalesced"]
+    assert [record["outcome"] for record in gateway.records] == ["ok", "ok"]
+    assert [record.get("cache_layer") for record in gateway.records] == [None, "single_flight"]
     assert [record["cost_usd"] for record in gateway.records][1] is None
 
 

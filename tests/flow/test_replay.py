@@ -86,7 +86,7 @@ def outcomes(bench: Bench) -> list[str]:
 
 async def nobody_is_left(bench: Bench) -> bool:
     await turns()
-    return not bench.pipeline.replays._flights and not len(bench.pipeline.replays) and len(asyncio.all_tasks()) == 1
+    return not bench.pipeline.replays.flights._by_key and not len(bench.pipeline.replays.flights) and len(asyncio.all_tasks()) == 1
 
 
 # --- single flight ---

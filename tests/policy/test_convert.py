@@ -151,6 +151,7 @@ def test_deltas_add_up(deltas: list[Json], message: Json) -> None:
         [{"x": [{"a": 1}]}, {"x": [{"index": 0}]}],
         [{"x": "a"}, {"x": [1]}],
         [{"annotations": [{"a": 1}]}, {"annotations": [{"a": 1}, {"a": 2}]}],
+        [{"annotations": {"a": 1}}, {"annotations": [{"a": 1}]}],
         [{"audio": {"data": "AAA="}}, {"audio": {"data": "AAA="}}],
         [{"tool_calls": [{"id": "a", "function": {"name": "f"}}]}],
         [{"tool_calls": [{"index": -1, "id": "a"}]}],
@@ -173,6 +174,7 @@ def test_what_can_be_put_together_in_two_ways_is_not(deltas: list[Any]) -> None:
     [
         ([{"x": {"a": "1"}}, {"x": {"a": "1", "b": [2]}}], {"x": {"a": "1", "b": [2]}}),
         ([{"x": ["a"]}, {"x": ["a", "b"]}, {"x": None}], {"x": ["a", "b"]}),
+        ([{"x": ["a"]}, {"x": []}], {"x": ["a"]}),
         ([{"x": ""}, {"x": "a"}, {"x": ""}], {"x": "a"}),
         ([{"x": 0}, {"x": 0}], {"x": 0}),
         ([{"x": {"a": 1}}, {"x": {}}], {"x": {"a": 1}}),
@@ -239,10 +241,11 @@ END = plainly(chunk({}, "stop"))
         )
         + DONE,
         plainly({"choices": [{"index": 0, "error": {"code": 1}, "delta": {}, "finish_reason": "stop"}]}) + DONE,
+        plainly({"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}) + DONE,
         plainly({"choices": ["a"]}) + END + DONE,
         plainly({"choices": [{"index": 1, "delta": {"content": "a"}}]}) + END + DONE,
-        plainly(chunk({"x": orjson.loads(b'{"a":' * 900 + b"1" + b"}" * 900)}) if False else chunk({"content": 5}))
-        + plainly(chunk({"content": "a"}, "stop")),
+        plainly(chunk({"content": 5})) + plainly(chunk({"content": "a"}, "stop")),
+        frame_of(b'{"choices":[{"delta":' + b'{"x":' * 900 + b"1" + b"}" * 900 + b',"finish_reason":"stop"}]}') + DONE,
     ],
 )
 def test_what_is_no_complete_chat_is_not_made_one(frames: bytes) -> None:
@@ -293,7 +296,7 @@ def test_what_no_stream_can_say_is_not_streamed(body: bytes) -> None:
 def test_a_chat_is_streamed_as_openai_does_it() -> None:
     """Role first, texts, tool calls with an index, the reason to end, the usage in an event of its own."""
     call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    body = chat({"role": "assistant", "content": "Hi", "tool_calls": [call]}, usage=USAGE)
+    body = chat({"role": "assistant", "content": "Hi", "tool_calls": [call]}, usage=USAGE, citations=["a"])
     frames = as_stream("chat", body, include_usage=True)
     assert frames is not None
     *chunks, last = [event_json(event) for event in split_events(frames)]
@@ -307,8 +310,19 @@ def test_a_chat_is_streamed_as_openai_does_it() -> None:
         {},
     ]
     assert [each and each["usage"] for each in chunks] == [None, None, None, None, None, USAGE]
+    assert [each and "citations" in each for each in chunks] == [True, False, False, False, False, False]
     assert last is None
     assert frames.endswith(DONE)
+
+
+def test_choices_are_streamed_in_their_order() -> None:
+    """However the whole answer has them: the SDK wants the first one first."""
+    choices = [{"index": index, "message": {"content": str(index)}, "finish_reason": "stop"} for index in (1, 0)]
+    frames = as_stream("chat", orjson.dumps({"choices": choices}), include_usage=False)
+    assert frames is not None
+    events = [event_json(event) for event in split_events(frames)]
+
+    assert [each["choices"][0]["index"] for each in events if each] == [0, 0, 0, 1, 1, 1]
 
 
 def test_no_line_of_a_stream_is_too_long_to_be_read() -> None:
@@ -346,6 +360,44 @@ def steps(frames: bytes) -> list[str]:
     """The events of a stream, pieces of one text as one."""
     names = [str(event["type"]) for event in map(event_json, split_events(frames)) if event is not None]
     return [name for at, name in enumerate(names) if not (name.endswith(".delta") and names[at - 1] == name)]
+
+
+def test_a_response_that_begins_does_not_tell_its_end() -> None:
+    """Neither the response, nor its items, nor their parts; and the tokens of a text are told once."""
+    text = "a" * (PIECE_LENGTH + 1)
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": [{"token": "a"}]}
+    item = {"type": "message", "id": "i", "status": "completed", "content": [part]}
+    response = {"id": "r", "status": "completed", "completed_at": 5, "output": [item], "usage": USAGE}
+    frames = as_stream("responses", orjson.dumps(response), include_usage=False)
+    assert frames is not None
+    created, _, added, opened, *deltas = [event_json(event) or {} for event in split_events(frames)]
+
+    begun: Json = {"status": "in_progress", "completed_at": None, "output": [], "usage": None}
+    assert created["response"] == response | begun
+    assert added["item"] == item | {"status": "in_progress", "content": []}
+    assert opened["part"] == part | {"text": "", "logprobs": []}
+    assert [(len(each["delta"]), each["logprobs"]) for each in deltas[:2]] == [
+        (PIECE_LENGTH, [{"token": "a"}]),
+        (1, []),
+    ]
+
+
+def test_a_providers_own_tools_tell_their_progress() -> None:
+    """Only when they have come to their end; what failed is not said to have succeeded."""
+    item = {"type": "code_interpreter_call", "id": "i", "status": "completed", "code": "1"}
+    failed = {"type": "web_search_call", "id": "w", "status": "failed"}
+    body = orjson.dumps({"id": "r", "status": "completed", "output": [item, failed]})
+    frames = as_stream("responses", body, include_usage=False)
+    assert frames is not None
+
+    kind = "response.code_interpreter_call"
+    assert [name for name in steps(frames) if "call" in name] == [
+        f"{kind}.in_progress",
+        f"{kind}_code.delta",
+        f"{kind}_code.done",
+        f"{kind}.interpreting",
+        f"{kind}.completed",
+    ]
 
 
 def test_an_item_of_an_unknown_kind_is_streamed_as_it_is() -> None:

@@ -30,7 +30,7 @@ from tests.policy.answers import (
 )
 
 BOUNDED = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 SEEDS = st.integers(0, 2**32).map(Random)
 

@@ -1,0 +1,110 @@
+"""The partitions of the semantic cache: in memory while they are used, else in the store.
+
+A partition is loaded when it is first asked for. It must not know questions or guards. Invariants: a row that is added
+while its partition is being loaded is there when it has been; what is forgotten meanwhile does not come back; without
+a store that answers, calls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.clock import Clock
+from gateway.flow.background import Background, result_by
+from gateway.ports import Index, Later, Neighbourhood, VectorRow, Vectors
+
+MOST_LOADING = 64
+MOST_LATE = 1000
+"""Rows that wait for their partition; one beyond is found when it is loaded the next time."""
+FEW_ROWS = 250
+"""So many are made ready within a millisecond or two; more are left to a thread."""
+
+
+class Partitions:
+    """The index in memory, with the store behind it."""
+
+    def __init__(self, clock: Clock, index: Index, store: Vectors) -> None:
+        self._clock = clock
+        self._index = index
+        self._store = store
+        self._background = Background(MOST_LOADING)
+        self._loading: dict[bytes, asyncio.Task[Neighbourhood | None]] = {}
+        self._late: dict[bytes, list[tuple[VectorRow, int]]] = {}
+        self._forgotten = 0
+        """How often something has been; whoever began to load before that begins again."""
+
+    @property
+    def loading(self) -> int:
+        """Partitions on their way from the store."""
+        return len(self._loading)
+
+    async def open(self, partition: bytes, most: int, deadline: float) -> Neighbourhood | None:
+        """The partition, with the newest `most` of its rows when it has to be loaded; None: not until then (monotonic)."""
+        rows = self._index.get(partition)
+        if rows is not None:
+            return rows
+        begun = self._loading.get(partition) or self._begin(partition, most)
+        return await result_by(self._clock, begun, deadline) if isinstance(begun, asyncio.Task) else begun
+
+    def add(self, row: VectorRow, most: int) -> None:
+        """Keep a row, where it is searched for and where it outlives this process."""
+        self._store.add(row)
+        if self._index.get(row.partition) is None and row.partition not in self._loading:
+            self._begin(row.partition, most)
+        late = self._late.get(row.partition)
+        if late is None:
+            self._index.add(row, most)
+        elif len(late) < MOST_LATE:
+            late.append((row, most))
+
+    def remove(self, partition: bytes, id: bytes) -> None:
+        """Of one row, whose answer is gone."""
+        self._forgotten += partition in self._loading
+        self._index.remove(partition, id)
+        self._store.remove(partition, (id,))
+
+    async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """Whatever matches all that is given, everything when nothing is; how many rows there were."""
+        self._forgotten += 1
+        here = self._index.forget(key=key, model=model, tenant=tenant)
+        told = self._store.forget(key=key, model=model, tenant=tenant)
+        return max(here, await told if isinstance(told, asyncio.Future) else told)
+
+    async def aclose(self) -> None:
+        """Nothing is loaded any more."""
+        await self._background.aclose()
+
+    def _begin(self, partition: bytes, most: int) -> Neighbourhood | asyncio.Task[Neighbourhood | None] | None:
+        """Load it: at once where the store has only few rows and has them at hand."""
+        told = self._store.load(partition, most)
+        if not isinstance(told, asyncio.Future) and len(told) <= FEW_ROWS:
+            built = self._index.build(told, most)
+            self._index.put(partition, built)
+            return built
+        task = self._background.start(self._load(partition, told, most, self._forgotten))
+        if task is not None:
+            self._loading[partition] = task
+            self._late[partition] = []
+            task.add_done_callback(lambda _: self._ended(partition))
+        return task
+
+    async def _load(
+        self, partition: bytes, told: Later[Sequence[VectorRow]], most: int, forgotten: int
+    ) -> Neighbourhood | None:
+        rows = await told if isinstance(told, asyncio.Future) else told
+        if len(rows) <= FEW_ROWS:
+            built = self._index.build(rows, most)
+        else:
+            built = await asyncio.get_running_loop().run_in_executor(None, self._index.build, rows, most)
+        if self._forgotten != forgotten:  # some of these may be what was forgotten: whoever asks next loads anew
+            return None
+        self._index.put(partition, built)
+        for row, its_most in self._late.pop(partition, ()):
+            self._index.add(row, its_most)
+        return built
+
+    def _ended(self, partition: bytes) -> None:
+        """Also a load that was cancelled or came to nothing; the store has what came late."""
+        self._loading.pop(partition, None)
+        self._late.pop(partition, None)
