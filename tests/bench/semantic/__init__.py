@@ -1,0 +1,1 @@
+"""How well the semantic cache tells questions apart: data, a runner, and what came of it."""
