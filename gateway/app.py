@@ -189,9 +189,9 @@ class Gateway:
                 task.cancel()
         for server in self._servers:
             await server.stop()
-        await self._pipeline.aclose()
         if self._pipeline.replays.semantic is not None:
-            await self._pipeline.replays.semantic.aclose()
+            await self._pipeline.replays.semantic.aclose()  # embeddings under way are flights, too
+        await self._pipeline.aclose()
         await self._store.aclose()
         await self._pools.aclose()
         await self._emulators.stop()

@@ -224,7 +224,7 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action = actions.add_parser(
         "why",
         help="why a call was, or was not, spared its provider",
-        description="Tell how one of the last calls fared, or how a request would fare now. Nothing is sent to a provider.",
+        description="Tell how one of the last calls fared, or how a request would fare now. A provider may be asked to embed it.",
     )
     action.add_argument(
         "request", help="a call's id (its x-request-id); or a file with a request's JSON body, - for standard input"

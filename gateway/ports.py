@@ -218,6 +218,10 @@ class EmbeddingFailed(Exception):
     """There are no embeddings to be had at present; the message says why, for the log."""
 
 
+class EmbeddingDenied(EmbeddingFailed):
+    """This caller gets none: its own limit, budget or credential is in the way, and says nothing of the model."""
+
+
 class Embedder(Protocol):
     """Makes a vector of a text, so that texts that mean the same get vectors of nearly the same direction."""
 

@@ -157,7 +157,9 @@ def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
         owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
         if owner is not None:
             shown = document.show(("keys", index, "tenant"), key.tenant)
-            document.complain(("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it")
+            document.complain(
+                ("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it"
+            )
 
 
 def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:

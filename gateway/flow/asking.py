@@ -15,6 +15,7 @@ from gateway.policy.cachecontrol import Directives, read_directives
 from gateway.policy.caching import Caching, applies
 from gateway.policy.question import last_question
 from gateway.policy.replaykeys import (
+    digest,
     exact_key,
     fingerprint,
     flight_key,
@@ -44,6 +45,12 @@ class Asked:
     """What it asks, where answers to questions that mean the same will do."""
     fence: int = 0
     """Of the claimed record; 0: none."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a layer is still to be asked that may give the call an old answer, or none: nobody else has to take that."""
+        is_open = bool(self.record) and (not self.fence or self.is_kept)
+        return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
 
 
 def ask(call: Call, *, recognises: bool) -> Asked | None:
@@ -84,5 +91,7 @@ def _meaning(call: Call, parsed: dict[str, Any]) -> Ask | None:
     question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
     if question is None:
         return None
-    partition = partition_key(call, caching, question.rest)
+    embedder = call.policy.find_model(caching.semantic.embeddings)
+    space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
+    partition = digest(partition_key(call, caching, question.rest), space.encode())
     return Ask(partition, question.text, caching.semantic, call.model_name, call.tenant)

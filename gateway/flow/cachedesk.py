@@ -12,14 +12,14 @@ import orjson
 
 from gateway.call import Call, Endpoint, Kept, Replay
 from gateway.clock import Clock
-from gateway.errors import NotFound
+from gateway.errors import InvalidRequest, NotFound
 from gateway.flow import keeping
 from gateway.flow.asking import Asked
 from gateway.flow.lease import said
 from gateway.flow.replay import Replays
 from gateway.flow.semantic import Explained, Neighbour
 from gateway.policy.caching import ExactRule
-from gateway.policy.snapshot import Key, Model, PolicySnapshot
+from gateway.policy.snapshot import Model, PolicySnapshot
 from gateway.ports import Store
 
 SAME = "taken for the same"
@@ -45,7 +45,9 @@ class CacheDesk:
         return await said(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
-        """What each layer would say of this request now. Raises NotFound for a model that is not there.
+        """What each layer would say of this request now; a semantic one may have to have its question embedded.
+
+        Raises NotFound for a model that is not there.
 
         Calls with a credential of their own, or with headers that change what is asked, have other keys.
         """
@@ -120,10 +122,10 @@ class CacheDesk:
             id="explained",
             endpoint=endpoint,
             policy=policy,
-            key=Key(tenant, tenant, b""),
+            key=next((key for key in policy.keys.values() if key.tenant == tenant), policy.anonymous),
             model=_model(policy, name),
             model_name=name,
-            body=orjson.dumps(body),
+            body=_written(body),
             stream=bool(body.get("stream")),
             stream_options=body.get("stream_options"),
             model_span=None,
@@ -137,6 +139,13 @@ class CacheDesk:
             tenant=tenant,
             parsed=body,
         )
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        raise InvalidRequest("The request is nested too deeply to be explained.", param="body") from None
 
 
 def _verdict(near: Neighbour, threshold: float) -> str:

@@ -17,10 +17,10 @@ import orjson
 
 from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
-from gateway.errors import GatewayError
+from gateway.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.policy.caching import SemanticRule
 from gateway.policy.snapshot import Model, Target
-from gateway.ports import Embedder, EmbeddingFailed
+from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 """Keep in step with `ingress/routes.py`."""
@@ -89,10 +89,14 @@ class ConfigEmbedder:
         try:
             reply = await self._answer(self._call_for(text, call, model))
             body = await _body_of(reply)
+        except (KeyRateLimited, BudgetExceeded) as error:
+            raise EmbeddingDenied(f"{error.code}: {error}") from error
         except GatewayError as error:
             raise EmbeddingFailed(f"{error.code or error.type}: {error}") from error
         if reply.status in TEXTS_OWN_FAULT:
             return None
+        if reply.status in (401, 403) and call.credential is not None:
+            raise EmbeddingDenied(f"status {reply.status} for the caller's own credential")
         if reply.status != 200:
             raise EmbeddingFailed(f"status {reply.status}")
         return read_embedding(body)

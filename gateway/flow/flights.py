@@ -34,7 +34,15 @@ Keep = Callable[[Reply, bytes], Awaitable[None]]
 
 ABOUT_AS_LONG_S = 1.0
 """Who has hardly more time than the one it followed need not try what that could not do in time."""
-LAST_WORDS = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+LAST_WORDS = tuple(
+    field + blank + word
+    for blank in (b" ", b"")
+    for field, words in (
+        (b"data:", (b"[DONE]",)),
+        (b"event:", (b"response.completed", b"response.incomplete", b"response.failed")),
+    )
+    for word in words
+)
 """A stream that says this is taken for complete by its client: by then its record has to be."""
 OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
 OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
@@ -68,6 +76,11 @@ class Flights:
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._landed(flight))
 
+    def offer(self, flight: Flight, key: bytes) -> None:
+        """Others find it under this key, too."""
+        flight.keys = (*flight.keys, key)
+        self._by_key[key] = flight
+
     def share(self, call: Call, reply: Reply) -> Flight:
         """Make an answer that has begun, and of which nothing is kept, one for several readers."""
         flight = Flight(call, keeping.LEAST_ROOM)
@@ -91,6 +104,8 @@ class Flights:
     async def join(self, call: Call, flight: Flight) -> Reply | None:
         """The flight's answer for this call; None: it has to look again, for what stopped the flight need not stop it."""
         is_own = flight.call is call
+        if not is_own:
+            call.parsed = None  # its memory is not needed as long as it waits
         reader = flight.enter()
         since = self._clock.monotonic()
         timer = self._alarm(call, reader) if call.deadline_is_callers and not is_own else None
@@ -98,7 +113,8 @@ class Flights:
             await flight.opened(reader)
         except GatewayError as error:
             self._leave(call, flight, reader, CLIENT_GONE)
-            if is_own or isinstance(error, ShuttingDown) or not _is_others(error, flight.call, call):
+            is_late = call.deadline_is_callers and self._clock.monotonic() >= call.deadline
+            if is_own or is_late or isinstance(error, ShuttingDown) or not _is_others(error, flight.call, call):
                 raise
             return None
         except asyncio.CancelledError as stopped:

@@ -25,7 +25,9 @@ SAME_AGAIN = frozenset(
 """Errors that depend on the request alone."""
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 JSON = (b"content-type", b"application/json")
-OF_THE_ANSWER = (b"content-type", b"content-disposition", b"openai-model", b"openai-version", b"x-should-retry")
+OF_THE_ANSWER = frozenset(
+    b"content-type content-encoding content-disposition openai-model openai-version x-should-retry".split()
+)
 IDEMPOTENT = (b"idempotent-replayed", b"true")
 
 
@@ -123,7 +125,8 @@ def spare(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
 def follow(call: Call, leader: Call) -> None:
     """Note on the call that it gets the answer of this one."""
     replay = call.replay = call.replay or Replay()
-    replay.result, replay.layer = "coalesced", "single_flight"
+    is_stale = leader.replay is not None and leader.replay.result == "stale"
+    replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
     replay.source = leader.id
     replay.target = leader.attempts[-1].target if leader.attempts else leader.replay.target if leader.replay else ""
     replay.attempts = shown(leader.attempts)

@@ -21,7 +21,7 @@ from gateway.flow.background import Background
 from gateway.policy.caching import SemanticRule
 from gateway.policy.guards import Facts, facts_of
 from gateway.policy.replaykeys import digest, owner_of
-from gateway.ports import Embedder, EmbeddingFailed
+from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 
 REMEMBERED = 4096
 MOST_PENDING = 256
@@ -123,6 +123,8 @@ class Questions:
         try:
             vector = await self._embedder_of(rule).embed(text, call)
             packed = None if vector is None else self._pack(vector)
+        except EmbeddingDenied:
+            return None  # others may get theirs
         except (EmbeddingFailed, ValueError, TypeError) as error:
             self._failed(rule.embeddings, trouble, error, began_at)
             return None

@@ -41,8 +41,10 @@ T = TypeVar("T")
 
 POLL_S = 0.25
 """A call whose key is held elsewhere asks so often what has come of it."""
-NO_BETTER_ANSWER = frozenset((429, 500, 502, 503, 504))
-"""With these a stale answer is the better one (RFC 5861, 4)."""
+NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
+"""With these a stale answer is the better one (RFC 5861, 4, and what providers answer besides)."""
+CLOCK_S = 60.0
+"""So far a clock may be set back without anybody minding."""
 
 
 class Replays:
@@ -159,13 +161,15 @@ class Replays:
         """The reply that an exact answer makes, if it may be given; a stale one is remembered for worse times."""
         asked.found = None
         if kept is not None:
-            wall = self._clock.wall()
-            age_s = max(0.0, wall - kept.stored_at)
-            if serves(asked.directives, age_s, kept.fresh_until - wall):
+            rule, age_s = asked.caching.exact, self._clock.wall() - kept.stored_at
+            fresh_s = min(kept.fresh_until - kept.stored_at, rule.ttl_s) - age_s
+            if age_s < -CLOCK_S:
+                pass  # kept by a clock that was ahead: nobody knows how old it is
+            elif serves(asked.directives, max(0.0, age_s), fresh_s):
                 reply = self._replayed(call, kept, "exact", "hit")
                 if reply is not None:
                     return reply
-            elif call.replay is not None and not asked.directives.no_cache:
+            elif call.replay is not None and fresh_s + rule.stale_if_error_s > 0:
                 call.replay.stale = kept
         _note(call, "exact", "miss")
         return None
@@ -193,17 +197,22 @@ class Replays:
     # --- flying ---
 
     def _start(self, call: Call, asked: Asked) -> Flight:
-        """A flight of the call's own; it joins another one where only its record is its own."""
-        shared = self._shared(call, asked) if asked.record else None
+        """A flight of the call's own."""
         flight = Flight(call, keeping.room_of(asked.caching, is_keyed=bool(asked.record)))
         flight.fingerprint = asked.fingerprint
-        flight.keys = tuple(key for key in (asked.record, b"" if shared else asked.flight) if key)
-        if asked.flight and shared is None:
-            _note(call, "single_flight", "miss")
-        self.flights.start(flight, self._fly(flight, asked, shared))
+        flight.keys = (asked.record,) if asked.record else ()
+        if not asked.waits:
+            self._offer(flight, asked)
+        self.flights.start(flight, self._fly(flight, asked))
         return flight
 
-    async def _fly(self, flight: Flight, asked: Asked, shared: Flight | None) -> None:
+    def _offer(self, flight: Flight, asked: Asked) -> None:
+        """From here on the call's answer is a new one: whoever asks the same may have it, unless another brings it already."""
+        if asked.flight and asked.flight not in flight.keys and self._shared(flight.call, asked) is None:
+            self.flights.offer(flight, asked.flight)
+            _note(flight.call, "single_flight", "miss")
+
+    async def _fly(self, flight: Flight, asked: Asked) -> None:
         """Everything that may have to be waited for, up to the last byte and what is kept of it."""
         call = flight.call
         lease: Lease | None = None
@@ -217,7 +226,8 @@ class Replays:
                 lease = Lease(self._clock, self._store, asked)
             if asked.directives.only_if_cached:
                 raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
-            await self._carry(flight, asked, await self._origin(call, shared))
+            self._offer(flight, asked)
+            await self._carry(flight, asked, await self._origin(call, asked))
         except GatewayError as error:
             self._accounts.settle(call, error.status, error.code or error.type)
             flight.end(error)
@@ -240,13 +250,11 @@ class Replays:
                 self._store.records.release(asked.record, asked.fence)
             self.flights.forget(flight)
 
-    async def _origin(self, call: Call, shared: Flight | None) -> Reply:
+    async def _origin(self, call: Call, asked: Asked) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
-        if shared is not None and shared.takes_readers:
-            reply = await self.flights.join(call, shared)
-            if reply is not None:
-                return reply
-        return await self._answer(call)
+        shared = self._shared(call, asked)
+        reply = None if shared is None else await self.flights.join(call, shared)
+        return await self._answer(call) if reply is None else reply
 
     async def _stored(self, call: Call, asked: Asked) -> Reply | None:
         """What a store has that could not say so at once."""
@@ -283,8 +291,8 @@ class Replays:
         return None
 
     def _is_young(self, asked: Asked, kept: Kept, ttl_s: float) -> bool:
-        age_s = max(0.0, self._clock.wall() - kept.stored_at)
-        return serves(asked.directives, age_s, ttl_s - age_s)
+        age_s = self._clock.wall() - kept.stored_at
+        return age_s >= -CLOCK_S and serves(asked.directives, max(0.0, age_s), ttl_s - age_s)
 
     async def _claim(self, call: Call, asked: Asked) -> Kept | None:
         """What the record holds, or None with the claim noted; waits for a holder elsewhere. Raises KeyReused or KeyInUse."""

@@ -20,7 +20,20 @@ MOST_REMEMBERED = 1_000
 SHOWN_CHARACTERS = 100
 """Of a model's name, which is the client's choice where the config has a pattern."""
 
-_TOLD = ("result", "layer", "key", "source", "target", "age_s", "similarity", "saved", "saved_usd", "tried", "why")
+_TOLD = (
+    "result",
+    "layer",
+    "key",
+    "source",
+    "target",
+    "attempts",
+    "age_s",
+    "similarity",
+    "saved",
+    "saved_usd",
+    "tried",
+    "why",
+)
 """Of a replay: all but the answer that it may hold, for a thousand of those would be a lot of memory."""
 _STORY_OF = attrgetter(*_TOLD)
 

@@ -44,7 +44,7 @@ class CacheAdmin(Protocol):
         ...
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
-        """What each layer would say of this request now; nothing is sent, kept or counted.
+        """What each layer would say of this request now; nothing is kept, and nothing sent but a question to be embedded.
 
         Raises the GatewayError that the request would be answered with.
         """

@@ -45,7 +45,7 @@ class SemanticRule:
 
     embeddings: str
     """A model of the config that embeds, or a local one as `local:FOLDER`."""
-    threshold: float = 0.9
+    threshold: float = 0.8
     """The least cosine of two questions that are taken for one."""
     ttl_s: float = 3600.0
     max_entries: int = 50_000

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from gateway.emulator import EmulatorConfig, EmulatorServer
-from tests.e2e.harness import Response, connect, until
+from tests.e2e.harness import connect, until
+from tests.e2e.lives import life
 from tests.e2e.replaying import DONE, Ledger, Question, ask, assert_sound, check, is_replayed, questions
-from tests.e2e.test_process import Provider, Served, serving, write
+from tests.e2e.test_process import Provider, write
 
 UNEVEN = EmulatorConfig(ttft_s=0.05, tokens_per_second=400.0, jitter=0.6)
 """A few tenths of a second for an answer, each its own."""
@@ -41,12 +42,6 @@ def times(provider: Provider, question: Question) -> int:
     return provider.server.emulator.stats.models[question.model]
 
 
-async def killed(served: Served) -> None:
-    """As by the kernel."""
-    served.process.kill()
-    assert (await served.ends())[0] == -signal.SIGKILL
-
-
 async def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
     """Five times at a random moment: a client that has read the last byte gets the same again, the others get an answer."""
     provider = EmulatorServer(UNEVEN)
@@ -54,29 +49,31 @@ async def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
     config, ledger = on_sqlite(tmp_path, provider), Ledger(provider.emulator.stats, seed=5)
 
     for _life in range(5):
-        async with serving(config) as served:
+        async with life(config) as served:
             await ledger.reckon(served.url)
-            await ledger.live(served.url, 40, served.process.kill)
-            assert (await served.ends())[0] == -signal.SIGKILL
+            await ledger.live(served.url, 24, served.kill)
+            assert await served.ends() == -signal.SIGKILL
         assert_sound(tmp_path / "state.db")
-    async with serving(config) as served:
+    async with life(config) as served:
         await ledger.reckon(served.url)
+        assert "Traceback" not in served.said
     await provider.stop()
 
     assert ledger.ran_again > 0
-    assert ledger.replayed > 200
+    assert ledger.replayed > 100
 
 
 async def test_what_was_interrupted_runs_again(tmp_path: Path, provider: Provider) -> None:
     """Whoever ran it is dead: its key is free at once, and one execution serves all who come then."""
     config, both = on_sqlite(tmp_path, provider.server), (STREAM, WHOLE)
-    async with serving(config) as served, connect(served.url) as one, connect(served.url) as other:
+    async with life(config) as served, connect(served.url) as one, connect(served.url) as other:
         one.send(STREAM.request())
         other.send(WHOLE.request())
         await until(lambda: all(times(provider, question) == 1 for question in both))
         await one.reader.readuntil(b"\n\n")
-        await killed(served)
-    async with serving(config) as served:
+        served.kill()
+        assert await served.ends() == -signal.SIGKILL
+    async with life(config) as served:
         asking = [asyncio.ensure_future(ask(served.url, question)) for question in both * 3]
         await until(lambda: all(times(provider, question) == 2 for question in both))
         provider.may_go_on.set()
@@ -93,22 +90,22 @@ async def test_what_was_interrupted_runs_again(tmp_path: Path, provider: Provide
 async def test_going_down_in_the_middle_of_flights(tmp_path: Path, provider: Provider, number: signal.Signals) -> None:
     """All who wait for one answer are told why there is none, within the grace; what was done before is there afterwards."""
     config, done = on_sqlite(tmp_path, provider.server, grace="200ms"), Question("done", "asked-done", stream=False)
-    async with serving(config) as served:
+    async with life(config) as served:
         provider.may_go_on.set()
         kept = await ask(served.url, done)
         provider.may_go_on.clear()
         asking = [asyncio.ensure_future(_last_words(served.url, one)) for one in (STREAM, WHOLE) * 4]
         await until(lambda: times(provider, STREAM) == times(provider, WHOLE) == 1)
-        await _all_are_there(served, 8)
-        served.process.send_signal(number)
+        await served.serves(8)
+        served.tell(number)
         words = await asyncio.gather(*asking)
-        code, _, errors = await served.ends()
+        code = await served.ends()
     provider.may_go_on.set()
-    async with serving(config) as served:
+    async with life(config) as served:
         again = await ask(served.url, done)
         anew = [await ask(served.url, one) for one in (STREAM, WHOLE)]
 
-    assert (code, "Traceback" in errors) == (0, False)
+    assert code == 0
     assert all(b'"code":"shutting_down"' in one and DONE not in one for one in words)
     assert all(one.startswith(b"HTTP/1.1 503") for one in words[1::2])
     check(done, [kept, again])
@@ -123,36 +120,25 @@ async def _last_words(url: str, question: Question) -> bytes:
         return await peer.rest()
 
 
-async def _all_are_there(served: Served, count: int) -> None:
-    """Wait until so many calls are in flight."""
-    while f"gateway_calls_in_flight {count}.0" not in await _metrics(served):
-        await asyncio.sleep(0.01)
-
-
-async def _metrics(served: Served) -> str:
-    async with connect(served.url) as peer:
-        answer: Response = await peer.exchange(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
-    return answer.body.decode()
-
-
 async def test_a_file_that_cannot_grow_costs_no_call(tmp_path: Path, provider: Provider) -> None:
     """As a full disk: calls go on, it is said once; with room it works again by itself, and has what was promised."""
     provider.may_go_on.set()
     config, asked = on_sqlite(tmp_path, provider.server), questions(24)
-    async with serving(config) as served:
-        answers = [await ask(served.url, one) for one in asked[:4]]
-        _, hard = resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (4096, hard))
-        answers += await asyncio.gather(*(ask(served.url, one) for one in asked[4:20]))
-        await served.says("Calls go on")
-        resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        await served.says("works again; it misses")
-        answers += [await ask(served.url, one) for one in asked[20:]]
-        await killed(served)
-    async with serving(config) as served:
+    async with life(config) as first:
+        answers = [await ask(first.url, one) for one in asked[:4]]
+        _, hard = resource.prlimit(first.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(first.pid, resource.RLIMIT_FSIZE, (4096, hard))
+        answers += await asyncio.gather(*(ask(first.url, one) for one in asked[4:20]))
+        await first.says("Calls go on")
+        resource.prlimit(first.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        await first.says("works again; it misses")
+        answers += [await ask(first.url, one) for one in asked[20:]]
+        first.kill()
+        assert await first.ends() == -signal.SIGKILL
+    async with life(config) as served:
         again = [await ask(served.url, one) for one in asked]
 
-    assert "".join(served.said).count("Calls go on") == 0
+    assert first.said.count("Calls go on") == 1
     for question, one, replayed in zip(asked, answers, again, strict=True):
         check(question, [one, replayed])
         assert is_replayed(replayed)

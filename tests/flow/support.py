@@ -64,13 +64,15 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.ahead_s = 0.0
+        """So far the wall clock is wrong."""
         self.timers: list[FakeTimer] = []
 
     def monotonic(self) -> float:
         return self.now
 
     def wall(self) -> float:
-        return 1_800_000_000.0 + self.now
+        return 1_800_000_000.0 + self.now + self.ahead_s
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds

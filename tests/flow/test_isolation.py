@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from gateway.call import Call, Endpoint
-from gateway.errors import ErrorClass, GatewayError, NotCached, Phase, UpstreamFailed
+from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
 from gateway.flow.semantic import Semantic
 from gateway.policy.breaker import BreakerRules
 from gateway.policy.caching import Caching, ExactRule, SemanticRule
@@ -36,8 +36,29 @@ CACHING = Caching(
     exact=ExactRule("always", ttl_s=TTL_S, stale_if_error_s=3600),
     semantic=SemanticRule("embedder", threshold=0.5, wait_s=5),
 )
+CALLER = b"x-stainless-caller"
+"""Goes to the provider, and is no part of a question."""
 CANARY = re.compile(rb"made for (\d+) of round (\d+)")
-WORDS = "amber birch cedar delta ember fjord grove heron iris jade kelp lotus maple north olive pearl quill river".split()
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "iris",
+    "jade",
+    "kelp",
+    "lotus",
+    "maple",
+    "north",
+    "olive",
+    "pearl",
+    "quill",
+    "river",
+]
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 
 
@@ -72,11 +93,11 @@ class NearEmbedder:
 
 
 class Telling(ScriptedUpstream):
-    """Answers any number of calls, each with whom it was made for (the `user-agent`); fails where it is told to."""
+    """Answers any number of calls, each with whom it was made for (`CALLER`); fails where it is told to."""
 
     async def send(self, outgoing: Outgoing) -> ScriptedAnswer:
         await asyncio.sleep(0)
-        caller = dict(outgoing.headers)[b"user-agent"]
+        caller = dict(outgoing.headers)[CALLER]
         if b"fail" in caller:
             raise UpstreamFailed(ErrorClass.CONNECTION, Phase.NOTHING_SENT, "refused")
         return ScriptedAnswer(_answer(outgoing.path, orjson.loads(outgoing.body), caller.decode()))
@@ -187,7 +208,7 @@ class Probing:
             tenant=owner.tenant,
             credential=owner.credential,
             key=Key(owner.key, owner.tenant, b""),
-            headers=[*owner.account, (b"user-agent", told)],
+            headers=[*owner.account, (CALLER, told)],
             body=orjson.dumps(body),
             parsed=orjson.loads(orjson.dumps(body)),
             stream=body.get("stream", False),
@@ -230,7 +251,9 @@ class Probing:
         """In another form, or in slightly other words."""
         text = orjson.dumps(question["body"])
         if self.draw.random() < 0.5:
-            text = text.replace(b"what do people say of", self.draw.choice([b"what do people think of", b"what is said of"]))
+            text = text.replace(
+                b"what do people say of", self.draw.choice([b"what do people think of", b"what is said of"])
+            )
         body = orjson.loads(text)
         if question["endpoint"] is not EMBEDDINGS and self.draw.random() < 0.5:
             body["stream"] = not body.get("stream", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from gateway.errors import (
 )
 from gateway.policy.caching import Caching, ExactRule
 from gateway.policy.snapshot import Key
-from tests.flow.support import ANSWER, Bench, Script, ScriptedUpstream, failed, streamed, whole
+from gateway.store.memory import MemoryStore
+from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 
 EVENTS = (
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
@@ -86,7 +88,11 @@ def outcomes(bench: Bench) -> list[str]:
 
 async def nobody_is_left(bench: Bench) -> bool:
     await turns()
-    return not bench.pipeline.replays.flights._by_key and not len(bench.pipeline.replays.flights) and len(asyncio.all_tasks()) == 1
+    return (
+        not bench.pipeline.replays.flights._by_key
+        and not len(bench.pipeline.replays.flights)
+        and len(asyncio.all_tasks()) == 1
+    )
 
 
 # --- single flight ---
@@ -649,3 +655,138 @@ async def test_calls_that_come_and_leave_at_random_are_each_settled_once(seed: i
     assert {one[1] for one in ended if isinstance(one, tuple)} <= {STREAM}
     assert sum(isinstance(one, tuple) for one in ended) > 0
     assert sorted(record.call.id for record in bench.meter.accounts) == sorted(f"req_{n}" for n in range(40))
+
+
+# --- who waits for whom ---
+
+
+class Slow(MemoryStore):
+    """A store that has to be waited for: what it answers is there when the gate is open."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        super().__init__(BOUNDS, wall)
+        self.is_local = False
+        self.gate = asyncio.Event()
+        answers, records = self.answers, self.records
+        self.answers = Later(self.gate, answers)  # type: ignore[assignment]  # it has what is asked of it here
+        self.records = Later(self.gate, records)  # type: ignore[assignment]
+
+
+class Later:
+    """Whatever is behind it, in a future."""
+
+    def __init__(self, gate: asyncio.Event, behind: object) -> None:
+        self._gate = gate
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        method = getattr(self._behind, name)
+
+        async def when_open(*args: object) -> object:
+            await self._gate.wait()
+            return method(*args)
+
+        def ask(*args: object) -> object:
+            return method(*args) if name in ("put", "release") else asyncio.ensure_future(when_open(*args))
+
+        return ask
+
+
+def slow(bench: Bench) -> Slow:
+    """A slow store for this bench; to be given to a new one."""
+    return Slow(bench.clock.wall)
+
+
+async def test_what_a_record_says_is_for_its_key_alone() -> None:
+    """Who asks the same without a key while the record is looked up gets a new answer, not the old one nor its error."""
+    store = slow(Bench([]))
+    store.gate.set()
+    bench = Bench([ScriptedUpstream(whole(), whole(ANSWER.replace(b'"1"', b'"2"')))], store=store)
+    await bench.serve(**asking(), idempotency_key=b"k")
+    store.gate.clear()
+    keyed_call = await begin(bench, **asking(), idempotency_key=b"k")
+    reused = await begin(bench, **asking("other"), idempotency_key=b"k2")
+    plain = await begin(bench, **asking())
+    store.gate.set()
+    reply, body = await plain
+    assert b'"2"' in body
+    assert b"idempotent-replayed" not in dict(reply.headers)
+    assert (await keyed_call)[1] == ANSWER
+    reused.cancel()
+    await asyncio.gather(reused, return_exceptions=True)
+
+
+async def test_only_if_cached_is_for_who_said_it() -> None:
+    """Another that asks the same is served."""
+    store = slow(Bench([]))
+    bench = Bench([ScriptedUpstream(whole())], store=store, caching=EXACT)
+    strict = await begin(bench, **asking(), cache_control=b"only-if-cached")
+    plain = await begin(bench, **asking())
+    store.gate.set()
+    with pytest.raises(NotCached):
+        await strict
+    assert (await plain)[1] == ANSWER
+
+
+async def test_how_old_an_answer_may_be_is_each_callers_own() -> None:
+    """Who takes no old one gets a new one, whatever a call takes that asks the same at the moment."""
+    store = slow(Bench([]))
+    store.gate.set()
+    bench = Bench([ScriptedUpstream(whole(), whole(ANSWER.replace(b'"1"', b'"2"')))], store=store, caching=EXACT)
+    await bench.serve(**asking())
+    bench.clock.advance(30)
+    store.gate.clear()
+    lax, strict = await begin(bench, **asking()), await begin(bench, **asking(), cache_control=b"max-age=5")
+    store.gate.set()
+    assert (await lax)[1] == ANSWER
+    assert b'"2"' in (await strict)[1]
+
+
+async def test_calls_that_looked_in_vain_share_the_attempt() -> None:
+    """Each asks the store by itself; the provider is asked once."""
+    store = slow(Bench([]))
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script)], store=store, caching=EXACT)
+    serving = [await begin(bench, **asking()) for _ in range(5)]
+    store.gate.set()
+    await turns()
+    gate.set()
+    assert [body for _, body in await asyncio.gather(*serving)] == [ANSWER] * 5
+    assert sent(bench) == 1
+    assert await nobody_is_left(bench)
+
+
+async def test_a_follower_whose_time_is_up_goes_though_the_first_had_less() -> None:
+    """It is its own deadline that has passed, and nobody's that it follows."""
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script)])
+    first = await begin(bench, **asking(), deadline=bench.clock.now + 1)
+    second = await begin(bench, **asking(), deadline=bench.clock.now + 10, deadline_is_callers=True)
+    bench.clock.advance(10)
+    with pytest.raises(DeadlineExceeded):
+        await second
+    gate.set()
+    await first
+
+
+async def test_followers_of_a_stale_answer_are_told_so() -> None:
+    """In an outage most calls are followers."""
+    gate = asyncio.Event()
+    bench = Bench([ScriptedUpstream(whole(), Script(503, (JSON,), [gate, BAD]))], caching=EXACT)
+    await bench.serve(**asking())
+    bench.clock.advance(70)
+    serving = [await begin(bench, **asking()) for _ in range(3)]
+    gate.set()
+    answers = await asyncio.gather(*serving)
+    assert [cache_of(reply) for reply, _ in answers] == [b"stale"] * 3
+    assert all(dict(reply.headers)[b"age"] == b"70" for reply, _ in answers)
+
+
+async def test_no_answer_is_older_than_a_clock_that_was_ahead_made_it() -> None:
+    """A clock that is set back does not make answers live longer; one that was far ahead makes them worth nothing."""
+    bench = Bench([ScriptedUpstream(whole(), whole())], caching=EXACT)
+    bench.clock.ahead_s = 86_400
+    await bench.serve(**asking())
+    bench.clock.ahead_s = 0
+    reply, _ = await bench.serve(**asking())
+    assert cache_of(reply) == b"miss"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +23,10 @@ from gateway.policy.replaykeys import (
     reads_one_way,
     record_key,
 )
-from tests.flow.support import CHAT, SPEECH, Bench, ScriptedUpstream
+from tests.flow.support import SPEECH, Bench, ScriptedUpstream
 
 BOUNDED = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 IMAGES = Endpoint("images", "/images/generations", sse="other")
 STEREO = Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart")
@@ -146,6 +145,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("two betas, the other way round", {"headers": [(b"anthropic-beta", b"b"), (b"anthropic-beta", b"a")]}),
     ("a beta in two words", {"headers": [(b"anthropic-beta", b"a14:anthropic-beta1:b")]}),
 ]
+OF_THE_OWNER = ("tenant", "credential", "model's name")
+"""Records are looked for by these, or they stand in the body: a repetition need not be compared in them."""
 
 
 def test_whatever_is_around_a_body_keeps_calls_apart() -> None:
@@ -157,7 +158,8 @@ def test_whatever_is_around_a_body_keeps_calls_apart() -> None:
     found = [exact(call) for call in [*calls, asking(body, model=entry)]]
     assert len(set(found)) == len(found)
     assert exact(calls[0], Caching(version="2")) not in found
-    assert len({fingerprint(call) for call in calls[3:5] + calls[6:]}) == len(calls[3:5] + calls[6:])
+    repeated = [asking(body, **changes) for name, changes in CHANGES if name not in OF_THE_OWNER]
+    assert len({fingerprint(call) for call in [calls[0], *repeated]}) == 1 + len(repeated)
 
 
 def test_sdks_may_differ_in_what_they_tell_of_themselves() -> None:
@@ -208,7 +210,12 @@ def test_how_an_answer_is_sent_is_no_part_of_the_question() -> None:
     """But part of what others can read along."""
     body: dict[str, Any] = {"model": "m", "messages": []}
     told = {"stream": True, "stream_options": {"include_usage": True}}
-    calls = [asking(body), asking({**body, "stream": False}), asking({**body, "stream": True}), asking({**body, **told})]
+    calls = [
+        asking(body),
+        asking({**body, "stream": False}),
+        asking({**body, "stream": True}),
+        asking({**body, **told}),
+    ]
 
     assert len({exact(call) for call in calls}) == 1
     assert flight(calls[0]) == flight(calls[1]) == exact(calls[0])
@@ -227,8 +234,12 @@ def test_where_no_form_can_be_made_of_another_the_form_is_part_of_the_question(e
 def test_only_fields_at_the_top_can_be_ignored() -> None:
     """`ignore: [user]` says nothing about a user deeper down, nor about another field."""
     caching = Caching(exact=ExactRule("always", ignore=frozenset({"user"})))
-    same = [{"model": "m", "user": "a"}, {"model": "m", "user": ["b"]}, {"model": "m"}]
-    others = [{"model": "m", "x": {"user": "a"}}, {"model": "m", "x": {"user": "b"}}, {"model": "m", "metadata": {}}]
+    same: list[dict[str, Any]] = [{"model": "m", "user": "a"}, {"model": "m", "user": ["b"]}, {"model": "m"}]
+    others: list[dict[str, Any]] = [
+        {"model": "m", "x": {"user": "a"}},
+        {"model": "m", "x": {"user": "b"}},
+        {"model": "m", "metadata": {}},
+    ]
 
     assert len({exact(asking(body), caching) for body in same}) == 1
     assert len({exact(asking(body), caching) for body in same + others}) == 4
@@ -280,16 +291,16 @@ def test_a_key_that_is_there_twice_is_noticed_wherever_it_is(
     body: dict[str, Any], name: str, data: st.DataObject
 ) -> None:
     """And no body without one is taken for such, however it is spelt."""
-    spell: Callable[[Any], str] = data.draw(
-        st.sampled_from([json.dumps, lambda value: json.dumps(value, indent=1), lambda value: orjson.dumps(value).decode()])
-    )
+    indent = data.draw(st.sampled_from([None, 0, 1]))
+
+    def spell(value: Any) -> str:
+        return orjson.dumps(value).decode() if indent == 0 else json.dumps(value, indent=indent)
+
     value = data.draw(VALUES)
     inner = f"{{{spell(name)}:{spell(value)},{spell(name)} :{spell(data.draw(VALUES))}}}"
-    around = f'{{"model":"m","x":[{spell(body)},%s]}}'
-    good = (around % spell({name: value})).encode()
-    bad = (around % inner).encode()
+    good, bad = (f'{{"model":"m","x":[{spell(body)},{one}]}}'.encode() for one in (spell({name: value}), inner))
 
-    assert reads_one_way(good, orjson.loads(good)) or b"e" in good or _has_long_numbers([body, value])
+    assert reads_one_way(good, orjson.loads(good)) or _has_long_numbers([body, value])
     assert not reads_one_way(bad, orjson.loads(bad))
 
 
@@ -394,8 +405,3 @@ def _has_long_numbers(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_has_long_numbers, value))
     return isinstance(value, float | int) and sum(letter.isdigit() for letter in repr(value)) >= 16
-
-
-def test_the_endpoint_of_these_tests_is_one_whose_forms_can_be_converted() -> None:
-    """Else they would prove little."""
-    assert asking({"model": "m"}).endpoint is CHAT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ MakeStore = Callable[[StoreBounds, Callable[[], float]], Store]
 """A new, empty store on every call, made in the running loop; the fixture closes what it made."""
 
 
-def _matches(key: bytes, answer: Kept, which: dict[str, object]) -> bool:
+def _matches(key: bytes, answer: Kept, which: Mapping[str, object]) -> bool:
     found = {"key": key, "model": answer.model, "tenant": answer.tenant}
     return all(value is None or found[name] == value for name, value in which.items())
 

@@ -1,0 +1,93 @@
+"""Gateways in processes of their own, forked from one that has everything imported: many lives in little time.
+
+What a life says goes to a file, so that nothing is lost when it is killed. Invariant: no life outlasts its test.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from gateway.cli import main
+from tests.e2e.harness import connect, get, until
+from tests.soak.support import wait_for
+
+
+class Life:
+    """One run of `gateway serve`."""
+
+    def __init__(self, process: BaseProcess, said: Path) -> None:
+        self._process = process
+        self._said = said
+
+    @property
+    def pid(self) -> int:
+        """Of a process that runs, or has run."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def said(self) -> str:
+        """All of its output."""
+        return self._said.read_text() if self._said.exists() else ""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.said.partition("listens on ")[2].partition(",")[0]
+
+    async def says(self, words: str) -> None:
+        """Wait for these words."""
+        await wait_for(lambda: words in self.said, lambda: self.said)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As the kernel does."""
+        self.tell(signal.SIGKILL)
+
+    async def ends(self) -> int:
+        """Its exit code, once it has one; minus the signal that killed it."""
+        await until(lambda: self._process.exitcode is not None)
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    async def serves(self, calls: int) -> None:
+        """Wait until so many calls are in flight."""
+        async with connect(self.url) as peer:
+            while f"gateway_calls_in_flight {calls}.0".encode() not in (await peer.exchange(get("/metrics"))).body:
+                pass
+
+
+@asynccontextmanager
+async def life(config: Path) -> AsyncIterator[Life]:
+    """A gateway on a free port, once it listens."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gateway.app", "gateway.cli", "tests.e2e.lives"])
+    said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
+    process = context.Process(target=_serve, args=(config, said), daemon=True)
+    process.start()
+    one = Life(process, said)
+    try:
+        await one.says("listens on")
+        yield one
+    finally:
+        if process.exitcode is None:
+            process.kill()
+        process.join()
+
+
+def _serve(config: Path, said: Path) -> None:
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.exit(main(["serve", "--config", str(config), "--port", "0"]))
