@@ -13,8 +13,8 @@ help:            ## what you can do here
 run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for another); answers at once, key or no key
 	@exec $(BIN)/gateway serve --config $(CONFIG)
 
-test: $(VENV)/.dev ## all tests
-	@$(BIN)/pytest
+test: $(VENV)/.dev ## all tests, on all cores
+	@$(BIN)/pytest -n auto --dist worksteal
 
 lint: $(VENV)/.dev ## ruff (rules and format) and mypy strict
 	@$(BIN)/ruff check .

@@ -34,7 +34,6 @@ from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.savings import Savings
-from gateway.flow.semantic import Semantic
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight, targets
 from gateway.ingress.caching import cache_routes
@@ -47,7 +46,6 @@ from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
 from gateway.ports import Store
 from gateway.settings import Settings
 from gateway.store.memory import MemoryStore
-from gateway.store.sqlite import SqliteStore
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
@@ -241,7 +239,8 @@ class Gateway:
             log.warning("%s", problem)
         replays = self._pipeline.replays
         if rules and replays.semantic is None:
-            from gateway.store.vectorindex import VectorIndex  # an extra, that few pay for
+            from gateway.flow.semantic import Semantic  # an extra, that few pay for
+            from gateway.store.vectorindex import VectorIndex
 
             replays.semantic = Semantic(self._clock, VectorIndex(), self._store.vectors, self._embedders.of)
 

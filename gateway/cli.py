@@ -224,7 +224,7 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action = actions.add_parser(
         "why",
         help="why a call was, or was not, spared its provider",
-        description="Tell how one of the last calls fared, or how a request would fare now. A provider may be asked to embed it.",
+        description="Tell how one of the last calls fared, or how a request would fare now. It may have to be embedded.",
     )
     action.add_argument(
         "request", help="a call's id (its x-request-id); or a file with a request's JSON body, - for standard input"

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.call import Call, Kept, Replay
-from gateway.flow.semantic import Ask
 from gateway.policy.cachecontrol import Directives, read_directives
-from gateway.policy.caching import Caching, applies
+from gateway.policy.caching import Caching, SemanticRule, applies
 from gateway.policy.question import last_question
 from gateway.policy.replaykeys import (
     digest,
@@ -24,6 +23,19 @@ from gateway.policy.replaykeys import (
     record_key,
 )
 from gateway.ports import Later
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a call asks, as far as its answer may be another's."""
+
+    partition: bytes
+    """32 bytes: all that must match exactly, the owner first of all."""
+    text: str
+    """Its last user message."""
+    rule: SemanticRule
+    model: str
+    tenant: str
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Off the hot path. It asks the same layers by the same keys as a call would, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -17,10 +17,12 @@ from gateway.flow import keeping
 from gateway.flow.asking import Asked
 from gateway.flow.lease import said
 from gateway.flow.replay import Replays
-from gateway.flow.semantic import Explained, Neighbour
 from gateway.policy.caching import ExactRule
 from gateway.policy.snapshot import Model, PolicySnapshot
 from gateway.ports import Store
+
+if TYPE_CHECKING:
+    from gateway.flow.semantic import Explained, Neighbour
 
 SAME = "taken for the same"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from gateway.call import LANES, Call, Kept, Reply
 from gateway.clock import Clock
@@ -26,18 +26,18 @@ from gateway.errors import (
 )
 from gateway.flow import keeping
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
-from gateway.flow.asking import Asked, ask
+from gateway.flow.asking import Ask, Asked, ask
 from gateway.flow.flight import Flight
 from gateway.flow.flights import Flights
 from gateway.flow.lease import Lease, claimed, said
 from gateway.flow.rawrelay import INTERNAL_ERROR, StreamBroken, why_stopped
-from gateway.flow.semantic import Ask, Semantic
 from gateway.flow.trail import trail_headers
 from gateway.policy.cachecontrol import serves
 from gateway.policy.sse import split_events
 from gateway.ports import Claim, Store
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from gateway.flow.semantic import Semantic
 
 POLL_S = 0.25
 """A call whose key is held elsewhere asks so often what has come of it."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from gateway.call import Call
 from gateway.clock import Clock
+from gateway.flow.asking import Ask
 from gateway.flow.background import Background, result_by
 from gateway.flow.partitions import Partitions
 from gateway.flow.questions import Question, Questions
@@ -42,19 +43,6 @@ LATE = "its embedding was not there in time"
 NO_VECTOR = "there is no embedding of it to be had"
 NOT_LOADED = "the questions that it is compared with were not there in time"
 TOO_LONG = f"its last user message is empty or has more than {MOST_TEXT_CHARS} characters"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a call asks, as far as its answer may be another's."""
-
-    partition: bytes
-    """32 bytes: all that must match exactly, the owner first of all."""
-    text: str
-    """Its last user message."""
-    rule: SemanticRule
-    model: str
-    tenant: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pytest
 from gateway.call import Call, Replay
 from gateway.flow import questions as questions_module
 from gateway.flow import semantic as semantic_module
+from gateway.flow.asking import Ask
 from gateway.flow.background import Background, result_by
 from gateway.flow.partitions import FEW_ROWS, MOST_LATE
 from gateway.flow.questions import FIRST_PAUSE_S, SHORT_CHARS
@@ -25,7 +26,6 @@ from gateway.flow.semantic import (
     NOT_LOADED,
     ROWS_AT_ONCE,
     TOO_LONG,
-    Ask,
     Semantic,
 )
 from gateway.policy.caching import SemanticRule

@@ -132,10 +132,10 @@ def cpu_s(pid: int) -> float:
 
 async def until_idle(pid: int) -> None:
     """Wait until a process has stopped computing."""
-    seen, still = cpu_s(pid), 0; print("idle?")
+    seen, still = cpu_s(pid), 0; print("idle?", flush=True)
     while still < 4:
         await asyncio.sleep(0.25)
-        now = cpu_s(pid); print(now-seen)
+        now = cpu_s(pid); print(now-seen, flush=True)
         seen, still = now, still + 1 if now - seen < 3 * TICK_S else 0
 
 
@@ -172,7 +172,7 @@ async def test_10000_identical_calls_are_one(tmp_path: Path, report: Report, str
         await send_all(peers, request)
         await until_idle(served.pid)
         waiting_kib = rss_kib(served.pid)
-        provider.may_answer.set(); print("MAY")
+        provider.may_answer.set(); print("MAY",flush=True)
         since = time.monotonic()
         followed = await asyncio.gather(*(receive(peer, follow_s, since) for peer in peers))
         await until_idle(served.pid)
