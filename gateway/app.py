@@ -228,7 +228,9 @@ class Gateway:
         """What outlives a call. Raises StoreUnusable."""
         if policy.state == "memory":
             return MemoryStore(policy.store, self._clock.wall)
+        from gateway.store.sqlite import SqliteStore  # in memory mode nobody pays for it
 
+        sys.setswitchinterval(SWITCH_S)
         return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:

@@ -252,6 +252,8 @@ class Call:
     """None: nothing is kept of it, and it shares nothing."""
     usage: Usage | None = None
     """What it used, once it is settled."""
+    followers: int = 0
+    """So many of its SDK's retries wait for its answer."""
     left: bool = False
     """Its client has left, and others wait for its answer."""
     outcome: str = ""

@@ -109,6 +109,8 @@ class Pipeline:
             if not self._running.is_followed(call):
                 return reply
             ended = self.replays.flights.share(call, reply)
+            if call.left:
+                return Reply(CLIENT_GONE_STATUS, [])  # nobody reads it; the others have the flight
             return await self.replays.flights.join(call, ended) or reply
         except GatewayError as error:
             instead = self.replays.instead(call, error.status)

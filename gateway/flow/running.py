@@ -17,6 +17,7 @@ import asyncio
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import DeadlineExceeded, GatewayError
+from gateway.flow.accounting import CLIENT_GONE
 from gateway.flow.flight import Flight
 from gateway.ports import RawHeaders
 
@@ -79,14 +80,18 @@ class Running:
         del lot[id(twin)]
         since = self._clock.monotonic()
         timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None
+        twin.followers += 1
         try:
             return await end
         finally:
+            twin.followers -= 1
             call.queue_s += self._clock.monotonic() - since
             if timer is not None:
                 timer.cancel()
             if self._ends.pop(id(twin), None) is not None:  # it goes on, and may be followed again
                 lot[id(twin)] = twin
+                if twin.left and twin.task is not None:  # nobody waits for it any more
+                    twin.task.cancel(CLIENT_GONE)
 
 
 def _repeats(call: Call, earlier: Call) -> bool:

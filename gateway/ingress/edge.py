@@ -96,7 +96,9 @@ class Edge:
             await self._refuse(exchange, error)
         except asyncio.CancelledError:
             if serving.stopped is None:
-                raise
+                if exchange.call is None or not exchange.call.left:
+                    raise
+                serving.stopped = "client_gone"  # by whoever waited for the answer last
             await self._answer_stopped(exchange, serving)
         except Exception:
             log.exception("defect while serving %s", exchange.request_id)
@@ -135,7 +137,7 @@ class Edge:
         account = self._account.keep(headers) if credential is not None else None
         if account and all(policy.providers[target.provider].api_key is None for target in model.plan):
             forwarded += account  # beside a provider's own key they would name another's account
-        exchange.call = call = Call(
+        exchange.call = serving.call = call = Call(
             id=exchange.request_id,
             endpoint=endpoint,
             policy=policy,

@@ -6,7 +6,10 @@ A request is stopped by cancelling its task with a reason; the edge turns the re
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gateway.call import Call
 
 StopReason = Literal["client_gone", "body_timeout", "shutdown"]
 
@@ -14,11 +17,13 @@ StopReason = Literal["client_gone", "body_timeout", "shutdown"]
 class Serving:
     """One request being served."""
 
-    __slots__ = ("reading_until", "stopped", "task")
+    __slots__ = ("call", "reading_until", "stopped", "task")
 
     def __init__(self, task: asyncio.Task[None] | None) -> None:
         self.task = task
         self.stopped: StopReason | None = None
+        self.call: Call | None = None
+        """What came of the request, once it is one."""
         self.reading_until: float | None = None
         """While its body is being read: when that has to be done."""
 
@@ -29,8 +34,11 @@ class Serving:
             self.task.cancel(reason)
 
     def client_gone(self) -> None:
-        """What the connection calls when it is lost."""
-        self.stop("client_gone")
+        """What the connection calls when it is lost: nobody waits any more, unless others do."""
+        if self.call is not None and self.call.followers:
+            self.call.left = True
+        else:
+            self.stop("client_gone")
 
 
 class InFlight:

@@ -42,7 +42,7 @@ from tests.e2e.harness import (
 )
 from tests.policy.answers import bare
 from tests.soak.support import metrics, sum_of
-from tests.upstream.raw_server import READ, RawServer
+from tests.upstream.raw_server import READ, RawServer, yield_to_peer
 
 CHATS = (
     "audio",
@@ -195,6 +195,18 @@ async def test_what_is_no_text_is_given_again_as_it_was(start: StartGateway, tmp
         assert len(provider.requests) == 2
 
 
+async def test_what_was_not_asked_for_is_given_again_as_it_was(start: StartGateway, tmp_path: Path) -> None:
+    """Events to a call that wants none, by its key; and where only the request's own words say that it wants them."""
+    async with behind(start, tmp_path, events(PLAIN), events(PLAIN)) as (gateway, provider):
+        speech = {"model": "gpt-4o", "input": "x", "voice": "alloy", "stream_format": "sse"}
+        for headers, path, body in ((("idempotency-key: k",), CHAT, saying("x")), ((), "/v1/audio/speech", speech)):
+            first, again = [await ask(gateway, body, *headers, path=path) for _ in range(2)]
+            assert (cache_of(first), cache_of(again)) == ("miss", "hit")
+            assert first.body == again.body == PLAIN
+            assert again.header("content-type") == "text/event-stream"
+        assert len(provider.requests) == 2
+
+
 # --- other forms ---
 
 
@@ -323,6 +335,7 @@ async def test_two_keys_of_one_question_each_have_its_whole_record(start: StartG
         keys = [f"idempotency-key: {name}" for name in "ab"]
         asked = [asyncio.ensure_future(ask(gateway, wanted, key)) for key in keys]
         await until(lambda: len(gateway.inflight) == 2 and len(provider.requests) == 1)
+        await yield_to_peer()
         gate.set()
         answers = await asyncio.gather(*asked)
         again = [await ask(gateway, wanted, key) for key in keys]
@@ -355,12 +368,11 @@ FAULTS_OF_STREAMS = ("opening_error", "no_done", "reset;after_chunks=2")
 NO_PATIENCE = {"queue": {"lanes": {"interactive": {"deadline": "1s"}}}, "breakers": {"enabled": False}}
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, EMBEDDINGS])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "stream"), [(CHAT, False), (CHAT, True), (RESPONSES, False), (RESPONSES, True), (EMBEDDINGS, False)]
+)
 async def test_nothing_that_went_wrong_is_kept(start: StartGateway, tmp_path: Path, path: str, stream: bool) -> None:
     """No error, no part of an answer, no error in the clothes of an answer: who asks again asks the provider."""
-    if path == EMBEDDINGS and stream:
-        return
     gateway = await start(config(tmp_path))
     faults = [*FAULTS_OF_BOTH, *(FAULTS_OF_STREAMS if stream else ())]
 
@@ -501,7 +513,7 @@ async def test_the_head_of_an_answer_tells_where_it_is_from(start: StartGateway,
 
     assert (cache_of(first), cache_of(again), cache_of(stream)) == ("miss", "hit", "hit")
     assert first.header("age") is None
-    assert again.header("age") in ("20", "21")
+    assert 20 <= int(again.header("age") or 0) < 60
     assert again.header("cache-control") in ("private, max-age=59", "private, max-age=60")
     key = again.header("x-gateway-cache-key") or ""
     assert len(bytes.fromhex(key)) == 32
@@ -581,7 +593,7 @@ async def test_a_stale_answer_stands_in_for_a_provider_that_is_gone(
 
     for answer in (*answers, other):
         assert (answer.status, cache_of(answer)) == (200, "stale")
-        assert answer.header("age") in ("100", "101")
+        assert 100 <= int(answer.header("age") or 0) < 160
         assert answer.header("cache-control") == "private, no-cache"
         assert answer.header("x-should-retry") is None
     assert {answer.body for answer in answers} == {first.body}
@@ -648,8 +660,9 @@ async def test_operators_are_told_what_clients_were(
     together = await asyncio.gather(*(ask(gateway, saying("z", temperature=0)) for _ in range(4)))
     await gateway.idle()
 
-    spared = [*again, *keyed[1:], *(one for one in together if cache_of(one) == "coalesced")]
-    assert [cache_of(one) for one in spared] == ["hit"] * 5 + ["coalesced"] * 3
+    spared = [*again, *keyed[1:], *(one for one in together if cache_of(one) != "miss")]
+    assert [cache_of(one) for one in spared][:5] == ["hit"] * 5
+    late = [cache_of(one) for one in spared].count("hit") - 5  # who came when the others had been answered
     sources = [paid] * 3 + keyed[:1] * 2 + [one for one in together if cache_of(one) == "miss"] * 3
     tokens = [orjson.loads(one.body)["usage"] for one in sources]
     saved = {
@@ -670,9 +683,9 @@ async def test_operators_are_told_what_clients_were(
     assert told("saved_tokens_total", kind="input") == saved["input_tokens"]
     assert told("saved_tokens_total", kind="output") == saved["output_tokens"]
     assert told("saved_usd_total") == saved["usd"]
-    assert told("requests_total", layer="exact", result="hit") == 3
+    assert told("requests_total", layer="exact", result="hit") == 3 + late
     assert told("requests_total", layer="idempotency", result="hit") == 2
-    assert told("requests_total", layer="single_flight", result="hit") == 3
+    assert told("requests_total", layer="single_flight", result="hit") == 3 - late
     assert sum_of(metrics(gateway), "gateway_tokens_total") == sum(
         orjson.loads(one.body)["usage"]["total_tokens"] for one in (paid, keyed[0], together[0])
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Reply
 from gateway.errors import DeadlineExceeded, ErrorClass, NoTargetAvailable
+from gateway.ingress.inflight import Serving as Serving_
 from gateway.policy.snapshot import Key, Limits
 from tests.flow.support import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
@@ -407,3 +408,68 @@ async def _run(course: Sequence[tuple[str, int]]) -> None:
     assert len(bench.meter.accounts) == len(calls)
     assert len(bench.upstreams[0].sent) == sum(len(record.call.attempts) for record in bench.meter.accounts)
     assert nobody_runs(bench)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_left_unseen_takes_nothing_from_its_retry(stream: bool) -> None:
+    """Its connection is found closed when the retry waits already: the work goes on, and is paid for once."""
+    gate = asyncio.Event()
+    script = streamed(gate, *STREAM) if stream else gated()[1]
+    if not stream:
+        gate, script = gated()
+    bench = Bench([ScriptedUpstream(script)])
+    first, serving = serve_at_the_edge(bench, stream=stream)
+    await turns()
+    again = await begin(bench, stream=stream, sdk_retry=1)
+    serving.client_gone()
+    await turns()
+    gate.set()
+
+    _, body = await again
+    await asyncio.gather(first, return_exceptions=True)
+    await turns()
+    assert body == (b"".join(STREAM) if stream else ANSWER)
+    assert len(bench.upstreams[0].sent) == 1
+    assert sorted(record.outcome for record in bench.meter.accounts) == ["client_gone", "ok"]
+    assert next(record for record in bench.meter.accounts if record.status == 499).usage is not None
+    assert nobody_runs(bench)
+
+
+async def test_when_the_retry_leaves_too_the_work_ends() -> None:
+    """Nobody waits any more."""
+    _, script = gated()
+    bench = Bench([ScriptedUpstream(script)])
+    first, serving = serve_at_the_edge(bench)
+    await turns()
+    again = await begin(bench, sdk_retry=1)
+    serving.client_gone()
+    await turns()
+    assert not first.done()
+    again.cancel("client_gone")
+    await turns()
+
+    assert first.cancelled()
+    assert script.closed
+    assert [record.outcome for record in bench.meter.accounts] == ["client_gone", "client_gone"]
+    assert nobody_runs(bench)
+
+
+def serve_at_the_edge(bench: Bench, **changes: object) -> tuple[asyncio.Task[None], Serving_]:
+    """A call in a task that the edge would stop when its client leaves."""
+
+    async def serve() -> None:
+        reply = await bench.pipeline.handle(call)
+        async for _ in reply.chunks or _nothing():
+            pass
+        await reply.close()
+
+    call = bench.call(**changes)
+    call.task = asyncio.ensure_future(serve())
+    serving = Serving_(call.task)
+    serving.call = call
+    return call.task, serving
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    for chunk in list[bytes]():
+        yield chunk
