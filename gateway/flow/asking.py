@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.call import Call, Kept, Replay
+from gateway.flow.flight import Flight
 from gateway.policy.cachecontrol import Directives, read_directives
 from gateway.policy.caching import Caching, SemanticRule, applies
 from gateway.policy.question import last_question
@@ -57,6 +58,8 @@ class Asked:
     """What it asks, where answers to questions that mean the same will do."""
     fence: int = 0
     """Of the claimed record; 0: none."""
+    beside: Flight | None = None
+    """Who was bringing the same answer when the call came in: it may have landed when the stores have spoken."""
 
     @property
     def waits(self) -> bool:

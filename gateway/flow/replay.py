@@ -29,6 +29,7 @@ from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.asking import Ask, Asked, ask
 from gateway.flow.flight import Flight
 from gateway.flow.flights import Flights
+from gateway.flow.forms import Forms
 from gateway.flow.lease import Lease, claimed, said
 from gateway.flow.rawrelay import INTERNAL_ERROR, StreamBroken, why_stopped
 from gateway.flow.trail import trail_headers
@@ -50,7 +51,7 @@ CLOCK_S = 60.0
 class Replays:
     """Serves calls that may be spared. One per process."""
 
-    __slots__ = ("_accounts", "_answer", "_clock", "_store", "flights", "semantic")
+    __slots__ = ("_accounts", "_answer", "_clock", "_forms", "_store", "flights", "semantic")
 
     def __init__(
         self, clock: Clock, accounts: Accounts, store: Store, answer: Callable[[Call], Awaitable[Reply]]
@@ -60,6 +61,7 @@ class Replays:
         self._accounts = accounts
         self._store = store
         self._answer = answer
+        self._forms = Forms()
         self.flights = Flights(clock, accounts)
         self.semantic: Semantic | None = None
         """Who recognises questions; set by whoever has one."""
@@ -176,7 +178,7 @@ class Replays:
 
     def _replayed(self, call: Call, kept: Kept, layer: str, result: str) -> Reply | None:
         """A kept answer for this call; None where it cannot be put into the form that the call wants."""
-        body = keeping.in_form(call, kept)
+        body = self._forms.body(call, kept)
         if body is None:  # a layer further on may do better
             return None
         keeping.spare(call, kept, layer, result, self._clock.wall())
@@ -201,6 +203,7 @@ class Replays:
         flight = Flight(call, keeping.room_of(asked.caching, is_keyed=bool(asked.record)))
         flight.fingerprint = asked.fingerprint
         flight.keys = (asked.record,) if asked.record else ()
+        asked.beside = self._shared(call, asked)
         if not asked.waits:
             self._offer(flight, asked)
         self.flights.start(flight, self._fly(flight, asked))
@@ -252,8 +255,12 @@ class Replays:
 
     async def _origin(self, call: Call, asked: Asked) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
-        shared = self._shared(call, asked)
-        reply = None if shared is None else await self.flights.join(call, shared)
+        shared = self._shared(call, asked) or asked.beside
+        reply = (
+            None
+            if shared is None or not shared.takes_readers or shared.error
+            else await self.flights.join(call, shared)
+        )
         return await self._answer(call) if reply is None else reply
 
     async def _stored(self, call: Call, asked: Asked) -> Reply | None:

@@ -345,6 +345,30 @@ async def test_two_keys_of_one_question_each_have_its_whole_record(start: StartG
         assert len(provider.requests) == 1
 
 
+async def test_who_followed_another_keeps_all_that_is_known_of_the_answer(start: StartGateway, tmp_path: Path) -> None:
+    """Its usage, though that was no part of the stream: for who asks for it in another form, and for what is saved later."""
+    gate = asyncio.Event()
+    wanted = streaming("x", temperature=0)
+
+    async with RawServer([[READ, gate, events(PLAIN)]]) as provider:
+        gateway = await start(lambda _url: config(tmp_path)(f"{provider.url}/v1"))
+        keys = [f"idempotency-key: {name}" for name in "ab"]
+        asked = [asyncio.ensure_future(ask(gateway, wanted, key)) for key in keys]
+        await until(lambda: len(gateway.inflight) == 2 and len(provider.requests) == 1)
+        await yield_to_peer()
+        gate.set()
+        await asyncio.gather(*asked)
+        again = [await ask(gateway, wanted, key) for key in keys]
+        whole_one = await ask(gateway, saying("x", temperature=0))
+        with_usage = await ask(gateway, {**wanted, **WITH_USAGE})
+
+        assert [cache_of(one) for one in (*again, whole_one, with_usage)] == ["hit"] * 4
+        assert orjson.loads(whole_one.body)["usage"] == {"prompt_tokens": 7, "completion_tokens": 2}
+        assert b'"prompt_tokens":7' in with_usage.body
+        assert sum_of(metrics(gateway), "gateway_cache_saved_tokens_total", kind="input") == 7 * 5
+        assert len(provider.requests) == 1
+
+
 # --- never kept ---
 
 FAULTS_OF_BOTH = [
@@ -601,6 +625,26 @@ async def test_a_stale_answer_stands_in_for_a_provider_that_is_gone(
     assert (await ask(gateway, saying("y"))).status in (502, 503)
     wall.ahead_s += 3600
     assert (await ask(gateway, saying("x", stream=stream))).status in (502, 503)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stale_answer_is_given_for_failures_only(
+    start: StartGateway, tmp_path: Path, wall: Wall, stream: bool
+) -> None:
+    """Whatever they look like; what is wrong with the request, or with who asks, is said as it is."""
+    gateway = await start(config(tmp_path, {"exact": {"stale_if_error": "1h"}}))
+    requests = ["content_filter", "context_length", "e404"]
+    failures = ["e500", "e503", "e529", "html502", "empty_200", "error_in_200", "in_band_error"]
+    for fault in (*requests, *failures):
+        first = await ask(gateway, saying(fault, stream=stream))
+        wall.ahead_s += 100
+        gateway.script(fault)
+        answer = await ask(gateway, saying(fault, stream=stream))
+
+        if fault in requests:
+            assert (answer.status // 100, cache_of(answer)) == (4, "miss"), fault
+        else:
+            assert (answer.status, cache_of(answer), answer.body) == (200, "stale", first.body), fault
 
 
 # --- kept alive ---

@@ -790,3 +790,20 @@ async def test_no_answer_is_older_than_a_clock_that_was_ahead_made_it() -> None:
     bench.clock.ahead_s = 0
     reply, _ = await bench.serve(**asking())
     assert cache_of(reply) == b"miss"
+
+
+async def test_what_was_in_the_air_when_a_call_came_is_not_asked_again() -> None:
+    """A call with a key of its own looks into the store first; the answer has landed when that has spoken."""
+    gate, script = gated()
+    store = slow(Bench([]))
+    store.gate.set()
+    bench = Bench([ScriptedUpstream(script)], store=store)
+    first = await begin(bench, **asking())
+    store.gate.clear()
+    second = await begin(bench, **asking(), idempotency_key=b"b")
+    gate.set()
+    await first
+    store.gate.set()
+    assert (await second)[1] == ANSWER
+    assert (await bench.serve(**asking(), idempotency_key=b"b"))[1] == ANSWER
+    assert sent(bench) == 1
