@@ -218,6 +218,8 @@ class Call:
     """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
     task: asyncio.Task[None] | None = None
     """The task that serves it, if the edge knows; None: whichever runs."""
+    server: asyncio.Task[None] | None = None
+    """The edge's task, whoever else works for the call."""
     attempts: list[Attempt] = field(default_factory=list)
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""

@@ -15,6 +15,7 @@ from gateway.policy.cachecontrol import Directives, read_directives
 from gateway.policy.caching import Caching, SemanticRule, applies
 from gateway.policy.question import last_question
 from gateway.policy.replaykeys import (
+    LARGE_BYTES,
     digest,
     exact_key,
     fingerprint,
@@ -101,7 +102,7 @@ def ask(call: Call, *, recognises: bool) -> Asked | None:
 def _meaning(call: Call, parsed: dict[str, Any]) -> Ask | None:
     """What it asks, apart from how; None: nothing that can be judged by its meaning."""
     caching = call.model.caching
-    if caching.semantic is None or not reads_one_way(call.body, parsed):
+    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
         return None
     question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
     if question is None:

@@ -76,7 +76,7 @@ class CacheDesk:
         replay.why.append(f"semantic: {found.rows} questions are in its partition {found.partition}")
         for near in found.nearest:
             verdict = _verdict(near, found.threshold)
-            replay.why.append(f"semantic: similarity {near.similarity:.4f} to that of {near.key[:16]}: {verdict}")
+            replay.why.append(f"semantic: similarity {near.similarity:.4f} to that of {near.key}: {verdict}")
         match = next((one for one in found.nearest if _verdict(one, found.threshold) == SAME), None)
         replay.tried.append(("semantic", "miss" if match is None else "hit"))
         if match is not None and not replay.layer:

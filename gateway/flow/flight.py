@@ -59,6 +59,7 @@ class Flight:
         "call",
         "error",
         "fingerprint",
+        "is_abandoned",
         "is_ended",
         "keys",
         "reply",
@@ -77,6 +78,8 @@ class Flight:
         self.error: BaseException | None = None
         """Why there is none, or why it breaks off."""
         self.is_ended = False
+        self.is_abandoned = False
+        """Its last reader has left before its end, and it is being stopped."""
         self._room = room
         self._chunks: list[bytes] = []
         self._dropped = 0  # chunks that everybody has taken, where there is no room for them
@@ -87,7 +90,7 @@ class Flight:
     @property
     def takes_readers(self) -> bool:
         """Whether somebody new would get all of it."""
-        return not self._dropped and not (self.is_ended and self.reply is None)
+        return not (self._dropped or self.is_abandoned or (self.is_ended and self.reply is None))
 
     @property
     def has_begun(self) -> bool:
@@ -172,6 +175,7 @@ class Flight:
         if self._readers:
             return False
         if not self.is_ended and self.task is not None:
+            self.is_abandoned = True
             self.task.cancel(why)
         return True
 

@@ -47,6 +47,7 @@ LAST_WORDS = tuple(
 OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
 OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
 ENDING_S = 5.0
+SOON_S = 0.1
 
 
 class Flights:
@@ -86,7 +87,18 @@ class Flights:
         flight = Flight(call, keeping.LEAST_ROOM)
         flight.begin(reply)
         self.start(flight, self._pass_on(flight, reply))
+        if call.left:  # its retries will be here in a moment, unless they leave as well
+            self._hold(flight)
         return flight
+
+    def _hold(self, flight: Flight) -> None:
+        """Keep it alive until those have come who were told of it."""
+        nobody = flight.enter()
+
+        def release() -> None:
+            self._leave(flight.call, flight, nobody, CLIENT_GONE)
+
+        self._clock.call_at(self._clock.monotonic() + SOON_S, release)
 
     def forget(self, flight: Flight) -> None:
         """Nobody finds it any more."""
@@ -115,6 +127,11 @@ class Flights:
             self._leave(call, flight, reader, CLIENT_GONE)
             is_late = call.deadline_is_callers and self._clock.monotonic() >= call.deadline
             if is_own or is_late or isinstance(error, ShuttingDown) or not _is_others(error, flight.call, call):
+                raise
+            return None
+        except StreamBroken:
+            self._leave(call, flight, reader, CLIENT_GONE)
+            if is_own:
                 raise
             return None
         except asyncio.CancelledError as stopped:

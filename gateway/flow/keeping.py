@@ -42,9 +42,7 @@ def is_terminal(call: Call, status: int) -> bool:
 
 
 def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
-    """Whether others may get it: a complete answer that says itself that it is one, and that no layer has given."""
-    if call.replay is not None and call.replay.layer:
-        return False  # whoever brought it has kept it, and knows more of it
+    """Whether others may get it: a complete answer that says itself that it is one."""
     return is_success(call, reply.status) and ends_well(call.endpoint.name, reply.chunks is not None, body)
 
 

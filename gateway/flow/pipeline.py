@@ -108,8 +108,9 @@ class Pipeline:
             reply = self._stream_reply(call, opened, opened.relay)
             if not self._running.is_followed(call):
                 return reply
+            is_at_the_edge = call.task is not None  # else a flight of its own reads it, and keeps it
             ended = self.replays.flights.share(call, reply)
-            if call.left:
+            if call.left and is_at_the_edge:
                 return Reply(CLIENT_GONE_STATUS, [])  # nobody reads it; the others have the flight
             return await self.replays.flights.join(call, ended) or reply
         except GatewayError as error:

@@ -229,8 +229,7 @@ class Replays:
                 lease = Lease(self._clock, self._store, asked)
             if asked.directives.only_if_cached:
                 raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
-            self._offer(flight, asked)
-            await self._carry(flight, asked, await self._origin(call, asked))
+            await self._carry(flight, asked, await self._origin(flight, asked))
         except GatewayError as error:
             self._accounts.settle(call, error.status, error.code or error.type)
             flight.end(error)
@@ -253,15 +252,20 @@ class Replays:
                 self._store.records.release(asked.record, asked.fence)
             self.flights.forget(flight)
 
-    async def _origin(self, call: Call, asked: Asked) -> Reply:
+    async def _origin(self, flight: Flight, asked: Asked) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
-        shared = self._shared(call, asked) or asked.beside
-        reply = (
-            None
-            if shared is None or not shared.takes_readers or shared.error
-            else await self.flights.join(call, shared)
-        )
-        return await self._answer(call) if reply is None else reply
+        call, beside = flight.call, asked.beside
+        asked.beside = None
+        while True:
+            shared = self._shared(call, asked) or beside
+            if shared is None or not shared.takes_readers or shared.error is not None:
+                break
+            beside = None
+            reply = await self.flights.join(call, shared)
+            if reply is not None:
+                return reply
+        self._offer(flight, asked)
+        return await self._answer(call)
 
     async def _stored(self, call: Call, asked: Asked) -> Reply | None:
         """What a store has that could not say so at once."""
@@ -289,11 +293,11 @@ class Replays:
             if kept is None:
                 self.semantic.lost(match)
             elif self._is_young(asked, kept, ask.rule.ttl_s):
-                call.replay.similarity = match.similarity
+                call.replay.similarity, call.replay.key = match.similarity, match.key
                 reply = self._replayed(call, kept, "semantic", "semantic")
                 if reply is not None:
                     return reply
-                call.replay.similarity = None
+                call.replay.similarity, call.replay.key = None, asked.exact
         _note(call, "semantic", "miss")
         return None
 
@@ -357,7 +361,8 @@ def _note(call: Call, layer: str, result: str) -> None:
         call.replay.tried.append((layer, result))
 
 
-def _reused(_call: Call) -> KeyReused:
+def _reused(call: Call) -> KeyReused:
+    _note(call, "idempotency", "mismatch")
     return KeyReused(
         "This Idempotency-Key was used for another request; use a new key for each request, and the same one to repeat it.",
         param="Idempotency-Key",

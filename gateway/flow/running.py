@@ -90,8 +90,8 @@ class Running:
                 timer.cancel()
             if self._ends.pop(id(twin), None) is not None:  # it goes on, and may be followed again
                 lot[id(twin)] = twin
-                if twin.left and twin.task is not None:  # nobody waits for it any more
-                    twin.task.cancel(CLIENT_GONE)
+                if twin.left and not twin.followers and twin.server is not None:  # nobody waits for it any more
+                    twin.server.cancel(CLIENT_GONE)
 
 
 def _repeats(call: Call, earlier: Call) -> bool:

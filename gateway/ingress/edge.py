@@ -162,6 +162,7 @@ class Edge:
             max_tokens=peeked.max_tokens,
             parsed=peeked.parsed,
             task=serving.task,
+            server=serving.task,
             sdk_retry=parse.sdk_retry(index),
             idempotency_key=parse.idempotency_key(index, endpoint) if b"idempotency-key" in index else None,
             cache_control=parse.cache_control(headers) if b"cache-control" in index else None,

@@ -28,6 +28,8 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
 """From 2**63 on, parsers disagree about whole numbers: some round them."""
 _BY_NAME = itemgetter(0)
+LARGE_BYTES = 131_072
+"""To write a larger body in canonical form would hold up everybody else for milliseconds."""
 
 
 def digest(*parts: bytes) -> bytes:
@@ -38,8 +40,11 @@ def digest(*parts: bytes) -> bytes:
 def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
-    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again.
+    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
+    large: programs write it the same way again.
     """
+    if len(call.body) > LARGE_BYTES:
+        return call.body
     return _sorted(parsed, left_out) if reads_one_way(call.body, parsed) else call.body
 
 

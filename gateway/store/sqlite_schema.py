@@ -187,7 +187,7 @@ def _remedy(path: str, error: Exception) -> str:
     if not os.path.isdir(folder) and not isinstance(error, PermissionError):
         return f"Make the folder {folder} first."
     if "locked" in str(error):
-        return "Another process has it open: give each its own file, or share state with redis."
+        return "Another process has it open: give each its own file."
     if not os.access(folder, os.W_OK) or not os.access(path, os.R_OK | os.W_OK):
         return f"This user has to be able to read and write it, and its folder {folder}."
     if type(error) is sqlite3.DatabaseError:

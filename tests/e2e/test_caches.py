@@ -357,12 +357,13 @@ async def test_who_followed_another_keeps_all_that_is_known_of_the_answer(start:
         await until(lambda: len(gateway.inflight) == 2 and len(provider.requests) == 1)
         await yield_to_peer()
         gate.set()
-        await asyncio.gather(*asked)
+        first = next(one for one in await asyncio.gather(*asked) if cache_of(one) == "miss")
         again = [await ask(gateway, wanted, key) for key in keys]
         whole_one = await ask(gateway, saying("x", temperature=0))
         with_usage = await ask(gateway, {**wanted, **WITH_USAGE})
 
         assert [cache_of(one) for one in (*again, whole_one, with_usage)] == ["hit"] * 4
+        assert whole_one.header("x-gateway-cache-source") == first.header("x-gateway-request-id")
         assert orjson.loads(whole_one.body)["usage"] == {"prompt_tokens": 7, "completion_tokens": 2}
         assert b'"prompt_tokens":7' in with_usage.body
         assert sum_of(metrics(gateway), "gateway_cache_saved_tokens_total", kind="input") == 7 * 5

@@ -307,7 +307,7 @@ class Gate(Disk):
 
 def use_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk, clock: Callable[[], float]) -> None:
     """Gateways started from now on have their state file on this disk."""
-    monkeypatch.setattr("gateway.app.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock))
+    monkeypatch.setattr("gateway.store.sqlite.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock))
 
 
 async def test_leaving_while_the_key_is_claimed_leaves_nothing(

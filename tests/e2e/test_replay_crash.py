@@ -126,8 +126,9 @@ async def test_a_file_that_cannot_grow_costs_no_call(tmp_path: Path, provider: P
     config, asked = on_sqlite(tmp_path, provider.server), questions(24)
     async with life(config) as first:
         answers = [await ask(first.url, one) for one in asked[:4]]
+        full = (tmp_path / "state.db-wal").stat().st_size  # more than the log will have, which is a file too
         _, hard = resource.prlimit(first.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(first.pid, resource.RLIMIT_FSIZE, (4096, hard))
+        resource.prlimit(first.pid, resource.RLIMIT_FSIZE, (full, hard))
         answers += await asyncio.gather(*(ask(first.url, one) for one in asked[4:20]))
         await first.says("Calls go on")
         resource.prlimit(first.pid, resource.RLIMIT_FSIZE, (hard, hard))

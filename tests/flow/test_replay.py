@@ -21,7 +21,9 @@ from gateway.errors import (
     Phase,
     UpstreamFailed,
 )
+from gateway.flow.asking import ask
 from gateway.policy.caching import Caching, ExactRule
+from gateway.policy.replaykeys import LARGE_BYTES
 from gateway.policy.snapshot import Key
 from gateway.store.memory import MemoryStore
 from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
@@ -363,6 +365,9 @@ async def test_a_key_is_not_for_another_request(is_running: bool) -> None:
     gate.set()
     assert (await first)[1] == ANSWER
     assert sorted(outcomes(bench)) == ["idempotency_key_reused", "ok"]
+    refusal = next(record for record in bench.meter.accounts if record.outcome != "ok")
+    assert refusal.call.replay is not None
+    assert refusal.call.replay.tried == [("idempotency", "mismatch")]
 
 
 async def test_keys_of_two_owners_have_nothing_in_common() -> None:
@@ -807,3 +812,53 @@ async def test_what_was_in_the_air_when_a_call_came_is_not_asked_again() -> None
     assert (await second)[1] == ANSWER
     assert (await bench.serve(**asking(), idempotency_key=b"b"))[1] == ANSWER
     assert sent(bench) == 1
+
+
+async def test_when_the_first_is_stopped_by_what_is_its_own_one_other_takes_over() -> None:
+    """Not each of those who followed it, though they looked into the store by themselves."""
+    store = slow(Bench([]))
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script, *[whole()] * 6)], store=store, caching=EXACT)
+    now = bench.clock.now
+    first = await begin(bench, **asking(), deadline=now + 2, deadline_is_callers=True)
+    others = [await begin(bench, **asking(), deadline=now + 20, deadline_is_callers=True) for _ in range(5)]
+    store.gate.set()
+    await turns()
+    bench.clock.advance(3)
+    bench.watch.sweep(bench.clock.now)
+    with pytest.raises(DeadlineExceeded):
+        await first
+    assert [body for _, body in await asyncio.gather(*others)] == [ANSWER] * 5
+    assert sent(bench) == 2
+    gate.set()
+
+
+@pytest.mark.parametrize("ticks", range(8))
+async def test_a_flight_that_is_being_stopped_is_not_joined(ticks: int) -> None:
+    """Its last reader has left; who remembers it from its arrival asks for itself, at whichever moment that is."""
+    store = slow(Bench([]))
+    store.gate.set()
+    gate, script = gated()
+    bench = Bench([ScriptedUpstream(script, whole())], store=store)
+    first = await begin(bench, **asking())
+    store.gate.clear()
+    second = await begin(bench, **asking(), idempotency_key=b"b")
+    store.gate.set()
+    await turns(ticks)
+    first.cancel("client_gone")
+    gate.set()
+    assert (await second)[1] == ANSWER
+    await asyncio.gather(first, return_exceptions=True)
+    assert await nobody_is_left(bench)
+
+
+def test_a_large_body_stands_for_itself() -> None:
+    """Nobody waits while it is written again; the same bytes are the same call."""
+    bench = Bench([ScriptedUpstream()])
+    large = asking("x" * LARGE_BYTES)
+    spaced = {**large, "body": large["body"].replace(b'":', b'": ')}
+    keys = [ask(bench.call(**one), recognises=False) for one in (large, large, spaced)]
+    assert keys[0] is not None
+    assert keys[1] is not None
+    assert keys[2] is not None
+    assert keys[0].flight == keys[1].flight != keys[2].flight

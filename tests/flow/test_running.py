@@ -464,7 +464,7 @@ def serve_at_the_edge(bench: Bench, **changes: object) -> tuple[asyncio.Task[Non
         await reply.close()
 
     call = bench.call(**changes)
-    call.task = asyncio.ensure_future(serve())
+    call.task = call.server = asyncio.ensure_future(serve())
     serving = Serving_(call.task)
     serving.call = call
     return call.task, serving
