@@ -27,7 +27,11 @@ FOREIGN_LIMIT = 0.10
 BUSY_LIMIT = 0.90
 _BEST_IS_MOST = frozenset(("requests_per_s", "busy"))
 FLOOR, NGINX = "floor", "nginx"
-TITLES = {"cache hit": "gateway, cache hit", "floor": "floor (uvicorn + bare httptools client)", "nginx": "nginx proxy_pass"}
+TITLES = {
+    "cache hit": "gateway, cache hit",
+    "floor": "floor (uvicorn + bare httptools client)",
+    "nginx": "nginx proxy_pass",
+}
 
 
 @dataclass(slots=True)

@@ -62,10 +62,11 @@ class FakeTimer:
 class FakeClock:
     """Time that moves when it is told to."""
 
+    ahead_s = 0.0
+    """So far the wall clock is wrong."""
+
     def __init__(self) -> None:
         self.now = 1000.0
-        self.ahead_s = 0.0
-        """So far the wall clock is wrong."""
         self.timers: list[FakeTimer] = []
 
     def monotonic(self) -> float:
