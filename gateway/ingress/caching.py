@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.call import Endpoint, Replay
-from gateway.errors import BodyTooLarge, InvalidRequest, NotFound
+from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.savings import MOST_REMEMBERED, Recollection, Savings
 from gateway.ingress.cacheviews import show_cache, show_replay, show_savings
-from gateway.ingress.operations import MOST_BYTES, require_admin
+from gateway.ingress.operations import MOST_BYTES, read_object, require_admin
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.policy.snapshot import Policies, PolicySnapshot
-from gateway.policy.sse import json_object
 
 KEY_BYTES = 32
 SELECTORS = ("key", "model", "tenant")
@@ -64,7 +63,7 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
 
     async def purge(request: Request) -> Response:
         require_admin(policies, request)
-        key, model, tenant = _selection(await _read_object(request, MOST_BYTES, PURGE_EXAMPLE))
+        key, model, tenant = _selection(await read_object(request, MOST_BYTES, PURGE_EXAMPLE))
         forgotten = await cache.purge(key, model, tenant)
         log.warning("admin: purge of %s: %d answers forgotten", _named(key, model, tenant), forgotten)
         return json_response({"forgotten": forgotten})
@@ -73,7 +72,7 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
         require_admin(policies, request)
         if request.method != "POST":
             return json_response(_recalled(savings, request.query_params.get("request", "")))
-        asked = await _read_object(request, policies.current.server.max_body_bytes, WHY_EXAMPLE)
+        asked = await read_object(request, policies.current.server.max_body_bytes, WHY_EXAMPLE)
         endpoint, body, tenant = _question(policies.current, asked)
         replay = await cache.explain(endpoint, body, tenant)
         return json_response({"endpoint": endpoint.name, "tenant": tenant, **show_replay(replay)})
@@ -181,19 +180,3 @@ def _refuse_strangers(asked: Mapping[str, Any], known: tuple[str, ...]) -> None:
             close = get_close_matches(name, known, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
             raise InvalidRequest(f"Unknown field '{name[:200]}'; {hint}", param=name[:200], code="unknown_field")
-
-
-async def _read_object(request: Request, most_bytes: int, example: str) -> dict[str, Any]:
-    """The JSON object in the body. Raises InvalidRequest or BodyTooLarge."""
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > most_bytes:
-                raise BodyTooLarge(f"The body is over the {most_bytes} bytes that are read here.")
-    except ClientDisconnect:
-        raise InvalidRequest("The body has ended early.") from None
-    asked = json_object(bytes(body))
-    if asked is None:
-        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
-    return asked

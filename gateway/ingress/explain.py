@@ -9,6 +9,7 @@ from gateway.errors import NotFound, Unauthorised
 from gateway.ingress import parse
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.breaker import BreakerRules
+from gateway.policy.caching import Caching, applies
 from gateway.policy.capabilities import Capabilities
 from gateway.policy.retry import Action, ClassRule, Retries
 from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
@@ -45,6 +46,7 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.P
     yield f"model     {peeked.model}" + ("" if model.name == peeked.model else f", served by the entry {model.name!r}")
     yield f"lane      {_lane(key, model)}"
     yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
     yield f"plan      {_CHOICES[model.choice]}"
     for number, (target, use) in enumerate(_plan(model), 1):
@@ -52,6 +54,21 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.P
         yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _cache(endpoint: Endpoint, peeked: parse.Peeked, caching: Caching) -> str:
+    """Who may be given whose answer."""
+    parsed, exact = peeked.parsed or {}, caching.exact
+    told = [f"set {caching.name}"]
+    told.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
+    told.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
+    is_kept = applies(exact.requests, endpoint.name, parsed)
+    told.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
+    if is_kept and exact.stale_if_error_s:
+        told.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
+    if caching.semantic is not None:
+        told.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
+    return ", ".join(told)
 
 
 def _plan(model: Model) -> Iterator[tuple[Target, str]]:

@@ -28,6 +28,7 @@ from gateway.policy.sse import json_object
 
 LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
+SWITCH_EXAMPLE = '{"action": "drain"}'
 MOST_BYTES = 65_536
 """Of what an operator sends."""
 
@@ -85,7 +86,7 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
     def switch(kind: str) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
             require_admin(policies, request)
-            asked = await _read_object(request)
+            asked = await read_object(request, MOST_BYTES, SWITCH_EXAMPLE)
             name = _known_name(request, asked, kind, show())
             action = _known_action(asked)
             log.warning("admin: %s %s", action, name)
@@ -101,19 +102,19 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
     ]
 
 
-async def _read_object(request: Request) -> dict[str, Any]:
-    """The JSON object in the body. Raises InvalidRequest or BodyTooLarge."""
-    body = b""
+async def read_object(request: Request, most: int, example: str) -> dict[str, Any]:
+    """The JSON object in the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
+    body = bytearray()
     try:
         async for part in request.stream():
             body += part
-            if len(body) > MOST_BYTES:
-                raise BodyTooLarge(f"The body is over the {MOST_BYTES} bytes that are read here.")
+            if len(body) > most:
+                raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
     except ClientDisconnect:
         raise InvalidRequest("The body has ended early.") from None
-    asked = json_object(body)
+    asked = json_object(bytes(body))
     if asked is None:
-        raise InvalidRequest('The body must be a JSON object, such as {"action": "drain"}.', code="invalid_json")
+        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
     return asked
 
 

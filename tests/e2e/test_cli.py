@@ -237,6 +237,22 @@ def test_explain_tells_the_plan_of_a_request(
     assert all(secret not in output for secret in (PROVIDER_KEY, WEB_KEY))
 
 
+@pytest.mark.parametrize(
+    ("temperature", "told"),
+    [(0, "shared with equal calls, not given again"), (1, "not shared, not given again")],
+)
+def test_explain_tells_who_shares_the_answer(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path, temperature: int, told: str
+) -> None:
+    """By the set of cache.yaml that the model picks, and by what the request asks."""
+    path = tmp_path / "request.json"
+    path.write_bytes(orjson.dumps({**chat(), "temperature": temperature}))
+
+    _, output, _ = run(capsys, "explain", "-c", config, path, "--key", "web")
+
+    assert f"cache     set default, an Idempotency-Key is kept for 86400 s, {told}" in output
+
+
 def test_explain_reads_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:

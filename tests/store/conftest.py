@@ -36,15 +36,31 @@ def wall() -> Wall:
     return Wall()
 
 
+LASTING = [name for name in MAKERS if name != "memory"]
+"""Those that keep more than this process's memory does."""
+
+
 @pytest.fixture(params=MAKERS)
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     """Makes stores of one implementation."""
+    async for make in _makes(request.param, tmp_path):
+        yield make
+
+
+@pytest.fixture(params=LASTING)
+async def make_lasting_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
+    """As `make_store`, of those that outlive the process."""
+    async for make in _makes(request.param, tmp_path):
+        yield make
+
+
+async def _makes(name: str, tmp_path: Path) -> AsyncIterator[MakeStore]:
     made: list[Store] = []
 
     def make(bounds: StoreBounds, wall: Wallclock) -> Store:
         folder = tmp_path / f"store-{len(made)}"
         folder.mkdir()
-        made.append(MAKERS[request.param](bounds, wall, folder))
+        made.append(MAKERS[name](bounds, wall, folder))
         return made[-1]
 
     yield make

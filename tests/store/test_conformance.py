@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Kept, Usage
-from gateway.ports import Store, StoreBounds, VectorRow
+from gateway.ports import Store, VectorRow
+from gateway.store.memory import MemoryStore
 from tests.store.conformance import (
     KIB,
     ROOMY,
@@ -461,20 +462,17 @@ async def loaded(store: Store, partition: bytes, most: int) -> list[VectorRow]:
     return list(rows)
 
 
-async def durable(make_store: MakeStore, wall: Wall, bounds: StoreBounds = ROOMY) -> Store:
-    """A store that keeps rows; one in memory leaves that to the index, says so, and ends the test."""
-    store = make_store(bounds, wall)
-    if store.is_local:
-        await settle(store.vectors.add(row("any", now=wall(), partition=P1)))
-        assert await loaded(store, P1, 10) == []
-        assert await settle(store.vectors.forget()) == 0
-        pytest.skip("the index is where its rows are")
-    return store
+async def test_memory_leaves_the_rows_to_the_index(wall: Wall) -> None:
+    """They are where the search is, and nowhere else: there is nothing to come back."""
+    store = MemoryStore(ROOMY, wall)
+    await settle(store.vectors.add(row("any", now=wall(), partition=P1)))
+    assert await loaded(store, P1, 10) == []
+    assert await settle(store.vectors.forget()) == 0
 
 
-async def test_rows_come_back_oldest_first(make_store: MakeStore, wall: Wall) -> None:
+async def test_rows_come_back_oldest_first(make_lasting_store: MakeStore, wall: Wall) -> None:
     """The newest so many of a partition, as they were added."""
-    store = await durable(make_store, wall)
+    store = make_lasting_store(ROOMY, wall)
     rows = [row(number, now=wall() + number, partition=P1) for number in range(5)]
     for one in [*rows, row("elsewhere", now=wall(), partition=P2)]:
         await settle(store.vectors.add(one))
@@ -483,9 +481,9 @@ async def test_rows_come_back_oldest_first(make_store: MakeStore, wall: Wall) ->
     assert await loaded(store, P1, 3) == rows[-3:]
 
 
-async def test_a_row_is_kept_instead_of_one_with_its_id(make_store: MakeStore, wall: Wall) -> None:
+async def test_a_row_is_kept_instead_of_one_with_its_id(make_lasting_store: MakeStore, wall: Wall) -> None:
     """In its partition; another's stays."""
-    store = await durable(make_store, wall)
+    store = make_lasting_store(ROOMY, wall)
     first, other = row("one", now=wall(), partition=P1), row("one", now=wall(), partition=P2)
     second = replace(first, vector=b"\x09\x09", stored_at=wall() + 1)
 
@@ -496,9 +494,9 @@ async def test_a_row_is_kept_instead_of_one_with_its_id(make_store: MakeStore, w
     assert await loaded(store, P2, 10) == [other]
 
 
-async def test_rows_run_out(make_store: MakeStore, wall: Wall) -> None:
+async def test_rows_run_out(make_lasting_store: MakeStore, wall: Wall) -> None:
     """They are not loaded any more, and forgotten in time."""
-    store = await durable(make_store, wall)
+    store = make_lasting_store(ROOMY, wall)
     await settle(store.vectors.add(row("short", now=wall(), partition=P1, ttl_s=10.0)))
     await settle(store.vectors.add(row("long", now=wall(), partition=P1, ttl_s=60.0)))
 
@@ -510,9 +508,9 @@ async def test_rows_run_out(make_store: MakeStore, wall: Wall) -> None:
     assert entries(store, "vectors") == 1
 
 
-async def test_rows_are_removed_by_id(make_store: MakeStore, wall: Wall) -> None:
+async def test_rows_are_removed_by_id(make_lasting_store: MakeStore, wall: Wall) -> None:
     """In their partition only."""
-    store = await durable(make_store, wall)
+    store = make_lasting_store(ROOMY, wall)
     for partition in (P1, P2):
         for number in range(3):
             await settle(store.vectors.add(row(number, now=wall() + number, partition=partition)))
@@ -523,9 +521,9 @@ async def test_rows_are_removed_by_id(make_store: MakeStore, wall: Wall) -> None
     assert len(await loaded(store, P2, 10)) == 3
 
 
-async def test_a_partition_keeps_its_newest_rows(make_store: MakeStore, wall: Wall) -> None:
+async def test_a_partition_keeps_its_newest_rows(make_lasting_store: MakeStore, wall: Wall) -> None:
     """As many as the bounds say."""
-    store = await durable(make_store, wall, replace(ROOMY, vectors=4))
+    store = make_lasting_store(replace(ROOMY, vectors=4), wall)
     for number in range(10):
         await settle(store.vectors.add(row(number, now=wall() + number, partition=P1)))
 
@@ -546,10 +544,10 @@ async def test_a_partition_keeps_its_newest_rows(make_store: MakeStore, wall: Wa
     ],
 )
 async def test_rows_are_forgotten_by_all_that_is_named(
-    make_store: MakeStore, wall: Wall, which: dict[str, str], left: int
+    make_lasting_store: MakeStore, wall: Wall, which: dict[str, str], left: int
 ) -> None:
     """As with answers, in every partition."""
-    store = await durable(make_store, wall)
+    store = make_lasting_store(ROOMY, wall)
     for model in ("m1", "m2"):
         for tenant in ("a", "b"):
             one = row("", now=wall(), partition=digest(tenant), model=model, tenant=tenant)
