@@ -203,17 +203,17 @@ class Replays:
         flight = Flight(call, keeping.room_of(asked.caching, is_keyed=bool(asked.record)))
         flight.fingerprint = asked.fingerprint
         flight.keys = (asked.record,) if asked.record else ()
-        asked.beside = self._shared(call, asked)
-        if not asked.waits:
+        if asked.record:  # others have been looked for already
+            asked.beside = self._shared(call, asked)
+        if asked.flight and not asked.waits and asked.beside is None:
             self._offer(flight, asked)
         self.flights.start(flight, self._fly(flight, asked))
         return flight
 
     def _offer(self, flight: Flight, asked: Asked) -> None:
-        """From here on the call's answer is a new one: whoever asks the same may have it, unless another brings it already."""
-        if asked.flight and asked.flight not in flight.keys and self._shared(flight.call, asked) is None:
-            self.flights.offer(flight, asked.flight)
-            _note(flight.call, "single_flight", "miss")
+        """From here on the call's answer is a new one: whoever asks the same may have it."""
+        self.flights.offer(flight, asked.flight)
+        _note(flight.call, "single_flight", "miss")
 
     async def _fly(self, flight: Flight, asked: Asked) -> None:
         """Everything that may have to be waited for, up to the last byte and what is kept of it."""
@@ -256,15 +256,15 @@ class Replays:
         """The answer of a flight that brings the same, else a provider's."""
         call, beside = flight.call, asked.beside
         asked.beside = None
-        while True:
+        while asked.flight and asked.flight not in flight.keys:
             shared = self._shared(call, asked) or beside
             if shared is None or not shared.takes_readers or shared.error is not None:
+                self._offer(flight, asked)
                 break
             beside = None
             reply = await self.flights.join(call, shared)
             if reply is not None:
                 return reply
-        self._offer(flight, asked)
         return await self._answer(call)
 
     async def _stored(self, call: Call, asked: Asked) -> Reply | None:
