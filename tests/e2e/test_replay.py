@@ -201,13 +201,17 @@ async def test_the_sdk_gets_its_answer_again(gateway: Running) -> None:
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "impatient"}], ids=["no key", "key"])
 async def test_an_impatient_sdks_own_retry_attaches(start: StartGateway, headers: dict[str, str]) -> None:
     """Its first try is still running behind a proxy that tells nobody: one execution, and the SDK has its answer."""
-    gateway = await start(emulator=EmulatorConfig(ttft_s=1.2))
-    headers = {"x-gateway-deadline-ms": "20000", **headers}
+    gateway = await start(emulator=HELD)
+    may_end = hold(gateway)
+    headers = {"x-gateway-deadline-ms": "60000", **headers}
     async with (
         deaf_proxy(gateway.url) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-x", timeout=0.4, max_retries=2) as client,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-x", timeout=1.0, max_retries=5) as client,
     ):
-        answer = await client.chat.completions.create(**chat(temperature=1), extra_headers=headers)
+        asking = asyncio.ensure_future(client.chat.completions.create(**chat(temperature=1), extra_headers=headers))
+        await until(lambda: len(gateway.inflight) == 2)
+        may_end.set()
+        answer = await asking
         await gateway.idle()
 
     assert answer.choices[0].message.content
