@@ -80,7 +80,7 @@ def ask(call: Call, *, recognises: bool) -> Asked | None:
         name = call.endpoint.name
         is_shared = applies(caching.coalesce, name, parsed)
         is_kept = applies(caching.exact.requests, name, parsed)
-        means = caching.semantic is not None and applies("always", name, parsed)
+        means = recognises and caching.semantic is not None and applies("always", name, parsed)
     directives = read_directives(call.cache_control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None

@@ -3,9 +3,9 @@
     ask -> (nothing: the call goes its way) | serve -> join a flight | a kept answer | a flight of its own -> keep
 
 The layers are asked in that order: record, single flight, exact, semantic, provider, and a stale answer when that fails.
-Whatever is in this process's memory is looked at without an await; a store that has to be waited for is asked within the
-flight, once for all who follow it. Invariants: a record's holder runs alone; nothing is kept that is not complete; a store
-in trouble makes calls dearer, never fail.
+Whatever is in this process's memory is looked at without an await; a store that has to be waited for is asked by the flight,
+which others join when its answer will be a new one. Invariants: a record's holder runs alone; what a layer allows one call is
+never given to another; nothing is kept that is not complete; a store in trouble makes calls dearer, never fail.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Replays:
                 if flight.fingerprint != asked.fingerprint:
                     raise _reused(call)
                 if not flight.takes_readers:
-                    raise _in_use(call)
+                    raise _in_use()
                 return flight
             return None  # its own record has to be kept, whoever answers
         return self._shared(call, asked)
@@ -313,7 +313,7 @@ class Replays:
             if kept is not None or claim.state != "running":
                 return kept
             if self._clock.monotonic() >= call.deadline:
-                raise _in_use(call)
+                raise _in_use()
             await self._clock.sleep(max(0.001, min(claim.lease_left_s, POLL_S)))
 
     async def _carry(self, flight: Flight, asked: Asked, reply: Reply) -> None:
@@ -369,7 +369,7 @@ def _reused(call: Call) -> KeyReused:
     )
 
 
-def _in_use(_call: Call) -> KeyInUse:
+def _in_use() -> KeyInUse:
     return KeyInUse(
         "A request with this Idempotency-Key is still running; repeat it later to get its answer.",
         param="Idempotency-Key",
