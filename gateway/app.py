@@ -23,6 +23,7 @@ from gateway import __version__
 from gateway.calllog import CallLog
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
+from gateway.config.fields import SQLITE
 from gateway.config.load import load_snapshot
 from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from gateway.upstream.localmodel import LocalEmbedder
 
 TICK_S = 1.0
-SQLITE = "sqlite:///"
 SWITCH_S = 0.0005
 """A busy event loop lets the store's thread in after so long; with Python's own 5 ms each of its steps would take that."""
 log = logging.getLogger("gateway")
