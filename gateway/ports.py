@@ -6,7 +6,7 @@ Nothing here knows httpx, prometheus or a store; whoever implements a port trans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -312,4 +312,143 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Everything taken so far is kept; nothing more is."""
+        ...
+
+
+LimitKind = Literal["bucket", "window", "slots"]
+"""What refills all the time, what starts anew, what is held and given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """What a replica tells of its part of one shared limit, and what it asks for. Amounts are in the limit's own unit.
+
+    The counts go on for as long as the replica lives, so that an ask that is told twice, or whose answer is lost, changes
+    nothing: what the replica holds is always `granted - used - given`; below 0 it has used more than it had.
+    """
+
+    name: str
+    """Of the limit, the same on every replica: its owner's name and its own."""
+    kind: LimitKind
+    rate_per_s: float
+    """Of a bucket."""
+    capacity: float
+    window_s: float
+    """Of a window; else 0."""
+    granted: float
+    """All that this replica was ever granted, as far as it knows."""
+    used: float
+    """All that its calls ever took, settled; of slots always 0, they are held."""
+    given: float
+    """All that it ever gave back unused."""
+    want: float
+    """What it could use soon, over and above what it holds; 0: nothing."""
+    first: float
+    """The least of that which is of any use: what the call whose turn it is still lacks."""
+    keep: float = 0.0
+    """So much has to be left over in the whole limit by what is granted: calls of lower lanes leave room."""
+    ceiling: float = float("inf")
+    """No more than this can be free in all, by the provider's own word."""
+    window: int = 0
+    """The number of the window that the counts are of."""
+    known: float = -1.0
+    """The common level as this replica reckons it, for a store that has lost its own; below 0: it never knew one."""
+    away_s: float = 0.0
+    """So long this replica has lived on a part of its own because the store was out of reach; 0.0: it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReply:
+    """What the store says to one ask."""
+
+    granted: float
+    """All that this replica was ever granted, by the store's count."""
+    level: float
+    """What nobody holds."""
+    wanting: int
+    """How many replicas want more than they were given, this one among them if it does."""
+    retry_s: float
+    """When to ask again at the earliest, if something was wanted and not given."""
+    window: int = 0
+    ends_in_s: float = 0.0
+    """Of a window: until it starts anew."""
+
+
+class Leases(Protocol):
+    """Limits that replicas share: the store counts them, and each replica holds a part that it may use without asking."""
+
+    replicas: int
+    """How many there are, as last known; at least 1."""
+
+    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply] | None]:
+        """One round trip for all of them; None: the store cannot be reached. Never raises."""
+        ...
+
+    def leave(self) -> Later[None]:
+        """This replica ends: it is counted no more. What it holds has to be given back before."""
+        ...
+
+
+class NewsItem(NamedTuple):
+    """Something that one replica has learned and all should know."""
+
+    kind: Literal["pause", "quota", "breaker", "limit", "vector", "purge", "record"]
+    name: str
+    """Of the gate, account or limit that it is about."""
+    left_s: float
+    """How long it holds from the moment it is heard; replicas' clocks need not agree."""
+    detail: bytes = b""
+
+
+class News(Protocol):
+    """What replicas tell each other. No method raises or waits; without the store nobody hears anything."""
+
+    def listen(self, heard: Callable[[NewsItem], None]) -> None:
+        """From now on `heard` is called in the loop's thread with what others tell, and first with what still holds."""
+        ...
+
+    def tell(self, item: NewsItem, *, lasts: bool = False) -> None:
+        """Tell all others. `lasts`: also those who come within its `left_s`; of the same kind and name the latest end wins."""
+        ...
+
+    def take_slot(self, name: str, for_s: float) -> Later[bool]:
+        """Whether this replica is now the one of all that has the slot; it is free again after `for_s`, or when given back.
+
+        True where the store cannot say: every replica for itself, then.
+        """
+        ...
+
+    def give_slot(self, name: str) -> None:
+        """It is free for others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """How a shared store is doing, for `/readyz` and the metrics."""
+
+    is_up: bool
+    since: float
+    """Wall clock seconds."""
+    reason: str
+    """Why it is not, or what it is."""
+    replicas: int
+    operations: int
+    """Round trips asked for, since the start."""
+    failures: int
+
+
+class SharedStore(Store, Protocol):
+    """A store that replicas share."""
+
+    leases: Leases
+    news: News
+
+    def on_change(self, changed: Callable[[bool], None]) -> None:
+        """`changed(is_up)` is called, in the loop's thread, when the store goes out of reach and when it is back."""
+        ...
+
+    def health(self) -> StoreHealth: ...
+    async def start(self) -> None:
+        """Connect; returns within one operation's timeout whether or not there is anybody, and goes on trying."""
         ...

@@ -62,6 +62,8 @@ class Limits:
     output_tokens_per_min: float | None = None
     request_burst: float | None = None
     """So many requests may go at once under continuous refill; None: what the provider's style says."""
+    fail_closed: frozenset[str] = frozenset()
+    """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,23 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedState:
+    """The Redis that replicas share; fixed at start."""
+
+    url: str = field(repr=False)
+    """`redis://`, `rediss://`, `redis+sentinel://host:port,host:port/service/db` or `redis+cluster://host:port,host:port`."""
+    namespace: str = "gateway"
+    """Before every key: gateways of the same namespace are replicas of each other."""
+    timeout_s: float = 0.05
+    """Of one operation; no call waits longer, nor twice."""
+    connections: int = 4
+    """To each server, besides the one that hears news."""
+    replicas: int = 1
+    """So many there are at least, as long as the store has not said how many."""
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySnapshot:
     """All of the config, compiled. `digest` names the content, `version` counts the swaps of this process."""
 
@@ -254,7 +273,9 @@ class PolicySnapshot:
     """For every lane."""
     queue: QueueBounds = QueueBounds()
     state: str = "memory"
-    """Where what outlives a call is kept: `memory`, or `sqlite:///path`; fixed at start."""
+    """Where what outlives a call is kept: `memory`, `sqlite:///path`, or `redis`; fixed at start."""
+    shared: SharedState | None = None
+    """Of `redis`: which one."""
     store: StoreBounds = field(default_factory=lambda: StoreBounds({}, 256 * 1024 * 1024))
     """How much of it."""
     passthrough: Target | None = None
