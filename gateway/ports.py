@@ -355,6 +355,10 @@ class LeaseAsk:
     """The common level as this replica reckons it, for a store that has lost its own; below 0: it never knew one."""
     away_s: float = 0.0
     """So long this replica has lived on a part of its own because the store was out of reach; 0.0: it has not."""
+    away_rate_per_s: float = 0.0
+    """What flowed into that part meanwhile."""
+    lag_s: float = 0.0
+    """A full bucket begins to refill so much after it was used: whoever else counts hears of the first call late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +376,17 @@ class LeaseReply:
     window: int = 0
     ends_in_s: float = 0.0
     """Of a window: until it starts anew."""
+    most: float = float("inf")
+    """Of slots, while somebody waits for one: who holds more than this gives back those that come free."""
 
 
 class Leases(Protocol):
     """Limits that replicas share: the store counts them, and each replica holds a part that it may use without asking."""
 
-    replicas: int
-    """How many there are, as last known; at least 1."""
+    @property
+    def replicas(self) -> int:
+        """How many there are, as last known; at least 1."""
+        ...
 
     def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply] | None]:
         """One round trip for all of them; None: the store cannot be reached. Never raises."""
@@ -392,11 +400,11 @@ class Leases(Protocol):
 class NewsItem(NamedTuple):
     """Something that one replica has learned and all should know."""
 
-    kind: Literal["pause", "quota", "breaker", "limit", "vector", "purge", "record"]
+    kind: Literal["pause", "quota", "breaker", "hand", "limit", "vector", "purge", "record"]
     name: str
     """Of the gate, account or limit that it is about."""
     left_s: float
-    """How long it holds from the moment it is heard; replicas' clocks need not agree."""
+    """How long it holds from the moment it is heard; replicas' clocks need not agree. 0.0: it is over, or lasts no time."""
     detail: bytes = b""
 
 
@@ -408,7 +416,10 @@ class News(Protocol):
         ...
 
     def tell(self, item: NewsItem, *, lasts: bool = False) -> None:
-        """Tell all others. `lasts`: also those who come within its `left_s`; of the same kind and name the latest end wins."""
+        """Tell all others. `lasts`: also those who come within its `left_s`; of the same kind and name the latest end wins.
+
+        With nothing left, what lasted of this kind and name is over.
+        """
         ...
 
     def take_slot(self, name: str, for_s: float) -> Later[bool]:

@@ -229,6 +229,8 @@ class Server:
     max_body_bytes: int = 20_000_000
     body_timeout_s: float = 60.0
     grace_s: float = 30.0
+    notice_s: float = 0.0
+    """Before the grace: not ready any more, but calls are still taken."""
     admin_listen: tuple[str, int] | None = None
     admin_digest: bytes | None = field(default=None, repr=False)
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.call import Kept
 from gateway.ports import Later
+from gateway.store.kept import about, restored
 from gateway.store.memory_answers import MemoryAnswers
 from gateway.store.sqlite_job import Rest
-from gateway.store.sqlite_kept import about, restored, taken
+from gateway.store.sqlite_size import taken
 from gateway.store.sqlite_thread import FileThread
 
 Use = tuple[int, bytes, str]

@@ -15,8 +15,9 @@ from typing import NamedTuple, TypeVar
 
 from gateway.call import Kept
 from gateway.ports import Claim, Later
-from gateway.store.sqlite_kept import about, restored, taken
+from gateway.store.kept import about, restored
 from gateway.store.sqlite_room import Room
+from gateway.store.sqlite_size import taken
 from gateway.store.sqlite_thread import FileThread
 from gateway.store.sqlite_trouble import OWED_BYTES
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from gateway.ports import Later, VectorRow
 from gateway.store.sqlite_answers import forget, matching
 from gateway.store.sqlite_job import Rest
-from gateway.store.sqlite_kept import taken
+from gateway.store.sqlite_size import taken
 from gateway.store.sqlite_thread import FileThread
 
 ROWS_AT_ONCE = 1_000

@@ -123,7 +123,7 @@ class Told:
     """False: the store may have forgotten an ended lease by now."""
 
     def is_over(self, now: float) -> bool:
-        return now > self.until
+        return now >= self.until
 
     def claim_is_right(self, claim: Claim, fingerprint: bytes, lease_s: float, now: float) -> bool:
         """Whether this is what a store has to answer now."""

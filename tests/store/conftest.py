@@ -2,33 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway.ports import Store, StoreBounds
 from tests.store.conformance import MakeStore, Wall
+from tests.store.redis_servers import redis_cluster, redis_server
+from tests.store.redis_support import Lender, lender
 from tests.store.sqlite_support import connect_hastily
 
 Wallclock = Callable[[], float]
-Maker = Callable[[StoreBounds, Wallclock, Path], Store]
+Maker = Callable[[pytest.FixtureRequest, Path], AbstractAsyncContextManager[MakeStore]]
 
 
-def _memory(bounds: StoreBounds, wall: Wallclock, folder: Path) -> Store:
+@asynccontextmanager
+async def _memory(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
     from gateway.store.memory import MemoryStore  # one implementation that is broken leaves the others' tests be
 
-    return MemoryStore(bounds, wall)
+    yield MemoryStore
 
 
-def _sqlite(bounds: StoreBounds, wall: Wallclock, folder: Path) -> Store:
+@asynccontextmanager
+async def _sqlite(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
     from gateway.store.sqlite import SqliteStore  # as above
 
-    return SqliteStore(str(folder / "state.db"), wall, bounds, connect=connect_hastily)
+    made = 0
+
+    def make(bounds: StoreBounds, wall: Wallclock) -> Store:
+        nonlocal made
+        made += 1
+        return SqliteStore(str(folder / f"state-{made}.db"), wall, bounds, connect=connect_hastily)
+
+    yield make
 
 
-MAKERS: dict[str, Maker] = {"memory": _memory, "sqlite": _sqlite}
+@asynccontextmanager
+async def _redis(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
+    async with lender(request.getfixturevalue("redis_url")) as lends:
+        yield lends.make
+
+
+@asynccontextmanager
+async def _redis_cluster(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
+    async with lender(request.getfixturevalue("redis_cluster_url")) as lends:
+        yield lends.make
+
+
+MAKERS: dict[str, Maker] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "redis cluster": _redis_cluster,
+}
 """Each store by name; `folder` is new and empty, for one that keeps files."""
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A server for all tests of this process."""
+    with redis_server() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url() -> Iterator[str]:
+    """Three servers for all tests of this process."""
+    with redis_cluster() as cluster:
+        yield cluster.url
+
+
+@pytest.fixture
+async def lends(redis_url: str) -> AsyncIterator[Lender]:
+    """Makes stores that share one server."""
+    async with lender(redis_url) as lends:
+        yield lends
 
 
 @pytest.fixture
@@ -43,26 +93,25 @@ LASTING = [name for name in MAKERS if name != "memory"]
 @pytest.fixture(params=MAKERS)
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     """Makes stores of one implementation."""
-    async for make in _makes(request.param, tmp_path):
+    async for make in _makes(request, tmp_path):
         yield make
 
 
 @pytest.fixture(params=LASTING)
 async def make_lasting_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeStore]:
     """As `make_store`, of those that outlive the process."""
-    async for make in _makes(request.param, tmp_path):
+    async for make in _makes(request, tmp_path):
         yield make
 
 
-async def _makes(name: str, tmp_path: Path) -> AsyncIterator[MakeStore]:
+async def _makes(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
     made: list[Store] = []
+    async with MAKERS[request.param](request, folder) as make_one:
 
-    def make(bounds: StoreBounds, wall: Wallclock) -> Store:
-        folder = tmp_path / f"store-{len(made)}"
-        folder.mkdir()
-        made.append(MAKERS[name](bounds, wall, folder))
-        return made[-1]
+        def make(bounds: StoreBounds, wall: Wallclock) -> Store:
+            made.append(make_one(bounds, wall))
+            return made[-1]
 
-    yield make
-    for store in made:
-        await store.aclose()
+        yield make
+        for store in made:
+            await store.aclose()

@@ -17,7 +17,8 @@ import pytest
 
 from gateway.errors import StoreUnusable
 from gateway.ports import StoreBounds
-from gateway.store import sqlite_answers, sqlite_file, sqlite_kept, sqlite_room, sqlite_schema, sqlite_thread
+from gateway.store import sqlite_answers, sqlite_file, sqlite_room, sqlite_schema, sqlite_thread
+from gateway.store.kept import about, restored
 from gateway.store.sqlite import SqliteStore
 from gateway.store.sqlite_schema import open_file
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
@@ -114,10 +115,10 @@ async def test_only_its_owner_may_read_it(path: str, wall: Wall) -> None:
 def test_a_field_that_another_release_knows_does_no_harm() -> None:
     """One that is gone is left out, one that is new has its default."""
     answer = kept(b"body", now=1.5)
-    known = orjson.loads(sqlite_kept.about(answer))
+    known = orjson.loads(about(answer))
     del known["cost_usd"]
 
-    assert sqlite_kept.restored(orjson.dumps({**known, "colour": "blue"}), b"body") == answer
+    assert restored(orjson.dumps({**known, "colour": "blue"}), b"body") == answer
 
 
 # What is refused at the start.

@@ -1,4 +1,4 @@
-"""An answer as two columns: what is known about it, by name, and its body as it is.
+"""An answer for a file or a wire: what is known about it, by name, and its body as it is.
 
 Invariants: what is read equals what was written, byte by byte; a field that another release added or took away does no harm.
 """
@@ -12,10 +12,6 @@ from typing import Any
 import orjson
 
 from gateway.call import Kept, Usage
-
-PAGE_BYTES = 4096
-ROW_BYTES = 256
-"""What a row takes besides its columns: its place in the indexes, about."""
 
 _APART = frozenset(("body", "headers", "usage", "usage_event"))
 _NAMES = tuple(one.name for one in fields(Kept) if one.name not in _APART)
@@ -45,11 +41,3 @@ def restored(about: bytes, body: bytes) -> Kept:
     if "usage_event" in known:
         known["usage_event"] = known["usage_event"].encode("latin-1")
     return Kept(body=body, **known)
-
-
-def taken(*columns: bytes) -> int:
-    """How many bytes of the file a row takes: a long one fills whole pages, of shorter ones some fit into one."""
-    size = sum(map(len, columns))
-    if size < PAGE_BYTES // 2:
-        return ROW_BYTES + PAGE_BYTES // (PAGE_BYTES // (size + 1))
-    return ROW_BYTES + -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,35 @@
+"""Real servers for whoever asks: started once per test process, empty at the start of each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
+
+
+@pytest.fixture(scope="session")
+def _redis_process() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _cluster_processes() -> Iterator[RedisCluster]:
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def a_redis(_redis_process: RedisServer) -> RedisServer:
+    """One server; a test that stops it or sets its options starts its own with `redis_server()` instead."""
+    _redis_process.flush()
+    return _redis_process
+
+
+@pytest.fixture
+def a_cluster(_cluster_processes: RedisCluster) -> RedisCluster:
+    """Three servers that share the slots; it takes two seconds until a new cluster serves anybody."""
+    _cluster_processes.flush()
+    return _cluster_processes
