@@ -28,6 +28,7 @@ from gateway.flow.keylimits import KeyLimits
 from gateway.flow.outages import Outages
 from gateway.flow.planning import RANKS, Planner, estimate_of
 from gateway.flow.refusals import left_without_turn, too_late
+from gateway.flow.sharing import Sharing
 from gateway.flow.spending import CallBudgets, KeyBudgets, token_cost
 from gateway.policy.budgets import Retry, cost_usd
 from gateway.policy.decide import Verdict, decide
@@ -37,7 +38,7 @@ from gateway.policy.limits import Cost
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.policy.vitals import CLIENT_GONE
-from gateway.ports import Meter, RawHeaders
+from gateway.ports import Leases, Meter, RawHeaders
 
 CALLERS_DEADLINE = "callers_deadline"
 _INTERACTIVE = RANKS["interactive"]
@@ -49,17 +50,25 @@ _WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
 class Admission:
     """Lets calls through to their targets, each at the first moment it fits."""
 
-    def __init__(self, clock: Clock, meter: Meter, policy: PolicySnapshot, draw: Callable[[], float]) -> None:
-        """`draw` gives uniform numbers from [0, 1)."""
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        policy: PolicySnapshot,
+        draw: Callable[[], float],
+        leases: Leases | None = None,
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); with `leases` other replicas use the same limits."""
         self._clock = clock
         self._meter = meter
         self._draw = draw
         self.queue = DelayQueue(clock, policy.queue)
-        self.gates = Gates(clock, self.queue, policy, self._breaker_changed)
+        self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
+        self.gates = Gates(clock, self.queue, policy, self._breaker_changed, self.sharing)
         self.outages = Outages(clock, meter, self.gates, self.queue, draw)
         self.planner = Planner(clock, self.gates, draw)
-        self.keys = KeyLimits()
-        self.budgets = KeyBudgets(clock)
+        self.keys = KeyLimits(self.sharing)
+        self.budgets = KeyBudgets(clock, self.sharing)
         self.keys.install(policy, clock.monotonic())
 
     def install(self, policy: PolicySnapshot) -> None:
@@ -80,7 +89,9 @@ class Admission:
             call.seq = call.twin_seq or self.queue.next_seq()
             self.budgets.check(call)
             if call.key.name in self.keys.sets:
-                self.keys.enter(call, estimate_of(call), now)
+                cost = self.keys.cost_of(call, estimate_of(call))
+                if not self.keys.try_enter(call, cost, now):
+                    now = await self._fetch_for_key(call, cost)
         model = call.model
         if call.endpoint.request == "any":
             return model.plan[0]  # of another kind: no model's limits
@@ -104,6 +115,14 @@ class Admission:
         if not call.attempts:
             targets = [*targets, *self.planner.plan(call).others]
         return await self._wait(call, targets, keep_percent, now)
+
+    async def _fetch_for_key(self, call: Call, cost: Cost) -> float:
+        """Takes what the call costs its key from what other replicas leave; returns the time. Raises KeyRateLimited."""
+        is_let_in = await self.keys.fetch(call, cost, self._clock)
+        now = self._clock.monotonic()
+        if not is_let_in:
+            self.keys.refuse(call, cost, now)
+        return now
 
     def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
         """The target has let the call in, whatever else it says."""

@@ -6,13 +6,15 @@ credentials has one for each of these, because that is how providers count; thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from secrets import token_bytes
 
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
+from gateway.flow.sharing import Sharing
 from gateway.policy.breaker import account_rules
 from gateway.policy.gate import Gate
 from gateway.policy.snapshot import Limits, Model, PolicySnapshot, Target
@@ -22,25 +24,47 @@ MOST_NAMED = 1024
 """So many model names and callers have gates of their own; more share that of their target."""
 
 
+_OF_CALLER = re.compile("@[0-9a-f]{8}$")
+
+
 class Gates:
     """Finds the line of a target."""
 
-    __slots__ = ("_by_caller", "_clock", "_named", "_on_change", "_queue", "_salt", "accounts", "lines")
+    __slots__ = (
+        "_by_caller",
+        "_clock",
+        "_named",
+        "_on_change",
+        "_queue",
+        "_salt",
+        "_sharing",
+        "accounts",
+        "lines",
+        "on_open",
+    )
 
     def __init__(
-        self, clock: Clock, queue: DelayQueue, policy: PolicySnapshot, on_change: OnChange | None = None
+        self,
+        clock: Clock,
+        queue: DelayQueue,
+        policy: PolicySnapshot,
+        on_change: OnChange | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`on_change` is told of every change of a breaker."""
+        """`on_change` is told of every change of a breaker; with `sharing` replicas share the limits."""
         self._clock = clock
         self._on_change = on_change
         self.accounts: dict[str, Account] = {}
         """Of the config's own credentials, by name."""
         self._queue = queue
+        self._sharing = sharing
         self._named: dict[str, str] = {}
         self._by_caller: set[str] = set()
         self._salt = token_bytes(16)  # credentials are not to be guessed from the names of gates
         self.lines: dict[str, Line] = {}
         """By the name of the gate."""
+        self.on_open: Callable[[Line], None] | None = None
+        """Told of each line that is made from now on."""
         self.install(policy)
 
     def install(self, policy: PolicySnapshot) -> None:
@@ -76,6 +100,10 @@ class Gates:
         """Whether something of a client's is in the name: then it is no label for a metric."""
         return name in self._named
 
+    def is_callers(self, name: str) -> bool:
+        """Whether the gate is of one caller's own credential: no other process knows it by this name."""
+        return name in self._named and _OF_CALLER.search(name) is not None
+
     def _open_named(self, name: str, target: Target) -> Line:
         if len(self._named) >= MOST_NAMED:
             self._forget_longest_unused()
@@ -89,8 +117,13 @@ class Gates:
         now = self._clock.monotonic()
         if line is None:
             vitals = Vitals(name, self._account(name, target, now), target.breaker, now, self._on_change)
-            line = self.lines[name] = self._queue.line(Gate(name, target.limits, target.counting, now, vitals))
+            # A caller's own account has a name that no other replica knows.
+            share_out = None if self._sharing is None or self.is_callers(name) else self._sharing.of_target(name)
+            gate = Gate(name, target.limits, target.counting, now, vitals, share_out)
+            line = self.lines[name] = self._queue.line(gate)
             self._inherit(line, target, now)
+            if self.on_open is not None:
+                self.on_open(line)
         else:
             line.gate.configure(target.limits, target.counting, now)
             line.gate.vitals.breaker.configure(target.breaker, now)

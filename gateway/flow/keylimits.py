@@ -6,12 +6,17 @@ It must not know targets. Invariant: what a call took is corrected exactly once,
 from __future__ import annotations
 
 from math import inf
+from typing import NoReturn
 
 from gateway.call import Call, Usage
+from gateway.clock import Clock
 from gateway.errors import KeyRateLimited
+from gateway.flow.sharing import Sharing
 from gateway.policy.limits import Cost, LimitSet
 from gateway.policy.snapshot import Limits, PolicySnapshot
 
+FETCH_S = 0.05
+"""So long, or one round trip, is asked for more."""
 FIRST_OUTPUT_TOKENS = 512
 """What is taken for an answer of which nobody knows how long it will be."""
 
@@ -19,9 +24,11 @@ FIRST_OUTPUT_TOKENS = 512
 class KeyLimits:
     """The levels of all keys that have limits, by the key's name; they survive a reload."""
 
-    __slots__ = ("sets",)
+    __slots__ = ("_sharing", "sets")
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: Sharing | None = None) -> None:
+        """With `sharing` replicas share them."""
+        self._sharing = sharing
         self.sets: dict[str, LimitSet] = {}
 
     def install(self, policy: PolicySnapshot, now: float) -> None:
@@ -32,25 +39,49 @@ class KeyLimits:
         for name, limits in limited.items():
             known = self.sets.get(name)
             if known is None:
-                self.sets[name] = LimitSet(limits, now)
+                share_out = None if self._sharing is None else self._sharing.of_key(name)
+                self.sets[name] = LimitSet(limits, now, share_out=share_out)
             else:
                 known.configure(limits, now)
 
-    def enter(self, call: Call, estimate: int, now: float) -> None:
-        """Takes what the call is expected to use. Raises KeyRateLimited."""
-        limits = self.sets[call.key.name]
+    def cost_of(self, call: Call, estimate: int) -> Cost:
+        """What the call is expected to use."""
         expected = FIRST_OUTPUT_TOKENS if call.max_tokens is None else min(call.max_tokens, FIRST_OUTPUT_TOKENS)
         output = expected if call.endpoint.tokens == "both" else 0
-        cost = limits.shrink(Cost(1, estimate, output), inf)
-        wait_s = limits.reserve(cost, now)
-        if wait_s == 0.0:
-            call.key_cost = cost
-            call.key_cost_at = now
-            return
+        return self.sets[call.key.name].shrink(Cost(1, estimate, output), inf)
+
+    def try_enter(self, call: Call, cost: Cost, now: float) -> bool:
+        """Takes what the call is expected to use, if it is there."""
+        if self.sets[call.key.name].reserve(cost, now) != 0.0:
+            return False
+        call.key_cost = cost
+        call.key_cost_at = now
+        return True
+
+    async def fetch(self, call: Call, cost: Cost, clock: Clock) -> bool:
+        """Ask the other replicas' store for what the key lacks here, and take that; False: there is no more for it now.
+
+        A part of the limit that is not held here is no reason to refuse anybody.
+        """
+        sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
+        while sharing is not None and clock.monotonic() < ends_at:
+            has_asked = await sharing.fetch(call.key.name, cost)
+            if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
+                return True
+            if not has_asked:
+                break
+        return False
+
+    def refuse(self, call: Call, cost: Cost, now: float) -> NoReturn:
+        """Raises KeyRateLimited."""
+        limits = self.sets[call.key.name]
+        wait_s = limits.wait_s(cost, now)
+        if wait_s is None:  # a slot, of which nobody knows, or a share
+            wait_s = max(limits.ready_at(cost, now) - now, 0.0) or 1.0
         name = limits.which(cost, now)
         raise KeyRateLimited(
             f"The key '{call.key.name}' has reached its own limit, {name}; slow down, or have it raised in the config.",
-            retry_after_s=1.0 if wait_s is None else wait_s,
+            retry_after_s=wait_s,
             limit=f"{call.key.name} {name}",
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
@@ -19,13 +19,15 @@ from gateway.ports import Meter
 
 IN_USE_S = 60.0
 """A target that was asked so lately is in use."""
+Hand: TypeAlias = Literal["open", "closed", "drained"] | None
+"""What a person wants of a breaker; None: what was set by hand holds no more."""
 log = logging.getLogger("gateway.health")
 
 
 class Outages:
     """Carries the news from one gate to the others, and to those who wait."""
 
-    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue")
+    __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force")
 
     def __init__(self, clock: Clock, meter: Meter, gates: Gates, queue: DelayQueue, draw: Callable[[], float]) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
@@ -34,6 +36,10 @@ class Outages:
         self._gates = gates
         self._queue = queue
         self._draw = draw
+        self.on_change: Callable[[str, str, str], None] | None = None
+        """Told of each change of a breaker: its name, its new state, and why."""
+        self.on_force: Callable[[str, Hand], None] | None = None
+        """Told of what is done by hand."""
 
     def credential_refused(self, gate: Gate, now: float) -> None:
         """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
@@ -56,12 +62,18 @@ class Outages:
                 other.gate.exhaust(diagnosis.delay_s, now)
                 self._queue.shut(other)
 
-    def force(self, name: str, to: Literal["open", "closed", "drained"] | None) -> None:
+    def force(self, name: str, to: Hand) -> None:
         """By hand: opens, drains or closes a target or an account; None undoes that, and tries with probes.
 
         What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
         gates of their own means all of these. Raises KeyError for unknown names.
         """
+        self.told_force(name, to)
+        if self.on_force is not None:
+            self.on_force(name, to)
+
+    def told_force(self, name: str, to: Hand) -> None:
+        """The same, where it was another replica that was told."""
         now = self._clock.monotonic()
         gates = self._gates
         lines = [line for key, line in gates.lines.items() if name in (key, gates.label(key))]
@@ -76,15 +88,20 @@ class Outages:
             line.gate.resume()
             self._queue.freed(line)
 
+    def lines_of(self, name: str) -> Sequence[Line]:
+        """Those for whom the breaker of this name matters: a target's own, or all that an account pays for."""
+        line, account = self._gates.lines.get(name), self._gates.accounts.get(name)
+        if line is not None:
+            return [line]
+        return self._gates.of_account(account) if account is not None else []
+
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""
         self._meter.breaker_changed(self._gates.label(name), state)
         log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
-        line = self._gates.lines.get(name)
-        lines = (
-            self._gates.of_account(self._gates.accounts[name]) if line is None and name in self._gates.accounts else []
-        )
-        changed = [line] if line is not None else lines
+        if self.on_change is not None:
+            self.on_change(name, state, reason)
+        changed = self.lines_of(name)
         # Not at once: whoever reports a failure is still busy with this very line.
         self._clock.call_at(self._clock.monotonic(), lambda: self._meet_change(changed, state))
 

@@ -17,6 +17,7 @@ from gateway.ports import Index, Later, Neighbourhood, VectorRow, Vectors
 MOST_LOADING = 64
 MOST_LATE = 1000
 """Rows that wait for their partition; one beyond is found when it is loaded the next time."""
+MOST_KNOWN = 10_000
 FEW_ROWS = 250
 """So many are made ready within a millisecond or two; more are left to a thread."""
 
@@ -31,6 +32,8 @@ class Partitions:
         self._background = Background(MOST_LOADING)
         self._loading: dict[bytes, asyncio.Task[Neighbourhood | None]] = {}
         self._late: dict[bytes, list[tuple[VectorRow, int]]] = {}
+        self._most: dict[bytes, int] = {}
+        """So many rows of each were asked for last, as long as it is known."""
         self._forgotten = 0
         """How often something has been; whoever began to load before that begins again."""
 
@@ -41,6 +44,7 @@ class Partitions:
 
     async def open(self, partition: bytes, most: int, deadline: float) -> Neighbourhood | None:
         """The partition, with the newest `most` of its rows when it has to be loaded; None: not until then (monotonic)."""
+        self._note(partition, most)
         rows = self._index.get(partition)
         if rows is not None:
             return rows
@@ -50,8 +54,18 @@ class Partitions:
     def add(self, row: VectorRow, most: int) -> None:
         """Keep a row, where it is searched for and where it outlives this process."""
         self._store.add(row)
+        self._note(row.partition, most)
         if self._index.get(row.partition) is None and row.partition not in self._loading:
             self._begin(row.partition, most)
+        self._add_here(row, most)
+
+    def hear(self, row: VectorRow) -> None:
+        """Another replica has kept a row: it is found here, too, if its partition is in memory."""
+        most = self._most.get(row.partition)
+        if most is not None:
+            self._add_here(row, most)
+
+    def _add_here(self, row: VectorRow, most: int) -> None:
         late = self._late.get(row.partition)
         if late is None:
             self._index.add(row, most)
@@ -66,14 +80,23 @@ class Partitions:
 
     async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
         """Whatever matches all that is given, everything when nothing is; how many rows there were."""
-        self._forgotten += 1
-        here = self._index.forget(key=key, model=model, tenant=tenant)
+        here = self.forget_here(key=key, model=model, tenant=tenant)
         told = self._store.forget(key=key, model=model, tenant=tenant)
         return max(here, await told if isinstance(told, asyncio.Future) else told)
+
+    def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """As `forget`, of what is in memory: the store has forgotten it already."""
+        self._forgotten += 1
+        return self._index.forget(key=key, model=model, tenant=tenant)
 
     async def aclose(self) -> None:
         """Nothing is loaded any more."""
         await self._background.aclose()
+
+    def _note(self, partition: bytes, most: int) -> None:
+        if len(self._most) >= MOST_KNOWN:
+            self._most.clear()
+        self._most[partition] = most
 
     def _begin(self, partition: bytes, most: int) -> Neighbourhood | asyncio.Task[Neighbourhood | None] | None:
         """Load it: at once where the store has only few rows and has them at hand."""

@@ -40,8 +40,8 @@ from gateway.ports import Claim, Store
 if TYPE_CHECKING:
     from gateway.flow.semantic import Semantic
 
-POLL_S = 0.25
-"""A call whose key is held elsewhere asks so often what has come of it."""
+POLL_S, LONGEST_POLL_S = 0.05, 1.0
+"""A call whose key is held elsewhere asks what has come of it so soon, and again after half as long as it has waited."""
 NO_BETTER_ANSWER = frozenset((408, 429, *range(500, 600)))
 """With these a stale answer is the better one (RFC 5861, 4, and what providers answer besides)."""
 CLOCK_S = 60.0
@@ -307,14 +307,17 @@ class Replays:
 
     async def _claim(self, call: Call, asked: Asked) -> Kept | None:
         """What the record holds, or None with the claim noted; waits for a holder elsewhere. Raises KeyReused or KeyInUse."""
+        began_at = self._clock.monotonic()
         while True:
             claim = await claimed(self._store, asked)
             kept = self._claimed(call, asked, claim)
             if kept is not None or claim.state != "running":
                 return kept
-            if self._clock.monotonic() >= call.deadline:
+            now = self._clock.monotonic()
+            if now >= call.deadline:
                 raise _in_use()
-            await self._clock.sleep(max(0.001, min(claim.lease_left_s, POLL_S)))
+            pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
+            await self._clock.sleep(max(0.001, pause_s))
 
     async def _carry(self, flight: Flight, asked: Asked, reply: Reply) -> None:
         """Pass the answer on, and keep it."""

@@ -135,6 +135,20 @@ class Semantic:
             self._questions.forget()
         return await self._partitions.forget(key=key, model=model, tenant=tenant)
 
+    def hear(self, row: VectorRow) -> None:
+        """Another replica has kept this question."""
+        self._partitions.hear(row)
+
+    def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> None:
+        """As `forget`, where another replica has told the store."""
+        if key is None and model is None:
+            self._questions.forget()
+        self._partitions.forget_here(key=key, model=model, tenant=tenant)
+
+    def reload(self) -> None:
+        """The store is back: what was in memory meanwhile may lack what others have kept."""
+        self._partitions.forget_here()
+
     async def explain(self, call: Call, ask: Ask) -> Explained:
         """What is near to a question, whatever the threshold; may cost an embedding."""
         deadline = self._clock.monotonic() + EXPLAIN_S

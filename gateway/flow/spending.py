@@ -8,27 +8,32 @@ from __future__ import annotations
 from gateway.call import Attempt, Call
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, ErrorClass, Phase
-from gateway.policy.budgets import Spending, attempts_by_cost
+from gateway.flow.sharing import Sharing
+from gateway.policy.budgets import Spending, allows_spending, attempts_by_cost
 from gateway.policy.gate import Gate
 from gateway.policy.retry import Retries
 from gateway.policy.snapshot import Target
+from gateway.policy.tally import Tally
 
 DAY_S = 86_400
 
 
 class KeyBudgets:
-    """US dollars spent by each key on the present day (UTC)."""
+    """US dollars spent by each key on the present day (UTC); with `sharing`, by all replicas together."""
 
-    __slots__ = ("_clock", "_spending")
+    __slots__ = ("_clock", "_sharing", "_spending", "_tallies")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
         self._clock = clock
+        self._sharing = sharing
         self._spending = Spending()
+        self._tallies: dict[str, tuple[int, Tally]] = {}
+        """Of each key, on its day."""
 
     def check(self, call: Call) -> None:
         """Raises BudgetExceeded when the key has nothing left for today."""
         budget_usd = call.key.budget_usd_per_day
-        if budget_usd is not None and self._spending.spent(call.key.name, self._today()) >= budget_usd:
+        if budget_usd is not None and self._spent(call.key.name) >= budget_usd:
             raise BudgetExceeded(
                 f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
                 "budget_usd_per_day, or wait for tomorrow.",
@@ -38,12 +43,31 @@ class KeyBudgets:
     def allows(self, call: Call, usd: float) -> bool:
         """Whether the key may spend so much more today."""
         budget_usd = call.key.budget_usd_per_day
-        return budget_usd is None or self._spending.allows(call.key.name, budget_usd, usd, self._today())
+        return budget_usd is None or allows_spending(budget_usd, self._spent(call.key.name), usd)
 
     def spent(self, call: Call, usd: float) -> None:
         """The call has cost so much."""
-        if call.key.budget_usd_per_day is not None and usd:
+        if call.key.budget_usd_per_day is None or not usd:
+            return
+        if self._sharing is None:
             self._spending.add(call.key.name, usd, self._today())
+        else:
+            self._tally(self._sharing, call.key.name).add(usd)
+
+    def _spent(self, key: str) -> float:
+        if self._sharing is None:
+            return self._spending.spent(key, self._today())
+        return self._tally(self._sharing, key).total
+
+    def _tally(self, sharing: Sharing, key: str) -> Tally:
+        day, known = self._today(), self._tallies.get(key)
+        if known is not None and known[0] == day:
+            return known[1]
+        if known is not None:
+            sharing.forget(known[1])
+        tally = sharing.tally(key, f"usd|{day}")
+        self._tallies[key] = day, tally
+        return tally
 
     def _today(self) -> int:
         return int(self._clock.wall() // DAY_S)

@@ -3,6 +3,7 @@
     closed ── failures in a row | share of failures | share of slow calls ──> open ── its time is over ──> half_open
     half_open ── a probe fails ──> open, for longer          half_open ── `probes` successes ──> closed, behind a ramp
     by hand: open and drained stay until undone
+    others: what they tell of it opens it, holds it open for longer, or closes it; where they probe, too, it asks for leave
 
 pybreaker holds the state and tells its listener; when to move is decided here, with our clock: `health.py` says who is ill,
 `recovery.py` who may go on the way back. It must not know calls, targets or providers: its owner tells it the outcomes that
@@ -27,6 +28,8 @@ from gateway.policy.recovery import EARLY_S, Growth, Probes
 
 State = Literal["closed", "open", "half_open", "drained"]
 
+LEAVE_S = 0.2
+"""So long leave to probe is waited for, before it is asked for again: it takes milliseconds, or is lost."""
 _NEVER_S = 1e9  # pybreaker's own timer, which reads the wall clock
 _MS = 1000
 _SENT_BITS = 44
@@ -81,8 +84,11 @@ class Breaker:
     __slots__ = (
         "_base",
         "_circuit",
+        "_due_at",
+        "_has_leave",
         "_health",
         "_healthy_since",
+        "_is_asking",
         "_is_drained",
         "_on_change",
         "_out",
@@ -90,10 +96,13 @@ class Breaker:
         "_probes",
         "_ramp",
         "_run_from",
+        "_told_rate",
         "_usual_per_s",
+        "ask_leave",
         "ejections",
         "is_by_hand",
         "is_clear",
+        "is_news",
         "name",
         "opened_at",
         "probe_at",
@@ -121,6 +130,14 @@ class Breaker:
         self.ejections = 0
         """In a row; one is forgotten for each `max_open_s` of health."""
         self.transitions: dict[State, int] = {"closed": 0, "open": 0, "half_open": 0, "drained": 0}
+        self.is_news = False
+        """It moved by what was seen here, or found out: others should know. Neither by hand, nor by rules, nor by hearsay."""
+        self.ask_leave: Callable[[Breaker], object] | None = None
+        """Where others probe, too: asks whether it is this one's turn; `let_probe` or `look_again` is the answer."""
+        self._is_asking = False  # it is open, and was due ...
+        self._due_at = inf  # ... at this time; `probe_at` is now when it asks again
+        self._has_leave = True
+        self._told_rate: float | None = None  # of failures, by whoever saw those that it is open for
         self._on_change = on_change
         self._base = 0  # permits below it are of calls sent before the last ejection or probing
         self._is_drained = False
@@ -155,7 +172,12 @@ class Breaker:
             wait_s = self.probe_at - now
             if wait_s > EARLY_S:
                 return wait_s
+            if self.ask_leave is not None:
+                return self._asked(self.ask_leave, now, rank)
             self._half_open(f"open for {now - self.opened_at:.0f} s")
+        elif not self._has_leave and self.ask_leave is not None:
+            self._has_leave = True  # it had, and nobody came to probe: this call may, while it asks again
+            self.ask_leave(self)
         return self._probes.wait_s(now, rank, self.rules.probes)
 
     def take(self, now: float) -> int:
@@ -208,14 +230,17 @@ class Breaker:
         if to == "open" or to == "drained":
             self.is_by_hand = True
             self._is_drained = to == "drained"
-            self._open("opened by hand" if to == "open" else "drained by hand", now, inf)
+            self._open("opened by hand" if to == "open" else "drained by hand", now, inf, is_news=False)
         elif to == "closed":
             self.ejections = 0
             self._close("closed by hand", now, ramp_s=0.0)
         elif self.is_by_hand and self.rules.is_enabled:
             self.is_by_hand = self._is_drained = False
             self.probe_at = now
-            self._half_open("no longer held by hand")
+            if self.ask_leave is None:
+                self._half_open("no longer held by hand")
+            else:  # one of all tries
+                self._open("no longer held by hand", now, now, is_news=False)
         elif self.is_by_hand:
             self._close("disabled", now, ramp_s=0.0)
 
@@ -234,11 +259,69 @@ class Breaker:
         if self.state != "closed":
             self._close(reason, now, ramp_s=0.0)
 
+    def let_probe(self, now: float) -> bool:
+        """It has the leave that it asked for; False: it has no use for it any more."""
+        if self.state == "half_open":
+            self._has_leave = True
+        elif self._is_asking:
+            self.probe_at = self._due_at
+            self._half_open(f"open for {now - self.opened_at:.0f} s")
+        else:
+            return False
+        return True
+
+    def look_again(self, at: float, now: float) -> bool:
+        """Somebody else has the leave that it asked for: it may ask again at `at`. False: things have moved on."""
+        if self._is_asking:
+            self.probe_at = at
+        elif self.state == "half_open" and self.ask_leave is not None:
+            self._has_leave = False
+            if not self.is_probing:
+                self._open("another replica tries it", now, at, is_news=False)
+        else:
+            return False
+        return True
+
+    def lose_leave(self) -> None:
+        """It had leave for long and no call to probe with: the next one probes, while it asks again."""
+        self._has_leave = False
+
+    @property
+    def is_probing(self) -> bool:
+        """A call is out that tries whether it is well again."""
+        return self.state == "half_open" and self._probes.out > 0
+
+    def told_open(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> None:
+        """Another replica leaves it alone until then, after so many ejections in a row; here so, too, unless it knows better.
+
+        `rate` is the share of failures that was seen there. Never for longer than the longest open time here, nor for less
+        than it is open already.
+        """
+        until = min(until, now + self.rules.max_open_s)
+        if self.is_by_hand or not self.rules.is_enabled or until <= now or self._is_surely_well(now):
+            return
+        self.ejections = max(self.ejections, ejections)
+        if self.state != "open":
+            self._open(f"told by another replica: {reason}", now, until, is_news=False)
+            self._told_rate = rate
+        elif until > self.probe_at or self._is_asking:
+            self.probe_at, self._is_asking = until, False
+
+    def told_closed(self, reason: str, now: float) -> None:
+        """Another replica has found it well; what was set by hand here stays."""
+        if self.state in ("open", "half_open") and not self.is_by_hand:
+            self._close(f"told by another replica: {reason}", now, self.rules.ramp_s)
+
     def failure_rate(self, now: float) -> float:
-        """The share of calls in the window that failed, 0 to 1; while it is not closed, of the window that opened it."""
+        """The share of calls in the window that failed, 0 to 1; while it is not closed, of the window that opened it.
+
+        Another replica's window, where that has opened it.
+        """
         if self.state == "closed":
             self._health.catch_up(now)
             self._forget_ejections(now)
+        elif self._told_rate is not None:
+            return self._told_rate
         calls, failures = self._health.window.failures()
         return failures / calls if calls else 0.0
 
@@ -251,6 +334,22 @@ class Breaker:
     def baseline(self) -> Baseline:
         """What is usual here."""
         return self._health.baseline
+
+    def _asked(self, ask_leave: Callable[[Breaker], object], now: float, rank: int) -> float | None:
+        """Asks for leave to probe; the answer may be there at once."""
+        if not self._is_asking:
+            self._is_asking, self._due_at = True, self.probe_at
+        self.probe_at = now + LEAVE_S
+        ask_leave(self)
+        return max(0.0, self.probe_at - now) if self._is_asking else self.wait_s(now, rank)
+
+    def _is_surely_well(self, now: float) -> bool:
+        """What was seen here of late speaks clearly against an outage: many calls, or probes, and few failures."""
+        if self.state != "closed":
+            return self.state == "half_open" and self._probes.good > 0
+        self._health.catch_up(now)
+        calls, failures = self._health.window.failures()
+        return calls >= self.rules.min_calls and failures * 100 < calls * self.rules.failure_rate_percent / 2
 
     def _came_back(self, permit: int) -> None:
         self._out -= 1
@@ -265,7 +364,7 @@ class Breaker:
         self._probes.out -= 1
         self._probes.good += 1
         if self._probes.good >= self.rules.probes:
-            self._close(f"{self._probes.good} probes succeeded", now, self.rules.ramp_s)
+            self._close(f"{self._probes.good} probes succeeded", now, self.rules.ramp_s, is_news=True)
 
     def _ramp_wait_s(self, now: float) -> float:
         if self._ramp is None or self._ramp.is_over(now):
@@ -290,17 +389,19 @@ class Breaker:
             self._forget_ejections(now)
         open_s = min(rules.open_s * 2.0 ** min(self.ejections, 30), rules.max_open_s)
         self.ejections += 1
-        self._open(reason, now, now + open_s * (1 - rules.jitter_percent / 100 * u))
+        self._open(reason, now, now + open_s * (1 - rules.jitter_percent / 100 * u), is_news=True)
 
-    def _open(self, reason: str, now: float, probe_at: float) -> None:
+    def _open(self, reason: str, now: float, probe_at: float, *, is_news: bool) -> None:
         if self.is_clear:
             self._usual_per_s = self._health.window.calls_per_s(now)
         self.opened_at = now
         self.probe_at = probe_at
-        self.is_clear = False
+        self.is_clear = self._is_asking = False
         self._ramp = None
+        if self.state == "closed":
+            self._told_rate = None
         self._new_generation()
-        self.reason = reason
+        self.reason, self.is_news = reason, is_news
         self._circuit.open()
 
     def _new_generation(self) -> None:
@@ -312,17 +413,18 @@ class Breaker:
     def _half_open(self, reason: str) -> None:
         self._new_generation()
         self._probes = Probes(self.probe_at)
-        self.reason = reason
+        self._is_asking, self._has_leave = False, True
+        self.reason, self.is_news = reason, False
         self._circuit.half_open()
 
-    def _close(self, reason: str, now: float, ramp_s: float) -> None:
-        self.is_by_hand = self._is_drained = False
+    def _close(self, reason: str, now: float, ramp_s: float, *, is_news: bool = False) -> None:
+        self.is_by_hand = self._is_drained = self._is_asking = False
         self.probe_at = inf
         self._healthy_since = now
         self._health.restart(now)
         self._ramp = Growth(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None
         self.is_clear = self._ramp is None
-        self.reason = reason
+        self.reason, self.is_news = reason, is_news
         self._circuit.close()
 
     def _became(self, state: State) -> None:

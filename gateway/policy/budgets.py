@@ -120,9 +120,10 @@ class Spending:
             self._usd.clear()
         self._usd[key] = max(0.0, self._usd.get(key, 0.0) + usd)
 
-    def allows(self, key: str, budget_usd: float | None, extra_usd: float, day: int) -> bool:
-        """Whether the key may spend `extra_usd` more; what costs nothing always may. None: no budget."""
-        return budget_usd is None or extra_usd <= 0 or self.spent(key, day) + extra_usd <= budget_usd
+
+def allows_spending(budget_usd: float | None, spent_usd: float, extra_usd: float) -> bool:
+    """Whether `extra_usd` more may be spent; what costs nothing always may. None: no budget."""
+    return budget_usd is None or extra_usd <= 0 or spent_usd + extra_usd <= budget_usd
 
 
 def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from math import inf, sqrt
+from typing import Protocol
 
 from gateway.call import Lane, Usage
 from gateway.errors import ErrorClass
@@ -21,9 +22,9 @@ from gateway.policy.budgets import Retry
 from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.estimate import Calibration, charge
 from gateway.policy.gradient import AdaptiveCap
-from gateway.policy.hints import Learned, read_limit_headers
+from gateway.policy.hints import Learned, Reading, read_limit_headers
 from gateway.policy.latency import Latency
-from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet
+from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
 from gateway.policy.ramp import RAMP_S, Ramp
 from gateway.policy.snapshot import Counting, Limits
 from gateway.policy.vitals import UNHEALTHY, Account, Vitals
@@ -49,6 +50,13 @@ ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
 _FADE = 0.02
+_READING_OF = {  # keep in step with `Learned.by_limit`
+    "requests_per_min": "requests",
+    "requests_per_day": "requests_per_day",
+    "tokens_per_min": "tokens",
+    "input_tokens_per_min": "input_tokens",
+    "output_tokens_per_min": "output_tokens",
+}
 _LEAST_SHARE = 0.25
 
 
@@ -61,6 +69,22 @@ class Refusal(Enum):
     """It asks for more than the limit ever holds there."""
     EXHAUSTED = "exhausted"
     """The account is spent until its reset."""
+
+
+class GateNews(Protocol):
+    """Who carries to other replicas what this one has learned. Sync, and cheap."""
+
+    def paused(self, gate: Gate, left_s: float, now: float) -> None:
+        """Nothing goes there for so long."""
+        ...
+
+    def exhausted(self, gate: Gate, left_s: float, now: float) -> None:
+        """Its account is spent for so long."""
+        ...
+
+    def learned(self, gate: Gate, learned: Learned, now: float) -> None:
+        """An answer has told limits."""
+        ...
 
 
 class Grant:
@@ -133,17 +157,26 @@ class Gate:
         "in_flight",
         "limits",
         "name",
+        "news",
         "paused",
         "used_at",
         "vitals",
     )
 
-    def __init__(self, name: str, limits: Limits, counting: Counting, now: float, vitals: Vitals | None = None) -> None:
-        """Without `vitals` it has breakers of its own, under the built-in rules."""
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        counting: Counting,
+        now: float,
+        vitals: Vitals | None = None,
+        share_out: ShareOut | None = None,
+    ) -> None:
+        """Without `vitals` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits."""
         self.name = name
         rules = BreakerRules()
         self.vitals = vitals or Vitals(name, Account(name, rules, now), rules, now, None)
-        self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s)
+        self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
         self.calibration = Calibration(counting.first_output_tokens)
         self.answer_s = 0.0
         """From a grant to the answer, a running mean."""
@@ -155,6 +188,8 @@ class Gate:
         self.exhausted_until = -inf
         self.paused = 0
         """How often it was paused, for the metrics."""
+        self.news: GateNews | None = None
+        """Where there are other replicas."""
         self._pause = Pause()
         self._search: RateSearch | None = None
         self._cap: AdaptiveCap | None = None
@@ -386,10 +421,29 @@ class Gate:
 
     def exhaust(self, delay_s: float | None, now: float) -> None:
         """The account is spent, for so long as far as anybody knows."""
-        self.exhausted_until = now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S)
-        self.flight += 1  # at its end one call goes first
-        self._probes = 0
-        self._barren = max(self._barren, 2)
+        self._spend_until(now + min(max(delay_s or 0.0, QUOTA_PROBE_S), QUOTA_LONGEST_S))
+        if self.news is not None:
+            self.news.exhausted(self, self.exhausted_until - now, now)
+
+    def told_exhausted(self, left_s: float, now: float) -> None:
+        """Another replica has found the account spent, for so long."""
+        until = now + min(left_s, QUOTA_LONGEST_S)
+        if until > self.exhausted_until:
+            self._spend_until(until)
+
+    def told_pause(self, left_s: float, now: float) -> None:
+        """Another replica was asked to leave it alone for so long."""
+        until = now + min(left_s, LONGEST_HOLD_S)
+        if until > self._pause.until:
+            self._wait_until(until, now)
+
+    def told_limit(self, name: str, amount: float, period_s: float, now: float) -> None:
+        """Another replica has learned of a limit, of so much in so many seconds; nothing of what is left of it."""
+        if self.counting.learns and name in _READING_OF:
+            told = Learned()
+            setattr(told, _READING_OF[name], Reading(amount, period_s=period_s))
+            self.limits.learn(told, now)
+            self._look_again(now)
 
     def leave_alone(self, delay_s: float, now: float) -> None:
         """The provider has asked for it, though not for a rate: nothing goes there before, or for half an hour."""
@@ -533,6 +587,17 @@ class Gate:
             self._search.refused(now, now)
 
     def _hold_off(self, until: float, now: float) -> None:
+        self._wait_until(until, now)
+        if self.news is not None and now < until < inf:
+            self.news.paused(self, until - now, now)
+
+    def _spend_until(self, until: float) -> None:
+        self.exhausted_until = until
+        self.flight += 1  # at its end one call goes first
+        self._probes = 0
+        self._barren = max(self._barren, 2)
+
+    def _wait_until(self, until: float, now: float) -> None:
         if self._pause.until <= now < until:
             self.paused += 1
         self._pause.extend(until)
@@ -569,6 +634,8 @@ class Gate:
         if learned is not None:
             self.limits.learn(learned, now, grant.at, grant.mark)
             self._look_again(now)
+            if self.news is not None:
+                self.news.learned(self, learned, now)
 
     def _look_again(self, now: float) -> None:
         """What is known has changed: search only where nobody tells a rate."""

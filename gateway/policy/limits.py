@@ -7,11 +7,13 @@ refused reservation changes no level.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor, inf
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.share import Share
 
 if TYPE_CHECKING:
     from gateway.policy.hints import Learned, Reading
@@ -61,6 +63,9 @@ class Style:
     request_burst: float = 1.0
 
 
+ShareOut: TypeAlias = Callable[[str, int, float, float, "float | None", float, float], Share]
+"""Makes this replica's part of a limit: of its name, the part of a cost it counts, its rate per second, its capacity, its
+window in seconds (None: it has none), how late others may hear of a first call, and now."""
 CONTINUOUS = Style()
 AZURE = Style(request_window_s=10.0, token_window_s=60.0)
 
@@ -95,11 +100,22 @@ class LimitSet:
     Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
     """
 
-    __slots__ = ("_burst", "_lag_s", "_rows", "_smallest", "_style", "_taken")
+    __slots__ = ("_burst", "_lag_s", "_rows", "_share_out", "_smallest", "_style", "_taken")
 
-    def __init__(self, limits: Limits, now: float, style: Style = CONTINUOUS, lag_s: float = 0.0) -> None:
-        """`lag_s` is how late whoever counts them may hear of the first call (0.0: we count them ourselves)."""
+    def __init__(
+        self,
+        limits: Limits,
+        now: float,
+        style: Style = CONTINUOUS,
+        lag_s: float = 0.0,
+        share_out: ShareOut | None = None,
+    ) -> None:
+        """`lag_s` is how late whoever counts them may hear of the first call (0.0: we count them ourselves).
+
+        With `share_out` other replicas use the same limits.
+        """
         self._style = style
+        self._share_out = share_out
         self._lag_s = lag_s
         self._burst: float | None = None
         self._smallest = inf  # of the token limits: what is below fits them all
@@ -132,6 +148,9 @@ class LimitSet:
         for name, amount in wanted.items():
             if amount is not None:
                 self._put(name, amount, now, configured=amount)
+        for row in self._rows:
+            if isinstance(row.limit, Share):
+                row.limit.fails_closed = row.name in limits.fail_closed
         self._size_up()
 
     @property
@@ -296,7 +315,7 @@ class LimitSet:
         """
         for row in self._rows:
             limit = row.limit
-            if row.name == "requests_per_min" and isinstance(limit, Bucket):
+            if row.name == "requests_per_min" and _refills(limit):
                 few = max(1.0, 0.2 * limit.rate_per_s)
                 if limit.level_at(now) > few:
                     limit.correct(few, now)
@@ -306,8 +325,7 @@ class LimitSet:
         rates = [
             row.limit.rate_per_s
             for row in self._rows
-            if isinstance(row.limit, Bucket)
-            and (row.name == "requests_per_min" if requests else row.part in _TOKEN_PARTS)
+            if _refills(row.limit) and (row.name == "requests_per_min" if requests else row.part in _TOKEN_PARTS)
         ]
         return min(rates, default=inf)
 
@@ -319,7 +337,7 @@ class LimitSet:
                 row.limit.level_at(now),
                 row.limit.capacity,
                 "learned" if row.configured is None else "configured",
-                row.limit.wait_s(min(1.0, row.limit.capacity), now),
+                _next_free_s(row.limit, now),
             )
             for row in self._rows
         ]
@@ -357,9 +375,11 @@ class LimitSet:
 
     def _make(self, name: str, amount: float, now: float, reading: Reading | None) -> Limit:
         rate_per_s, capacity = self._shape(name, amount, reading)
+        window_s = self._window_s(name)
+        if self._share_out is not None:
+            return self._share_out(name, _PART_OF[name], rate_per_s, capacity, window_s, self._lag_s, now)
         if name == "concurrency":
             return Slots(capacity)
-        window_s = self._window_s(name)
         if window_s is None:
             return Bucket(rate_per_s, capacity, now, lag_s=self._lag_s)
         window = Window(capacity, window_s, now)
@@ -383,7 +403,7 @@ class LimitSet:
         return rate_per_s, max(1.0, amount * self._style.request_burst if self._burst is None else self._burst)
 
     def _window_s(self, name: str) -> float | None:
-        if name == "requests_per_day":
+        if name in ("requests_per_day", "concurrency"):
             return None
         return self._style.request_window_s if name == "requests_per_min" else self._style.token_window_s
 
@@ -400,6 +420,22 @@ class LimitSet:
                 limit.correct(level, now)
         if reading.reset_s is not None and isinstance(limit, Window):
             limit.align(reading.reset_s, now, sent_at)
+
+
+def _next_free_s(limit: Limit, now: float) -> float | None:
+    least = min(1.0, limit.capacity)
+    if isinstance(limit, Share):  # to look at it is no reason to lease more
+        return limit.ready_at(least, now) - now
+    return limit.wait_s(least, now)
+
+
+def _refills(limit: Limit) -> TypeGuard[Bucket | Share]:
+    return isinstance(limit, Bucket) or (isinstance(limit, Share) and limit.kind == "bucket")
+
+
+def parts_of(cost: Cost) -> tuple[float, float, float, float, float]:
+    """What calls of this cost take, by the parts that limits count: as many slots as requests."""
+    return _parts(cost, cost.requests)
 
 
 def _parts(cost: Cost, slots: float) -> tuple[float, float, float, float, float]:

@@ -164,7 +164,7 @@ async def test_a_key_that_is_limited_no_more_is_forgotten() -> None:
     """Calls that were counted by the old limit end in peace, also when it has come back in between."""
     bench = one(whole(), tokens_per_min=5000)
     call = bench.call()
-    bench.admission.keys.enter(call, 100, bench.clock.now)
+    assert bench.admission.keys.try_enter(call, bench.admission.keys.cost_of(call, 100), bench.clock.now)
 
     reload(bench, key())
     assert bench.admission.keys.sets == {}
@@ -173,7 +173,7 @@ async def test_a_key_that_is_limited_no_more_is_forgotten() -> None:
 
     second = bench.call()
     reload(bench, key(tokens_per_min=5000))
-    bench.admission.keys.enter(second, 100, bench.clock.now)
+    assert bench.admission.keys.try_enter(second, bench.admission.keys.cost_of(second, 100), bench.clock.now)
     reload(bench, key())
     bench.clock.advance(1)
     reload(bench, key(tokens_per_min=5000))
@@ -185,7 +185,7 @@ def test_a_call_is_settled_once() -> None:
     """A second time changes nothing."""
     bench = one(tokens_per_min=5000)
     call = bench.call()
-    bench.admission.keys.enter(call, 100, bench.clock.now)
+    assert bench.admission.keys.try_enter(call, bench.admission.keys.cost_of(call, 100), bench.clock.now)
 
     for _ in range(2):
         bench.admission.keys.settle(call, Usage(100, 5), bench.clock.now)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pybreaker import CircuitBreaker
 
-from gateway.policy.breaker import Breaker, BreakerRules, account_rules
+from gateway.policy.breaker import LEAVE_S, Breaker, BreakerRules, account_rules
 
 BOUNDED = settings(max_examples=50, stateful_step_count=50, deadline=None, derandomize=True)
 RULES = BreakerRules(open_s=10.0)
@@ -703,6 +703,234 @@ def test_an_account_bears_more_than_a_target() -> None:
     assert breaker.state == "open"
 
 
+# Other replicas
+
+
+def shared(rules: BreakerRules = RULES) -> tuple[Breaker, list[float]]:
+    """One that has to ask for leave, and how often it has asked."""
+    breaker, asked = Breaker("site", replace(rules, jitter_percent=0.0), 0.0), []
+    breaker.ask_leave = lambda one: asked.append(one.probe_at)
+    return breaker, asked
+
+
+def due(rules: BreakerRules = RULES) -> tuple[Breaker, list[float], float]:
+    """Its time is over, and it has asked."""
+    breaker, asked = shared(rules)
+    fail(breaker, rules.consecutive_failures, 0.0)
+    now = breaker.probe_at
+    assert asked == []
+    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(LEAVE_S)
+    return breaker, asked, now
+
+
+def test_it_asks_for_leave_to_probe_once_and_stays_open_until_it_has_it() -> None:
+    """Its answer takes a moment: nobody is let through meanwhile, and nobody asks again."""
+    breaker, asked, now = due()
+    for rank in (CRITICAL, BACKGROUND):
+        assert breaker.wait_s(now + 0.1, rank) == pytest.approx(LEAVE_S - 0.1)
+    assert (breaker.state, len(asked)) == ("open", 1)
+
+    assert breaker.let_probe(now + 0.15)
+
+    assert (breaker.state, breaker.is_news) == ("half_open", False)
+    assert breaker.wait_s(now + 0.15, BACKGROUND) == 0.0
+    assert breaker.wait_s(now + 0.15, CRITICAL) == pytest.approx(0.15)  # its turn counts from when it was due
+
+
+def test_leave_may_be_given_at_once() -> None:
+    """Where nobody else can be asked: the very call that asks is the probe."""
+    breaker, _ = shared()
+    breaker.ask_leave = lambda one: one.let_probe(10.0)
+    fail(breaker, 5, 0.0)
+
+    assert breaker.wait_s(10.0, BACKGROUND) == 0.0
+    assert breaker.state == "half_open"
+
+
+def test_an_answer_that_is_lost_is_asked_for_again() -> None:
+    """Nothing is waited for longer than it may take."""
+    breaker, asked, now = due()
+
+    assert breaker.wait_s(now + LEAVE_S, BACKGROUND) == pytest.approx(LEAVE_S)
+
+    assert len(asked) == 2
+
+
+def test_where_somebody_else_probes_it_stays_open_and_looks_again() -> None:
+    """At the time it is told."""
+    breaker, asked, now = due()
+
+    assert breaker.look_again(now + 0.4, now)
+
+    assert breaker.state == "open"
+    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(0.4)
+    assert breaker.wait_s(now + 0.4, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert len(asked) == 2
+
+
+def test_leave_that_comes_too_late_is_of_no_use() -> None:
+    """It was closed, or told to stay open, meanwhile."""
+    breaker, _, now = due()
+    breaker.told_open(now + 5, 1, "a probe failed", now)
+    assert not breaker.let_probe(now)
+    assert not breaker.look_again(now + 0.4, now)
+    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(5.0)
+
+    breaker.told_closed("3 probes succeeded", now)
+    assert not breaker.let_probe(now)
+    assert not breaker.look_again(now + 0.4, now)
+    assert breaker.state == "closed"
+
+
+def test_leave_that_nobody_used_lets_one_more_through_while_it_is_asked_for_again() -> None:
+    """However few calls there are, one of them finds out; if somebody else probes by now, it was the only one."""
+    breaker, asked, now = due()
+    breaker.let_probe(now)
+    breaker.lose_leave()
+
+    assert breaker.wait_s(now + 60, BACKGROUND) == 0.0
+    assert len(asked) == 2
+    permit = breaker.take(now + 60)
+    assert breaker.look_again(now + 61, now + 60)
+    assert (breaker.state, breaker.wait_s(now + 60, BACKGROUND)) == ("half_open", None)
+
+    breaker.forget(permit, now + 60)
+    assert breaker.wait_s(now + 60, BACKGROUND) == 0.0
+    assert breaker.look_again(now + 61, now + 60)
+    assert (breaker.state, breaker.probe_at, breaker.ejections) == ("open", now + 61, 1)
+
+
+def test_told_open_it_opens_with_the_reason() -> None:
+    """Until then, and it is no news of its own; what was seen there counts as what was seen."""
+    breaker, _ = shared()
+    serve(breaker, 5, 0.0)
+
+    breaker.told_open(8.0, 3, "5 failures in a row (timeout)", 1.0, rate=0.9)
+
+    assert (breaker.state, breaker.probe_at, breaker.ejections) == ("open", 8.0, 3)
+    assert breaker.reason == "told by another replica: 5 failures in a row (timeout)"
+    assert not breaker.is_news
+    assert breaker.failure_rate(1.0) == 0.9
+
+    assert breaker.wait_s(8.0, BACKGROUND)
+    assert breaker.let_probe(8.0)
+    fail(breaker, 1, 8.0)
+    assert breaker.failure_rate(8.0) == 0.9
+    breaker.trust("nothing else is left", 9.0)
+    fail(breaker, 5, 9.0)
+    assert breaker.failure_rate(9.0) == 1.0
+
+
+@pytest.mark.parametrize(("served", "failed", "opens"), [(20, 0, False), (19, 0, True), (16, 4, False), (14, 6, True)])
+def test_who_saw_much_that_was_well_knows_better(served: int, failed: int, opens: bool) -> None:
+    """Enough calls in the window, and less than half of the failures that would open it."""
+    breaker, _ = shared()
+    for _ in range(failed):
+        fail(breaker, 1, 1.0)
+        serve(breaker, 2, 1.0)
+    serve(breaker, served - 2 * failed, 1.0)
+
+    breaker.told_open(8.0, 1, "ill", 2.0)
+
+    assert (breaker.state == "open") == opens
+
+
+def test_evidence_of_long_ago_is_none() -> None:
+    """What has left the window says nothing of now."""
+    breaker, _ = shared()
+    serve(breaker, 100, 1.0)
+
+    breaker.told_open(1000.0, 1, "ill", 999.0)
+
+    assert breaker.state == "open"
+
+
+def test_a_probe_that_succeeded_knows_better_too() -> None:
+    """One that only waits for probes takes the word."""
+    for served, state in ((0, "open"), (1, "half_open")):
+        breaker, _, now = due()
+        breaker.let_probe(now)
+        serve(breaker, served, now)
+
+        breaker.told_open(now + 5, 1, "ill", now)
+
+        assert breaker.state == state
+
+
+def test_open_it_stays_so_for_the_longest() -> None:
+    """Never for less than it is, nor for more than its own rules allow."""
+    breaker, _ = shared()
+    fail(breaker, 5, 0.0)
+    breaker.told_open(8.0, 1, "ill", 1.0)
+    assert breaker.probe_at == 10.0
+    breaker.told_open(25.0, 1, "ill", 1.0)
+    assert (breaker.probe_at, breaker.reason) == (25.0, "5 failures in a row (server_error)")
+
+    breaker.told_open(1e9, 1, "ill", 1.0)
+
+    assert breaker.probe_at == 61.0
+
+
+def test_told_closed_it_is_trusted_again_behind_a_ramp() -> None:
+    """Open or half open; one that is closed stays as it is."""
+    for breaker in (due()[0], half_opened()[0]):
+        breaker.told_closed("3 probes succeeded", 20.0)
+        assert (breaker.state, breaker.is_clear, breaker.is_news) == ("closed", False, False)
+        assert breaker.reason == "told by another replica: 3 probes succeeded"
+
+    fresh, _ = shared()
+    fresh.told_closed("3 probes succeeded", 20.0)
+    assert fresh.is_clear
+    assert fresh.transitions["closed"] == 0
+
+
+def test_what_was_set_by_hand_or_disabled_is_not_for_others_to_change() -> None:
+    """Neither way."""
+    breaker, _ = shared()
+    breaker.force("drained", 1.0)
+    breaker.told_closed("well", 2.0)
+    breaker.told_open(5.0, 1, "ill", 2.0)
+    assert (breaker.state, breaker.probe_at) == ("drained", inf)
+
+    off, _ = shared(replace(RULES, is_enabled=False))
+    off.told_open(5.0, 1, "ill", 2.0)
+    assert off.is_clear
+
+
+def test_only_what_was_found_out_here_is_news() -> None:
+    """Ejections and closings by probes; not a person's hand, an owner's trust, rules, or hearsay."""
+    moves: list[tuple[str, bool]] = []
+    breaker = Breaker("site", RULES, 0.0, lambda _name, to, _why: moves.append((to, breaker.is_news)))
+    fail(breaker, 5, 0.0)
+    assert breaker.wait_s(100.0, BACKGROUND) == 0.0
+    serve(breaker, 3, 100.0)
+    breaker.trip("refused", 101.0, 0.0)
+    breaker.trust("nothing else is left", 102.0)
+    breaker.force("open", 103.0)
+    breaker.force("closed", 104.0)
+
+    assert moves == [
+        ("open", True),
+        ("half_open", False),
+        ("closed", True),
+        ("open", True),
+        ("closed", False),
+        ("open", False),
+        ("closed", False),
+    ]
+
+
+def test_undone_by_hand_one_of_all_tries() -> None:
+    """It asks for leave like any other."""
+    breaker, asked = shared()
+    breaker.force("drained", 1.0)
+    breaker.force(None, 2.0)
+
+    assert (breaker.state, breaker.is_by_hand) == ("open", False)
+    assert breaker.wait_s(2.0, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert len(asked) == 1
+
+
 @BOUNDED
 class Course(RuleBasedStateMachine):
     """Any order of calls, outcomes, pauses and hands: the invariants of the breaker hold, and it is always left again."""
@@ -790,3 +1018,59 @@ class Course(RuleBasedStateMachine):
 
 
 TestCourse = Course.TestCase
+
+
+class SharedCourse(Course):
+    """The same with other replicas, who have the leave or not, lose answers, and tell what they like."""
+
+    @initialize(probes=st.integers(1, 5), ramp_s=st.sampled_from([0.0, 10.0]))
+    def begin(self, probes: int, ramp_s: float) -> None:
+        super().begin(probes, ramp_s)
+        self.asks = 0
+        self.breaker.ask_leave = self.ask
+
+    def ask(self, breaker: Breaker) -> None:
+        assert breaker is self.breaker
+        self.asks += 1
+
+    @rule(is_ours=st.booleans(), wait_s=st.floats(0.01, 1.0))
+    def answer(self, is_ours: bool, wait_s: float) -> None:
+        """To an ask of late or of long ago."""
+        if self.asks:
+            self.asks -= 1
+            if is_ours:
+                self.breaker.let_probe(self.now)
+            else:
+                self.breaker.look_again(self.now + wait_s, self.now)
+
+    @rule()
+    def lapse(self) -> None:
+        if self.breaker.state == "half_open" and not self.breaker.is_probing:
+            self.breaker.lose_leave()
+
+    @rule(left_s=st.floats(-1, 1e4), ejections=st.integers(0, 255), rate=st.floats(0, 1))
+    def told_open(self, left_s: float, ejections: int, rate: float) -> None:
+        before = self.breaker.probe_at
+        is_due = self.breaker.state != "open" or before <= self.now or self.asks
+        self.breaker.told_open(self.now + left_s, ejections, "ill", self.now, rate)
+        assert is_due or self.breaker.probe_at >= before
+        assert (
+            self.breaker.is_by_hand
+            or self.breaker.probe_at in (before, inf)
+            or (self.breaker.probe_at <= self.now + self.rules_now.max_open_s)
+        )
+
+    @rule()
+    def told_closed(self) -> None:
+        self.breaker.told_closed("well", self.now)
+        assert self.breaker.is_by_hand or self.breaker.state == "closed"
+
+    def teardown(self) -> None:
+        """Liveness: it comes back as soon as it has its turn, and if nobody can say whose it is."""
+        if hasattr(self, "breaker"):
+            self.breaker.ask_leave = lambda breaker: breaker.let_probe(self.now)
+        super().teardown()
+
+
+TestSharedCourse = SharedCourse.TestCase
+TestSharedCourse.settings = BOUNDED

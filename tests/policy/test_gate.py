@@ -12,7 +12,7 @@ from gateway.call import Usage
 from gateway.errors import ErrorClass
 from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.gate import LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
-from gateway.policy.hints import never_fits, retry_delay_s
+from gateway.policy.hints import Learned, never_fits, retry_delay_s
 from gateway.policy.limits import NOTHING, Cost, Style
 from gateway.policy.snapshot import Counting, Limits
 
@@ -913,3 +913,76 @@ def end_somehow(gate: Gate, grant: Grant, event: str, now: float, tokens: int) -
         gate.failed(grant, now, is_overload=tokens > 0)
     else:
         gate.cancel(grant, now)
+
+
+# Other replicas
+
+
+class Ear:
+    """Notes what a gate would have others know."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.said: list[tuple[str, float]] = []
+        gate.news = self
+
+    def paused(self, gate: Gate, left_s: float, now: float) -> None:
+        self.said.append(("pause", left_s))
+
+    def exhausted(self, gate: Gate, left_s: float, now: float) -> None:
+        self.said.append(("quota", left_s))
+
+    def learned(self, gate: Gate, learned: Learned, now: float) -> None:
+        self.said += [(name, reading.limit or 0.0) for name, reading in learned.by_limit()]
+
+
+def test_what_it_learns_by_itself_is_for_others() -> None:
+    """A pause that was asked for or backed off to, a spent quota, a limit."""
+    gate = new_gate(LEARNING, requests_per_min=600)
+    ear = Ear(gate)
+    accept(gate, take(gate, 0.0), 0.1, *PER_MINUTE)
+    refuse(gate, take(gate, 1.0), 1.0, retry_after(4))
+    refuse(gate, take(gate, 9.0), 9.0)
+    gate.leave_alone(2.0, 20.0)
+    gate.exhaust(90.0, 30.0)
+
+    assert [name for name, _ in ear.said] == ["requests_per_min", "pause", "pause", "pause", "quota"]
+    assert [left_s for _, left_s in ear.said[1:]] == pytest.approx([4.0, 0.05, 2.0, 90.0], abs=0.06)
+
+
+@given(told=st.lists(st.tuples(st.sampled_from(["pause", "quota"]), st.floats(0, 1e5), st.floats(0, 100)), max_size=20))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_hearsay_only_ever_makes_a_pause_longer(told: list[tuple[str, float, float]]) -> None:
+    """Within bounds, and it is not said again."""
+    gate = new_gate()
+    ear = Ear(gate)
+    gate.leave_alone(5.0, 0.0)
+    now = 0.0
+    for kind, left_s, later_s in told:
+        before = gate.paused_until
+        if kind == "pause":
+            gate.told_pause(left_s, now)
+        else:
+            gate.told_exhausted(left_s, now)
+        assert gate.paused_until == max(
+            before, now + min(left_s, LONGEST_HOLD_S if kind == "pause" else QUOTA_LONGEST_S)
+        )
+        now += later_s
+
+    assert ear.said == [("pause", 5.0)]
+
+
+def test_a_limit_heard_of_is_like_one_that_was_read() -> None:
+    """Full, for nobody has told its level; a configured one is only narrowed; who is not to learn does not."""
+    gate = new_gate(LEARNING, requests_per_min=100)
+    gate.told_limit("requests_per_min", 60.0, 60.0, 1.0)
+    gate.told_limit("tokens_per_min", 500.0, 1.0, 1.0)
+    gate.told_limit("requests_per_fortnight", 1.0, 1.0, 1.0)
+    assert capacities(gate) == {"requests_per_min": (60, "configured"), "tokens_per_min": (5000, "learned")}
+    assert levels(gate, 1.0)["tokens_per_min"] == 5000
+
+    gate.told_limit("requests_per_min", 600.0, 60.0, 1.0)
+    assert capacities(gate)["requests_per_min"] == (100, "configured")
+
+    fixed = new_gate(FIXED)
+    fixed.told_limit("requests_per_min", 60.0, 60.0, 1.0)
+    assert capacities(fixed) == {}

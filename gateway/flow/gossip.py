@@ -1,0 +1,295 @@
+"""What replicas tell each other of targets and accounts, and what is done here with what others tell.
+
+    pause, quota      a provider's word, or ours where it gave none: everybody keeps away for as long; the latest end wins
+    limit             what an answer has told of the provider's limits
+    breaker           it opened or closed by itself: whoever has seen much judges for himself, the others take the word
+    hand              opened, drained, closed or undone by a person: that holds for all
+
+Nothing of a caller's own credential is told: its gates have names that no other process knows. What concerns a gate that is
+not there yet is remembered until it is, or is over. Invariants: what was heard is never told again; a pause is only ever
+made longer by news; all that is kept here is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from secrets import token_hex
+from typing import Literal
+
+from gateway.clock import Clock
+from gateway.flow.admission import Admission
+from gateway.flow.delayqueue import Line
+from gateway.flow.outages import Hand
+from gateway.flow.rumours import (
+    Amount,
+    Move,
+    read_hand,
+    read_limits,
+    read_move,
+    write_hand,
+    write_limits,
+    write_move,
+)
+from gateway.flow.turns import Turns
+from gateway.policy.breaker import Breaker
+from gateway.policy.gate import Gate
+from gateway.policy.hints import Learned
+from gateway.policy.vitals import Account
+from gateway.ports import News, NewsItem
+
+LIMIT_S = 3600.0
+"""So long a learned limit is kept for those who come later; told again after half of it."""
+HAND_S = 7 * 86_400.0
+"""So long what was done by hand is kept for those who come later."""
+GRAIN_S, GRAIN = 0.05, 0.01
+"""An end that is later by less than this, or by less than this share of what is left, is no news."""
+CHANGED = 0.01
+"""A limit that differs by less than this share is the same."""
+MOST_KEPT = 4096
+"""Ends, limits and things heard of unknown gates, each."""
+
+About = tuple[str, str]
+"""A kind of news, and the name it is about."""
+Handler = Callable[[bytes], None]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a target's limits, by name, and when it was told or heard last."""
+
+    limits: dict[str, Amount] = field(default_factory=dict)
+    at: float = -inf
+
+
+class Gossip:
+    """Between the gates and breakers of this process and the news of the fleet; in the loop's thread."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        news: News,
+        admission: Admission,
+        draw: Callable[[], float],
+        on_vector: Handler | None = None,
+        on_purge: Handler | None = None,
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1); the handlers get the details of news that is about other things."""
+        self._clock = clock
+        self._news = news
+        self._gates = admission.gates
+        self._outages = admission.outages
+        self._queue = admission.queue
+        self._turns = Turns(clock, news, self._gates, self._outages, self._queue, draw)
+        self._handlers = {"vector": on_vector, "purge": on_purge}
+        self._ends: dict[About, float] = {}  # of pauses and quotas, as told or heard
+        self._limits: dict[str, _Known] = {}
+        self._hands: dict[str, str] = {}  # by name: the token of the last act
+        self._unmet: dict[About, tuple[float, NewsItem]] = {}  # about gates that are not there yet, and until when
+        self._gates.on_open = self._meet
+        self._outages.on_change = self._breaker_changed
+        self._outages.on_force = self._forced
+        for line in self._gates.lines.values():
+            self._meet(line)
+        news.listen(self.hear)
+
+    # What is told.
+
+    def paused(self, gate: Gate, left_s: float, now: float) -> None:
+        """As of `GateNews`."""
+        self._tell_end("pause", gate.name, left_s, now)
+
+    def exhausted(self, gate: Gate, left_s: float, now: float) -> None:
+        """As of `GateNews`."""
+        self._tell_end("quota", gate.name, left_s, now)
+
+    def learned(self, gate: Gate, learned: Learned, now: float) -> None:
+        """As of `GateNews`."""
+        known = self._known(gate.name)
+        is_new = now >= known.at + LIMIT_S / 2
+        for name, reading in learned.by_limit():
+            if reading.limit is not None and _differs(known.limits.get(name), (reading.limit, reading.period_s)):
+                known.limits[name] = reading.limit, reading.period_s
+                is_new = True
+        if is_new and known.limits:
+            known.at = now
+            self._news.tell(NewsItem("limit", gate.name, LIMIT_S, write_limits(known.limits)), lasts=True)
+
+    def _tell_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
+        told = self._ends.get((kind, name), -inf)
+        if now + left_s > told + max(GRAIN_S, GRAIN * left_s):
+            self._note_end((kind, name), now + left_s, now)
+            self._news.tell(NewsItem(kind, name, left_s), lasts=True)
+
+    def _note_end(self, about: About, ends_at: float, now: float) -> None:
+        if len(self._ends) >= MOST_KEPT:
+            self._ends = {one: until for one, until in self._ends.items() if until > now}
+        self._ends[about] = max(ends_at, self._ends.get(about, -inf))
+
+    def _breaker_changed(self, name: str, state: str, reason: str) -> None:
+        breaker = self._breaker(name)
+        if breaker is None:
+            return
+        self._turns.moved(breaker)
+        if not breaker.is_news or self._gates.is_callers(name):
+            return
+        now, account, is_open = self._clock.monotonic(), self._gates.accounts.get(name), state == "open"
+        left_s = breaker.probe_at - now if is_open else 0.0
+        is_refused = account is not None and account.is_refused
+        move = Move(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
+        self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
+
+    def _forced(self, name: str, to: Hand) -> None:
+        if self._gates.is_callers(name):
+            return
+        token = self._hands[name] = token_hex(4)
+        self._news.tell(NewsItem("hand", name, HAND_S, write_hand(to, token)), lasts=True)
+        if to == "closed":
+            for line in self._lines_named(name):
+                self._tell_over(line.gate.name)
+
+    def _tell_over(self, name: str) -> None:
+        """Whoever comes later need not keep away any more."""
+        self._forget_ends(name)
+        self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
+        self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
+        self._news.tell(NewsItem("breaker", name, 0.0, write_move(Move(False, 0, "closed by hand"))), lasts=True)
+
+    def _forget_ends(self, name: str) -> None:
+        self._ends.pop(("pause", name), None)
+        self._ends.pop(("quota", name), None)
+
+    # What is heard.
+
+    def hear(self, item: NewsItem) -> None:
+        """Another replica has told this."""
+        if not 0.0 <= item.left_s < inf:
+            return
+        handler = self._handlers.get(item.kind)
+        if handler is not None:
+            handler(item.detail)
+        elif item.kind == "breaker":
+            self._hear_move(item)
+        elif item.kind == "hand":
+            self._hear_hand(item)
+        elif item.kind in ("pause", "quota", "limit"):
+            self._hear_of_gate(item)
+
+    def _hear_of_gate(self, item: NewsItem) -> None:
+        line = self._gates.lines.get(item.name)
+        if line is None:
+            self._remember(item)
+            return
+        now, gate = self._clock.monotonic(), line.gate
+        if item.kind == "limit":
+            self._hear_limits(gate, item, now)
+        elif item.left_s:
+            self._note_end((item.kind, item.name), now + item.left_s, now)
+            if item.kind == "pause":
+                gate.told_pause(item.left_s, now)
+            else:
+                gate.told_exhausted(item.left_s, now)
+                self._queue.shut(line)
+
+    def _hear_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
+        known = self._known(gate.name)
+        known.at = now
+        for name, amount in read_limits(item.detail).items():
+            if _differs(known.limits.get(name), amount):
+                known.limits[name] = amount
+                gate.told_limit(name, *amount, now)
+
+    def _hear_move(self, item: NewsItem) -> None:
+        move, breaker = read_move(item.detail), self._breaker(item.name)
+        if breaker is None or move is None:
+            self._remember(item)
+            return
+        now, account = self._clock.monotonic(), self._gates.accounts.get(item.name)
+        if not move.is_open:
+            if account is not None:
+                account.is_refused = False
+            breaker.told_closed(move.reason, now)
+        elif item.left_s:
+            breaker.told_open(now + item.left_s, move.ejections, move.reason, now, move.rate)
+            if account is not None and breaker.state == "open":
+                account.is_refused = account.is_refused or move.is_refused
+
+    def _hear_hand(self, item: NewsItem) -> None:
+        act = read_hand(item.detail)
+        if act is None or self._hands.get(item.name) == act[1]:
+            return
+        to, token = act
+        if not self._lines_named(item.name) and item.name not in self._gates.accounts:
+            self._remember(item)
+            return
+        self._hands[item.name] = token
+        if to != "closed":
+            self._outages.told_force(item.name, to)
+        elif self._is_amiss(item.name):
+            for line in self._lines_named(item.name):
+                self._forget_ends(line.gate.name)
+            self._outages.told_force(item.name, to)
+
+    def _is_amiss(self, name: str) -> bool:
+        """Whether there is anything that closing by hand would change: what is kept of it is heard at each start, too."""
+        now = self._clock.monotonic()
+        return any(not line.gate.vitals.is_clear or line.gate.paused_until > now for line in self._lines_named(name))
+
+    # Gates that come.
+
+    def _meet(self, line: Line) -> None:
+        gate = line.gate
+        if self._gates.is_callers(gate.name):
+            return
+        account = gate.vitals.account
+        gate.news = self
+        gate.vitals.breaker.ask_leave = self._turns.ask
+        self._recall(gate.name)
+        if self._is_shared(account) and account.breaker.ask_leave is None:
+            account.breaker.ask_leave = self._turns.ask
+            self._recall(account.name)
+
+    def _remember(self, item: NewsItem) -> None:
+        now, about = self._clock.monotonic(), (item.kind, item.name)
+        if not item.left_s:
+            self._unmet.pop(about, None)
+            return
+        if len(self._unmet) >= MOST_KEPT:
+            self._unmet = {one: kept for one, kept in self._unmet.items() if kept[0] > now}
+        if len(self._unmet) < MOST_KEPT:
+            self._unmet[about] = now + item.left_s, item
+
+    def _recall(self, name: str) -> None:
+        if not self._unmet:
+            return
+        now = self._clock.monotonic()
+        for kind in ("limit", "pause", "quota", "breaker", "hand"):
+            ends_at, item = self._unmet.pop((kind, name), (-inf, None))
+            if item is not None and ends_at > now:
+                self.hear(item._replace(left_s=ends_at - now))
+
+    def _known(self, name: str) -> _Known:
+        if len(self._limits) >= MOST_KEPT:
+            self._limits = {one: known for one, known in self._limits.items() if one in self._gates.lines}
+        return self._limits.setdefault(name, _Known())
+
+    def _lines_named(self, name: str) -> list[Line]:
+        """Those that an operator means by the name: a gate's, a target's, or an account's."""
+        lines = [line for key, line in self._gates.lines.items() if name in (key, self._gates.label(key))]
+        account = self._gates.accounts.get(name)
+        return lines or ([] if account is None else self._gates.of_account(account))
+
+    def _breaker(self, name: str) -> Breaker | None:
+        line, account = self._gates.lines.get(name), self._gates.accounts.get(name)
+        if line is not None:
+            return line.gate.vitals.breaker
+        return None if account is None else account.breaker
+
+    def _is_shared(self, account: Account) -> bool:
+        """Whether it is one of the config's: a caller's own is nobody else's business."""
+        return self._gates.accounts.get(account.name) is account
+
+
+def _differs(before: Amount | None, now: Amount) -> bool:
+    return before is None or before[1] != now[1] or abs(before[0] - now[0]) > CHANGED * before[0]

@@ -1,0 +1,283 @@
+"""Limits that replicas share: asks the store for what this one will need, ahead of need, and tells what was used.
+
+    share out -> (calls take from shares) -> a round of asks -> heard -> those who wait go
+
+Nothing here is on the way of a call that finds something held. It must not know Redis, nor how the store divides. Invariants:
+a share is in one round at a time; whoever waits for a share is looked at again after every answer; when the store goes out
+of reach or comes back, every share hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import inf
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+from gateway.call import LANES
+from gateway.clock import Clock, Timer
+from gateway.flow.delayqueue import DelayQueue
+from gateway.policy.limits import NOTHING, Cost, ShareOut, parts_of
+from gateway.policy.share import Share
+from gateway.policy.tally import Tally
+from gateway.ports import LeaseReply, Leases, LimitKind
+
+TICK_S = 0.25
+"""So often is looked what has to be told although nothing is needed."""
+TRY_AGAIN_S = 0.25
+"""After a round that was not answered its shares live alone for so long."""
+BACK_WITHIN_S = 0.2
+"""Shares come back to the store spread over this time."""
+ROUNDS = 4
+"""So often a key's call asks again while more comes, before it is refused."""
+_EARLY_S = 0.001  # timers are as exact as that
+_Part: TypeAlias = Share | Tally
+
+
+class Sharing:
+    """The shares of this replica, by the names of their limits."""
+
+    __slots__ = (
+        "_active",
+        "_clock",
+        "_draw",
+        "_has_met",
+        "_hungry",
+        "_is_up",
+        "_leases",
+        "_queue",
+        "_rounds",
+        "_shares",
+        "_tick_at",
+        "_timer",
+        "_timer_at",
+        "_wanted",
+    )
+
+    def __init__(self, clock: Clock, leases: Leases, queue: DelayQueue, draw: Callable[[], float]) -> None:
+        """The store counts as out of reach until `changed` says otherwise; `draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._leases = leases
+        self._queue = queue
+        self._draw = draw
+        self._is_up = self._has_met = False
+        self._shares: WeakValueDictionary[str, _Part] = WeakValueDictionary()
+        self._active: dict[str, _Part] = {}
+        """Those that the store knows of; nobody else needs to keep them."""
+        self._hungry: list[_Part] = []
+        self._rounds: set[asyncio.Future[Sequence[LeaseReply] | None]] = set()
+        self._wanted: dict[str, Cost] = {}
+        """What the calls of a key wait for."""
+        self._timer: Timer | None = None
+        self._timer_at = inf
+        self._tick_at = clock.monotonic()
+
+    @property
+    def replicas(self) -> int:
+        """How many use these limits, as last known."""
+        return self._leases.replicas
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is in reach."""
+        return self._is_up
+
+    def of_target(self, gate: str) -> ShareOut:
+        """Makes the shares of a target's limits."""
+        return partial(self._share, f"target|{gate}")
+
+    def of_key(self, key: str) -> ShareOut:
+        """Makes the shares of a key's own limits."""
+        return partial(self._share, f"key|{key}")
+
+    def tally(self, key: str, what: str) -> Tally:
+        """What all replicas have used up of something of this key's; kept as long as somebody holds on to it."""
+        owner, now = f"tally|{key}", self._clock.monotonic()
+        tally = self._shares.get(f"{owner}|{what}")
+        if not isinstance(tally, Tally):
+            tally = self._shares[f"{owner}|{what}"] = Tally(owner, what, now, self._woken)
+            if not self._is_up:
+                tally.alone(self.replicas, now)
+            tally.look()
+        return tally
+
+    def forget(self, tally: Tally) -> None:
+        """Nobody counts it any more."""
+        self._active.pop(f"{tally.owner}|{tally.name}", None)
+
+    def changed(self, is_up: bool) -> None:
+        """The store is out of reach, or back."""
+        if is_up == self._is_up:
+            return
+        self._is_up = is_up
+        now = self._clock.monotonic()
+        if is_up and self._has_met:  # not all replicas at once
+            self._clock.call_at(now + self._draw() * BACK_WITHIN_S, lambda: self._rejoin([*self._shares.values()]))
+            return
+        if is_up:
+            self._has_met = True
+            self._rejoin([*self._shares.values()])
+            return
+        replicas = self.replicas
+        for share in [*self._shares.values()]:
+            share.alone(replicas, now)
+        self._hungry.clear()
+        self._queue.freed_all()
+
+    async def fetch(self, key: str, cost: Cost) -> bool:
+        """Ask for what a call of this key lacks; False: there is no more to be had now. Waits one round trip at most."""
+        owner = f"key|{key}"
+        before = self._wanted.get(owner, NOTHING)
+        self._wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
+        try:
+            self._round([share for share in self._hungry if share.owner == owner and self._is_ripe(share)])
+            if not any(share.is_asked for share in self._active.values() if share.owner == owner):
+                return False
+            await asyncio.wait([*self._rounds])
+            return True
+        finally:
+            left = Cost(*[most - part for most, part in zip(self._wanted[owner], cost, strict=True)])
+            if left.requests > 0:
+                self._wanted[owner] = left
+            else:
+                del self._wanted[owner]
+
+    async def aclose(self) -> None:
+        """Give everything back that is held: others can use it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rounds:
+            await asyncio.wait([*self._rounds])
+        shares = [share for share in self._active.values() if not share.is_alone]
+        for share in shares:
+            share.leave()
+        if self._is_up and shares:
+            await asyncio.wait([self._leases.ask([share.ask(self._clock.monotonic(), 0.0) for share in shares])])
+        leaving = self._leases.leave()
+        if isinstance(leaving, asyncio.Future):
+            await asyncio.wait([leaving])
+
+    # --- by itself ---
+
+    def _share(
+        self,
+        owner: str,
+        name: str,
+        part: int,
+        rate_per_s: float,
+        capacity: float,
+        window_s: float | None,
+        lag_s: float,
+        now: float,
+    ) -> Share:
+        kind: LimitKind = "slots" if name == "concurrency" else "bucket" if window_s is None else "window"
+        full_name = f"{owner}|{name}|{kind}"
+        share = self._shares.get(full_name)
+        if isinstance(share, Share):
+            share.resize(rate_per_s, capacity, now)
+            return share
+        share = self._shares[full_name] = Share(
+            owner,
+            f"{name}|{kind}",
+            part,
+            kind,
+            rate_per_s,
+            capacity,
+            now,
+            window_s=window_s or 0.0,
+            lag_s=lag_s,
+            is_whole=name.startswith(("requests", "concurrency")),
+            wake=self._woken,
+        )
+        if not self._is_up:
+            share.alone(self.replicas, now)
+        return share
+
+    def _rejoin(self, shares: Iterable[_Part]) -> None:
+        if self._is_up:
+            now = self._clock.monotonic()
+            for share in shares:
+                if share.is_alone:
+                    share.rejoin(now)
+            self._queue.freed_all()
+
+    def _woken(self, share: _Part) -> None:
+        self._hungry.append(share)
+        self._active[f"{share.owner}|{share.name}"] = share
+        self._arm(share.retry_at)
+
+    def _is_ripe(self, share: _Part) -> bool:
+        return share.retry_at <= self._clock.monotonic() + _EARLY_S
+
+    def _arm(self, when: float) -> None:
+        """Set the timer to the next round; one that is due is a moment away, so that several go together."""
+        if when < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = max(when, self._clock.monotonic())
+            self._timer = self._clock.call_at(self._timer_at, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer, self._timer_at = None, inf
+        now = self._clock.monotonic()
+        shares = [share for share in self._hungry if self._is_ripe(share)]
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            shares.extend(self._overdue(now))
+        self._round(shares)
+        if self._active:
+            self._arm(min([self._tick_at, *(share.retry_at for share in self._hungry)]))
+
+    def _overdue(self, now: float) -> list[_Part]:
+        for name in [name for name, share in self._active.items() if share.is_idle(now)]:
+            del self._active[name]
+        return [share for share in self._active.values() if not share.is_hungry and share.is_due(now)]
+
+    def _round(self, shares: list[_Part]) -> None:
+        """Ask for all of these in one go."""
+        shares = [share for share in shares if not share.is_alone]
+        if not shares:
+            return
+        now = self._clock.monotonic()
+        asks = [share.ask(now, self._waiting(share)) for share in shares]
+        self._hungry = [share for share in self._hungry if share.is_hungry]
+        future = self._leases.ask(asks)
+        self._rounds.add(future)
+        future.add_done_callback(partial(self._answered, shares))
+
+    def _waiting(self, share: _Part) -> float:
+        """What those who wait would take of it."""
+        kind, _, name = share.owner.partition("|")
+        if kind == "key":
+            return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]
+        line = self._queue.lines.get(name)
+        return 0.0 if line is None else parts_of(line.lineup.above(len(LANES)))[share.part]
+
+    def _answered(self, shares: Sequence[_Part], future: asyncio.Future[Sequence[LeaseReply] | None]) -> None:
+        self._rounds.discard(future)
+        replies = None if future.cancelled() else future.result()
+        now = self._clock.monotonic()
+        for share, reply in zip(shares, replies or (), strict=replies is not None):
+            share.heard(reply, now)
+        if replies is None:
+            self._stray(shares, now)
+        self._free({share.owner for share in shares})
+        self._arm(self._tick_at)
+
+    def _stray(self, shares: Sequence[_Part], now: float) -> None:
+        """The store did not answer: nobody waits for it a second time; in a moment it is asked again.
+
+        Whether it has counted the ask nobody knows, and it does not matter.
+        """
+        for share in shares:
+            share.alone(self.replicas, now)
+        self._clock.call_at(now + TRY_AGAIN_S, lambda: self._rejoin(shares))
+
+    def _free(self, owners: Iterable[str]) -> None:
+        for owner in owners:
+            kind, _, name = owner.partition("|")
+            line = self._queue.lines.get(name) if kind == "target" else None
+            if line is not None:
+                self._queue.freed(line)

@@ -1,0 +1,447 @@
+"""A replica's part of a limit that others use, too: what it holds it may give away without asking anybody.
+
+    ask -> (the store counts, and hands out) -> heard        out of reach: alone -> rejoin
+
+The store has the one true level; a share leases what its calls are likely to need in the next moments, tells in the same
+breath what they have used, and gives back what lies idle. Amounts wait for the store only when nothing is held: then
+`wait_s` is None, and whoever waits is let through when more has come. While the store is out of reach it lives on its own
+part of the limit. It must not know stores, queues or who waits. Invariants: what all replicas give away is never more than
+what the store handed out (or, alone, than the parts add up to); what is told to the store twice counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import floor, inf, isfinite
+from typing import TypeAlias
+
+from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.ports import LeaseAsk, LeaseReply, LimitKind
+
+AHEAD_S = 0.5
+"""So far ahead of need is leased ..."""
+LOW = 0.5
+"""... and asked for again when less than this share of it is left."""
+WARM_S = 30.0
+"""So long after its last use a share of a large limit holds enough for the next calls to find something."""
+WARM_CALLS = 2
+LARGE = 64
+"""A limit that lets so many calls through at once can spare some for every replica."""
+SPREAD = 8
+"""For those who wait no more than this part of the limit is asked at a time: another limit may hold them up."""
+REPORT_S = 0.2
+"""What was used is told so soon: as long as it is not, a full limit does not refill."""
+REFRESH_S = 1.0
+"""What is held is told so often, whether or not more is needed; the store forgets who is silent for five times that."""
+FORGOTTEN_S = 6.0
+IN_FLIGHT_S = 0.5
+"""So old may be what the store knows of others when a provider's level is compared with its own."""
+DOUBT = 0.05
+"""As in `bucket.py`: so much of the capacity a provider may count otherwise."""
+_ROUNDING = 1e-9
+
+Wake: TypeAlias = "Callable[[Share], None]"
+
+
+class Share:
+    """One replica's part of one limit. Implements `Limit`; amounts are in the limit's own unit."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asked_at",
+        "_away_rate_per_s",
+        "_away_s",
+        "_away_since",
+        "_borrowed",
+        "_calls",
+        "_calls_per_s",
+        "_ceiling",
+        "_ceiling_at",
+        "_cost",
+        "_ends_at",
+        "_given",
+        "_granted",
+        "_held",
+        "_in_use",
+        "_is_closed",
+        "_is_whole",
+        "_keep",
+        "_known_at",
+        "_lack",
+        "_level",
+        "_low",
+        "_most",
+        "_own",
+        "_told_used",
+        "_used_at",
+        "_wake",
+        "_wanting",
+        "_window",
+        "capacity",
+        "fails_closed",
+        "is_asked",
+        "is_hungry",
+        "kind",
+        "lag_s",
+        "name",
+        "owner",
+        "part",
+        "rate_per_s",
+        "retry_at",
+        "window_s",
+    )
+
+    def __init__(
+        self,
+        owner: str,
+        name: str,
+        part: int,
+        kind: LimitKind,
+        rate_per_s: float,
+        capacity: float,
+        now: float,
+        *,
+        window_s: float = 0.0,
+        lag_s: float = 0.0,
+        is_whole: bool,
+        wake: Wake,
+        fails_closed: bool = False,
+    ) -> None:
+        """`wake` is called, once for each ask, when it needs more; `part` is the part of a call's cost that it counts."""
+        self.owner = owner
+        self.name = name
+        self.part = part
+        self.kind = kind
+        self.rate_per_s = rate_per_s
+        self.capacity = capacity
+        self.window_s = window_s
+        self.lag_s = lag_s
+        self.is_asked = False
+        """An ask is under way."""
+        self.is_hungry = False
+        """It waits to be asked for."""
+        self.retry_at = -inf
+        """There is no use in asking before."""
+        self._is_whole = is_whole
+        self._wake = wake
+        self.fails_closed = fails_closed
+        """While the store is out of reach nothing goes."""
+        self._held = 0.0
+        self._granted = 0.0
+        self._given = 0.0
+        self._in_use = 0.0  # of slots
+        self._told_used = 0.0
+        self._level = -1.0  # what nobody holds, as last heard; below 0 and never heard: unknown
+        self._known_at = -inf
+        self._wanting = 1
+        self._lack = 0.0  # the most that a call asked for and did not get
+        self._keep = 0.0
+        self._ceiling = inf
+        self._ceiling_at = now
+        self._low = 0.0
+        self._most = inf  # of slots, while others wait who have fewer
+        self._calls = 0
+        self._calls_per_s = 0.0
+        self._cost = 1.0
+        self._asked_at = now
+        self._used_at = -inf
+        self._window = 0
+        self._ends_at = inf if kind != "window" else -inf
+        self._own: Limit | None = None
+        self._is_closed = False
+        self._away_since = -inf
+        self._away_s = 0.0
+        self._borrowed = 0.0
+        self._away_rate_per_s = 0.0
+
+    # --- as a limit ---
+
+    def level_at(self, now: float) -> float:
+        """What is held here and what nobody holds; of a share on its own, what that has."""
+        if self._own is not None:
+            return self._own.level_at(now)
+        return min(self.capacity, self._held_at(now) + self._common(now))
+
+    def wait_s(self, cost: float, now: float, keep: float = 0.0) -> float | None:
+        if self._own is not None or self._is_closed:
+            return self._wait_alone_s(cost, now, keep)
+        if cost > self.capacity:
+            return inf
+        held = self._held_at(now)
+        if cost <= held + _ROUNDING and (
+            not keep or min(cost + keep, self.capacity) <= held + self._common(now) + _ROUNDING
+        ):
+            return 0.0
+        self._lack = max(self._lack, cost)
+        self._keep = keep
+        self._ask_for_more()
+        return None
+
+    def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
+        """An estimate: those who wait elsewhere get as much as those who wait here."""
+        if self._own is not None:
+            return self._own.ready_at(min(cost, self._own.capacity), now, ahead, keep)
+        if cost > self.capacity:
+            return inf
+        mine = self._held_at(now) + max(0.0, self._common(now)) / self._wanting
+        missing = ahead + min(cost + keep, self.capacity) - mine
+        if missing <= _ROUNDING or self.kind == "slots":
+            return now
+        if self.kind == "window":
+            windows = -(-missing * self._wanting // self.capacity)
+            return max(now, self._ends_at) + max(0.0, windows - 1) * self.window_s
+        return now + missing * self._wanting / self.rate_per_s if self.rate_per_s else inf
+
+    def drain_s(self, ahead: float) -> float:
+        per_s = self.capacity / self.window_s if self.kind == "window" else self.rate_per_s
+        return 0.0 if self.kind == "slots" or not ahead else ahead * self._wanting / per_s if per_s else inf
+
+    def take(self, cost: float, now: float) -> None:
+        if self._own is not None:
+            self._own.take(cost, now)
+        self._calls += 1
+        self._use(cost)
+
+    def force(self, cost: float, now: float) -> None:
+        if self._own is not None:
+            self._own.force(cost, now)
+        self._use(cost)
+
+    def give_back(self, cost: float, now: float, taken_at: float | None = None) -> None:
+        if self._own is not None:
+            self._own.give_back(cost, now, taken_at)
+        if self.kind == "slots":
+            self._in_use = max(0.0, self._in_use - cost)
+        elif self.kind == "window" and taken_at is not None and taken_at < self._ends_at - self.window_s:
+            return
+        if self._own is None:
+            self._held += cost
+            if self._in_use + self._held > self._most:  # others wait who have fewer
+                self._given += cost
+                self._held -= cost
+                self._ask_for_more()
+
+    def correct(self, level: float, now: float) -> None:
+        """What is held shrinks at once, and the store hears of it; a level is never raised by one replica's word."""
+        if self._own is not None:
+            self._own.correct(level, now)
+        elif isfinite(level) and self.kind != "slots" and level < self.level_at(now):
+            self._held = min(self._held, level)
+            self._lower_to(level, now)
+
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
+        """Only ever down: what the others have used since, nobody knows here."""
+        if self._own is not None:
+            self._own.reconcile(remaining, now, sent_at, taken_since, grain)
+            return
+        began_at = self._ends_at - self.window_s
+        if self.kind == "slots" or (self.kind == "window" and sent_at < began_at):
+            return
+        most = remaining + grain + DOUBT * self.capacity + self.rate_per_s * (IN_FLIGHT_S + now - sent_at)
+        if most < self.level_at(now):
+            self._lower_to(most, now)
+
+    def resize(self, rate_per_s: float, capacity: float, now: float) -> None:
+        if self._own is not None:
+            part = self.capacity / self._own.capacity
+            self._own.resize(rate_per_s / part, capacity / part, now)
+        self.rate_per_s = rate_per_s
+        self.capacity = capacity
+
+    # --- as a part of a whole ---
+
+    def ask(self, now: float, waiting: float) -> LeaseAsk:
+        """What to tell the store and ask of it now; `waiting` is what those who wait here would take, all together."""
+        self.is_asked, self.is_hungry = True, False
+        held = self._held_at(now)
+        used = self._granted - self._given - held - self._in_use
+        self._observe(used, now)
+        ahead = self._ahead(now)
+        first = max(0.0, self._lack - held)
+        queued = min(waiting, max(self._lack, ahead, self.capacity / SPREAD))
+        want = max(first, queued + ahead - held, 0.0)
+        if want <= 0 and held > ahead and (held > 2 * ahead or now - self._used_at > REFRESH_S):
+            spare = held - ahead
+            spare = float(floor(spare)) if self._is_whole else spare
+            self._given += spare
+            self._held = held - spare
+        self._low = ahead * LOW
+        ask = LeaseAsk(
+            name=f"{self.owner}|{self.name}",
+            kind=self.kind,
+            rate_per_s=self.rate_per_s,
+            capacity=self.capacity,
+            window_s=self.window_s,
+            granted=self._granted,
+            used=0.0 if self.kind == "slots" else used,
+            given=self._given,
+            want=float(-floor(-want)) if self._is_whole else want,
+            first=float(-floor(-first)) if self._is_whole else first,
+            keep=self._keep,
+            ceiling=self._ceiling_by(now),
+            window=self._window,
+            known=self._reckoned(now),
+            away_s=self._away_s,
+            away_rate_per_s=self._away_rate_per_s,
+            lag_s=self.lag_s,
+        )
+        self._lack = self._keep = 0.0
+        return ask
+
+    def heard(self, reply: LeaseReply, now: float) -> bool:
+        """The store has answered; returns whether more is held than before."""
+        self.is_asked = False
+        if self._own is not None or self._is_closed:
+            return False
+        gained = reply.granted - self._granted
+        self._granted = reply.granted
+        self._held += gained
+        self._level, self._known_at, self._most = reply.level, now, reply.most
+        self._wanting = max(1, reply.wanting)
+        self._ceiling, self._away_s = inf, 0.0
+        self.retry_at = now + reply.retry_s
+        if self.kind == "window":
+            self._window, self._ends_at = reply.window, now + reply.ends_in_s
+        return gained > 0
+
+    def alone(self, replicas: int, now: float) -> None:
+        """The store is out of reach: from now on this replica has one of so many equal parts of the limit.
+
+        It begins with what it holds, and its part of what nobody held when the store was last heard.
+        """
+        self.is_asked = self.is_hungry = False
+        if self._own is not None or self._is_closed:
+            return
+        self._away_since = now - self._away_s
+        held = self._held_at(now)
+        if self.fails_closed:
+            self._is_closed = True
+            return
+        part = self.capacity / max(1, replicas)
+        if self.kind == "slots":
+            self._own = Slots(max(1.0, floor(part)))
+            self._own.force(self._in_use, now)
+            return
+        # Of a limit of which nobody has told it anything yet it takes all of its part.
+        free = part if self._known_at == -inf else min(part, held + max(0.0, self._common(now)) / max(1, replicas))
+        self._borrowed = max(0.0, free - held)
+        if self.kind == "window":
+            self._own = Window(max(1.0, part), self.window_s, now)
+        else:
+            self._away_rate_per_s = self.rate_per_s / max(1, replicas)
+            self._own = Bucket(self._away_rate_per_s, part, now)
+        self._own.correct(free, now)
+
+    def rejoin(self, now: float) -> None:
+        """The store is back: what is left of the own part is what is held now; what was taken from the rest is owed."""
+        if self._own is not None:
+            knows_all = self.kind == "bucket" and self._known_at > -inf
+            self._bring(self._own.level_at(now) - self._borrowed if knows_all else 0.0)
+        elif not self._is_closed:
+            return
+        self._own, self._is_closed = None, False
+        self._away_s = now - self._away_since
+        self.retry_at = -inf
+        self._ask_for_more()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it lives on its own part, or on none."""
+        return self._own is not None or self._is_closed
+
+    def is_due(self, now: float) -> bool:
+        """Whether the store has to hear of it again: something was used since, or is held for long."""
+        if self.is_asked:
+            return False
+        after_s = REPORT_S if self._calls else REFRESH_S if self._held or self._in_use else inf
+        return now - self._asked_at >= after_s
+
+    def is_idle(self, now: float) -> bool:
+        """Whether the store has nothing more to hear of it, and has forgotten it by now."""
+        is_quiet = not self._held and not self._in_use and not self._calls
+        return is_quiet and not self.is_asked and not self.is_hungry and now - self._asked_at > FORGOTTEN_S
+
+    def leave(self) -> None:
+        """Give back all that is held: this replica ends. The next `ask` tells it."""
+        if not self.is_alone and self._held > 0:
+            self._given += self._held
+            self._held = 0.0
+        self._lack = self._calls_per_s = 0.0
+        self._calls = 0
+        self._used_at = -inf
+
+    # --- by itself ---
+
+    def _bring(self, held: float) -> None:
+        """Hold so much from now on, whatever was granted; what the calls took meanwhile came from the own part."""
+        used = 0.0 if self.kind == "slots" else self._granted - self._given - self._held
+        self._held = held
+        self._granted = used + self._given + held + self._in_use
+
+    def _use(self, cost: float) -> None:
+        if self.kind == "slots":
+            self._in_use += cost
+        if self._own is None:
+            self._held -= cost
+            if self._held < self._low:
+                self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        if not self.is_hungry and not self.is_asked:
+            self.is_hungry = True
+            self._wake(self)
+
+    def _held_at(self, now: float) -> float:
+        """What a window that has ended left is void."""
+        if now >= self._ends_at and self._held > 0:
+            self._given += self._held
+            self._held = 0.0
+        return self._held
+
+    def _common(self, now: float) -> float:
+        """What nobody holds, as far as is known: others take from it, and it refills."""
+        return self._level if self._known_at > -inf and now < self._ends_at else 0.0
+
+    def _reckoned(self, now: float) -> float:
+        if self._known_at == -inf or self.kind != "bucket":
+            return -1.0
+        refilled_s = max(0.0, now - self._known_at - self._away_s)
+        return max(0.0, min(self.capacity, self._level + refilled_s * self.rate_per_s))
+
+    def _lower_to(self, level: float, now: float) -> None:
+        self._ceiling = min(level, self._ceiling_by(now))
+        self._ceiling_at = now
+        self._ask_for_more()
+
+    def _ceiling_by(self, now: float) -> float:
+        rate_per_s = self.rate_per_s if self.kind == "bucket" else 0.0
+        return self._ceiling + (now - self._ceiling_at) * rate_per_s
+
+    def _observe(self, used: float, now: float) -> None:
+        """How many calls there are, and how much each takes, since the last ask."""
+        span_s = now - self._asked_at
+        if self._calls:
+            self._used_at = now
+            if self.kind != "slots":
+                mean = max(0.0, used - self._told_used) / self._calls
+                self._cost += (mean - self._cost) * 0.5
+        if span_s > 0:
+            self._calls_per_s += (self._calls / span_s - self._calls_per_s) * min(1.0, span_s / REFRESH_S)
+            self._calls, self._asked_at = 0, now
+        self._told_used = used
+
+    def _ahead(self, now: float) -> float:
+        """What its calls will take soon: whole calls, for a part of one is no use."""
+        calls = floor(self._calls_per_s * AHEAD_S)
+        is_warm = self.kind != "window" and now - self._used_at < WARM_S  # a window must not begin without a call
+        if is_warm and calls < WARM_CALLS and self.capacity >= LARGE * self._cost:
+            calls = WARM_CALLS
+        return min(calls * (1.0 if self._is_whole else self._cost), self.capacity / (2 * SPREAD))
+
+    def _wait_alone_s(self, cost: float, now: float, keep: float) -> float | None:
+        own = self._own
+        if own is None:
+            return None
+        if own.capacity < cost <= self.capacity:  # larger than a part of the limit: it saves up for that
+            own.resize(getattr(own, "rate_per_s", 0.0), cost, now)
+        return own.wait_s(cost, now, min(keep, own.capacity))

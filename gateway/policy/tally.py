@@ -1,0 +1,128 @@
+"""What all replicas have used up of something together: nobody waits for it, each hears what the others have added.
+
+It is told to the store like a share that leases nothing and uses what it was never granted: the store's level is what is
+left of a sum larger than anybody's. It must not know what is counted. Invariant: what was added here counts once, whatever
+is lost on the way; while the store is out of reach the others' part stays as last heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from gateway.ports import LeaseAsk, LeaseReply
+
+MOST = 1e7
+"""Small enough that a double still tells a millionth of a cent apart."""
+REPORT_S = 0.2
+REFRESH_S = 1.0
+
+
+class Tally:
+    """One replica's account of one sum."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asked_at",
+        "_elsewhere",
+        "_given",
+        "_granted",
+        "_is_known",
+        "_is_read",
+        "_own",
+        "_told",
+        "_wake",
+        "is_alone",
+        "is_asked",
+        "is_hungry",
+        "name",
+        "owner",
+        "part",
+        "retry_at",
+    )
+
+    def __init__(self, owner: str, name: str, now: float, wake: Callable[[Tally], None]) -> None:
+        """`wake` is called when there is something to tell, or to hear."""
+        self.owner = owner
+        self.name = name
+        self.part = 0
+        self.is_alone = False
+        self.is_asked = False
+        self.is_hungry = False
+        self.retry_at = -inf
+        self._wake = wake
+        self._own = 0.0
+        self._told = 0.0
+        self._elsewhere = 0.0
+        self._granted = 0.0
+        self._given = 0.0
+        self._is_known = self._is_read = False
+        self._asked_at = now
+
+    @property
+    def total(self) -> float:
+        """What was added here, and elsewhere as far as is known; who reads it wants to know it in a moment, too."""
+        self._is_read = True
+        return self._own + self._elsewhere
+
+    def add(self, amount: float) -> None:
+        """Counts it; less than 0: a correction of what was counted before."""
+        self._own = max(0.0, self._own + amount)
+        self.look()
+
+    def look(self) -> None:
+        """Hear what the others have added by now."""
+        if not self.is_hungry and not self.is_asked and not self.is_alone:
+            self.is_hungry = True
+            self._wake(self)
+
+    def ask(self, now: float, waiting: float) -> LeaseAsk:
+        """What to tell the store now."""
+        self.is_asked, self.is_hungry = True, False
+        self._asked_at, self._told, self._is_read = now, self._own, False
+        self._given += max(0.0, self._granted - self._own - self._given)
+        return LeaseAsk(
+            name=f"{self.owner}|{self.name}",
+            kind="bucket",
+            rate_per_s=0.0,
+            capacity=MOST,
+            window_s=0.0,
+            granted=self._granted,
+            used=self._own,
+            given=self._given,
+            want=0.0,
+            first=0.0,
+            known=MOST - self._own - self._elsewhere if self._is_known else -1.0,
+        )
+
+    def heard(self, reply: LeaseReply, now: float) -> bool:
+        """The store has answered."""
+        self.is_asked, self._is_known = False, True
+        self._granted = reply.granted
+        self._elsewhere = max(0.0, MOST - reply.level - self._told)
+        self.retry_at = now + REPORT_S
+        return False
+
+    def alone(self, replicas: int, now: float) -> None:
+        """The store is out of reach: each replica counts for itself, from what it has heard."""
+        self.is_alone, self.is_asked, self.is_hungry = True, False, False
+
+    def rejoin(self, now: float) -> None:
+        """The store is back, and hears what was added meanwhile."""
+        self.is_alone = False
+        self.retry_at = -inf
+        self.look()
+
+    def is_due(self, now: float) -> bool:
+        """Whether there is something to tell, or to hear."""
+        if self.is_asked:
+            return False
+        after_s = REPORT_S if self._own != self._told else REFRESH_S if self._is_read else inf
+        return now - self._asked_at >= after_s
+
+    def is_idle(self, now: float) -> bool:
+        """Never: others may add to it at any time."""
+        return False
+
+    def leave(self) -> None:
+        """This replica ends; what it has added stays."""

@@ -1,0 +1,385 @@
+"""A replica's part of a limit: it leases ahead, never gives away what it does not hold, and lives on when alone."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.share import FORGOTTEN_S, REFRESH_S, Share
+from gateway.ports import LeaseAsk, LeaseReply, LimitKind
+from tests.policy.pool import Pool
+
+T0 = 1000.0
+
+
+class Replica:
+    """A share, the store it leases from, and what it has let through."""
+
+    def __init__(self, pool: Pool, name: str = "a", kind: LimitKind = "bucket", *, is_whole: bool = True) -> None:
+        self.pool = pool
+        self.name = name
+        self.wakes = 0
+        self.let_through: list[tuple[float, float]] = []
+        self.share = Share(
+            "target|t",
+            "l",
+            0,
+            kind,
+            pool.rate_per_s,
+            pool.capacity,
+            T0,
+            window_s=pool.window_s,
+            is_whole=is_whole,
+            wake=self._woken,
+        )
+
+    def _woken(self, _share: Share) -> None:
+        self.wakes += 1
+
+    def ask(self, now: float, waiting: float = 0.0, *, is_lost: bool = False) -> LeaseAsk:
+        """One round; of a lost one the store knows, and the share does not."""
+        ask = self.share.ask(now, waiting)
+        reply = self.pool.ask(self.name, ask, now)
+        if is_lost:
+            self.share.alone(1, now)
+            self.share.rejoin(now)
+        else:
+            self.share.heard(reply, now)
+        return ask
+
+    def go(self, now: float, cost: float = 1.0, keep: float = 0.0) -> bool:
+        """A call that goes if it may."""
+        if self.share.wait_s(cost, now, keep) != 0.0:
+            return False
+        self.share.take(cost, now)
+        self.let_through.append((now, cost))
+        return True
+
+    def go_or_ask(self, now: float, cost: float = 1.0) -> bool:
+        """As a held call does: what is not there is asked for, once."""
+        if self.go(now, cost):
+            return True
+        self.ask(now, cost)
+        return self.go(now, cost)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool(capacity=100, rate_per_s=10, at=T0)
+
+
+def test_what_is_not_held_waits_for_the_store(pool: Pool) -> None:
+    """Nobody knows when more comes: the wait has no length, and the share asks for more, once."""
+    replica = Replica(pool)
+
+    waits = [replica.share.wait_s(1, T0), replica.share.wait_s(1, T0)]
+
+    assert (waits, replica.wakes) == ([None, None], 1)
+    replica.ask(T0)
+    assert replica.go(T0)
+
+
+def test_what_exceeds_the_limit_never_fits(pool: Pool) -> None:
+    """However much is leased."""
+    replica = Replica(pool)
+
+    assert replica.share.wait_s(101, T0) == inf
+    assert replica.share.ready_at(101, T0) == inf
+
+
+def test_it_leases_ahead_what_its_calls_take_in_half_a_second(pool: Pool) -> None:
+    """After a second with 60 calls the next ones find what they need without asking."""
+    pool.capacity = pool.level = 1000.0
+    replica = Replica(pool)
+    for number in range(60):
+        assert replica.go_or_ask(T0 + number / 60)
+
+    replica.ask(T0 + 1)
+
+    assert sum(replica.go(T0 + 1) for _ in range(100)) >= 15
+
+
+def test_it_asks_again_before_it_runs_out(pool: Pool) -> None:
+    """When half of what it leased is left, while calls still go."""
+    pool.capacity = pool.level = 1000.0
+    replica = Replica(pool)
+    for number in range(60):
+        assert replica.go_or_ask(T0 + number / 60)
+    replica.ask(T0 + 1)
+    replica.wakes = 0
+
+    while not replica.wakes:
+        assert replica.go(T0 + 1)
+
+    assert replica.go(T0 + 1)
+
+
+def test_what_lies_idle_is_given_back(pool: Pool) -> None:
+    """All of it, once nothing has been used for long enough; then the store need not hear of it any more."""
+    replica = Replica(pool)
+    assert replica.go_or_ask(T0)
+    now = T0
+    while replica.share.is_due(now + REFRESH_S):
+        now += REFRESH_S
+        replica.ask(now)
+
+    assert pool.lent == 0
+    assert not replica.share.is_idle(now)
+    assert replica.share.is_idle(now + FORGOTTEN_S + 0.1)
+    assert now - T0 < 60
+
+
+def test_a_lost_answer_changes_nothing(pool: Pool) -> None:
+    """The counts go on: what was granted in it comes with the next, and what was told in it counts once."""
+    replica = Replica(pool)
+    assert replica.go_or_ask(T0)
+
+    replica.share.wait_s(5, T0)
+    replica.ask(T0, 5, is_lost=True)
+    replica.share.wait_s(5, T0)
+    replica.ask(T0, 5)
+
+    assert replica.go(T0, 5)
+    replica.ask(T0 + 0.001)
+    assert pool.level + pool.lent == pytest.approx(100 - 6, abs=0.1)
+
+
+def test_what_was_used_beyond_what_is_held_is_the_common_debt(pool: Pool) -> None:
+    """A call that turned out larger: the store charges the whole limit, and here nothing is owed any more."""
+    replica = Replica(pool)
+    assert replica.go_or_ask(T0, 50)
+
+    replica.share.force(80, T0)
+    replica.ask(T0)
+
+    assert pool.level < 0
+    assert replica.share.wait_s(1, T0) is None
+
+
+def test_lower_lanes_leave_something_over(pool: Pool) -> None:
+    """What has to be left over is looked for in the whole limit, not in the part that is held here."""
+    replica = Replica(pool)
+    assert replica.go_or_ask(T0)
+    pool.level = 15.0
+
+    for _ in range(5):
+        replica.share.wait_s(3, T0, 10)
+        replica.ask(T0, 3)
+    gone = sum(replica.go(T0, 3, 10) for _ in range(5))
+
+    assert gone <= 2
+    assert pool.level >= 10 - 1
+
+
+def test_an_estimate_counts_those_who_wait_elsewhere(pool: Pool) -> None:
+    """With three replicas that want more than there is, each gets a third."""
+    replica = Replica(pool)
+    replica.share.ask(T0, 0.0)
+    replica.share.heard(LeaseReply(0.0, 0.0, wanting=3, retry_s=0.1), T0)
+
+    assert replica.share.ready_at(1, T0, ahead=9) == pytest.approx(T0 + 10 * 3 / 10)
+
+
+def test_a_providers_word_only_lowers_the_level(pool: Pool) -> None:
+    """Less than we thought: told to the store with the next ask. More: others may have used it meanwhile."""
+    replica = Replica(pool)
+    replica.go_or_ask(T0)
+
+    replica.share.reconcile(90, T0, T0, 0, 1)
+    unchanged = replica.ask(T0).ceiling
+    replica.share.reconcile(20, T0, T0, 0, 1)
+    lowered = replica.ask(T0).ceiling
+
+    assert unchanged == inf
+    assert lowered == pytest.approx(20 + 1 + 5 + 5)
+    assert pool.level + pool.lent <= 31
+
+
+def test_alone_it_lives_on_an_equal_part(pool: Pool) -> None:
+    """Of the rate, of what nobody held, and never more at once than a part of the capacity."""
+    replica = Replica(pool)
+    replica.go_or_ask(T0, 1)
+
+    replica.share.alone(4, T0)
+    at_once = sum(replica.go(T0) for _ in range(100))
+    in_ten_s = sum(replica.go(T0 + step / 10) for step in range(1, 101))
+    much_later = sum(replica.go(T0 + 1000) for _ in range(100))
+
+    assert at_once == 24
+    assert in_ten_s == pytest.approx(25, abs=1)
+    assert much_later == 25
+
+
+def test_alone_a_call_larger_than_its_part_still_gets_its_turn(pool: Pool) -> None:
+    """It saves up for it."""
+    replica = Replica(pool, is_whole=False)
+    replica.share.alone(4, T0)
+
+    wait_s = replica.share.wait_s(60, T0)
+
+    assert wait_s is not None
+    assert replica.go(T0 + wait_s + 0.001, 60)
+
+
+def test_where_it_must_not_guess_nothing_goes_alone(pool: Pool) -> None:
+    """A limit that fails closed waits until the store is back."""
+    replica = Replica(pool)
+    replica.go_or_ask(T0)
+    replica.share.fails_closed = True
+
+    replica.share.alone(4, T0)
+    while_alone = replica.share.wait_s(1, T0 + 5)
+    replica.share.rejoin(T0 + 10)
+    replica.ask(T0 + 10, 1)
+
+    assert while_alone is None
+    assert replica.go(T0 + 10)
+
+
+def test_back_again_it_owes_what_it_took_of_the_rest(pool: Pool) -> None:
+    """Its part of the refill was its own, and what it began with beyond what it held is charged to all."""
+    replica = Replica(pool)
+    replica.go_or_ask(T0)
+    replica.share.alone(2, T0)
+    for step in range(300):
+        replica.go(T0 + step / 10)
+
+    replica.share.rejoin(T0 + 30)
+    ask = replica.share.ask(T0 + 30, 0.0)
+
+    assert ask.away_s == pytest.approx(30)
+    held = ask.granted - ask.used - ask.given
+    assert held == pytest.approx(-50, abs=2)
+    assert 90 <= ask.known <= 100
+
+
+def test_one_that_never_met_the_store_brings_nothing(pool: Pool) -> None:
+    """A replica that starts while the store is out of reach has no claim on what the others share."""
+    replica = Replica(pool)
+    replica.share.alone(1, T0)
+    replica.go(T0)
+
+    replica.share.rejoin(T0 + 5)
+    ask = replica.share.ask(T0 + 5, 0.0)
+
+    assert (ask.granted - ask.used - ask.given, ask.known) == (0, -1)
+
+
+def test_slots_are_held_until_given_back() -> None:
+    """Those in use and those in hand are one lease; nothing of a slot is ever used up."""
+    pool = Pool(capacity=3)
+    one, other = Replica(pool, "a", "slots"), Replica(pool, "b", "slots")
+
+    gone = [one.go_or_ask(T0) for _ in range(3)]
+    refused = other.go_or_ask(T0)
+    one.share.give_back(1, T0 + 1)
+    one.ask(T0 + 3)
+    now_free = other.go_or_ask(T0 + 3)
+
+    assert (gone, refused, now_free) == ([True] * 3, False, True)
+
+
+def test_alone_slots_in_use_count() -> None:
+    """Half of four slots are this replica's; two are in use already."""
+    pool = Pool(capacity=4)
+    replica = Replica(pool, kind="slots")
+    for _ in range(2):
+        assert replica.go_or_ask(T0)
+
+    replica.share.alone(2, T0)
+    refused = replica.share.wait_s(1, T0)
+    replica.share.give_back(1, T0)
+
+    assert refused is None
+    assert replica.go(T0)
+    replica.share.rejoin(T0 + 1)
+    ask = replica.share.ask(T0 + 1, 0.0)
+    assert ask.granted - ask.given >= 2
+
+
+def test_what_a_window_left_is_void_when_it_ends() -> None:
+    """Held or not; the next one is asked for anew."""
+    pool = Pool(capacity=10, window_s=10, at=T0)
+    replica = Replica(pool, kind="window")
+    assert replica.go_or_ask(T0, 4)
+
+    assert not replica.go(T0 + 10.1)
+    assert replica.go_or_ask(T0 + 10.1, 10)
+
+
+def test_a_window_does_not_take_back_what_an_earlier_one_gave() -> None:
+    """A call that began in one window and settles in the next."""
+    pool = Pool(capacity=10, window_s=10, at=T0)
+    replica = Replica(pool, kind="window")
+    assert replica.go_or_ask(T0, 4)
+    assert replica.go_or_ask(T0 + 10.1, 10)
+
+    replica.share.give_back(4, T0 + 11, T0)
+
+    assert not replica.go(T0 + 11, 4)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["go", "go", "go", "ask", "lost", "give_back", "force", "alone", "rejoin"]),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 0.003, 0.05, 0.4, 1.5]),
+        st.sampled_from([1.0, 2.0, 7.0]),
+    ),
+    max_size=80,
+)
+
+
+@given(steps=steps, kind=st.sampled_from(["bucket", "window"]))
+def test_replicas_together_keep_the_limit(steps: list[tuple[str, int, float, float]], kind: LimitKind) -> None:
+    """Whatever is lost on the way: from the start on no more goes than the burst and what refilled."""
+    window_s = 5.0 if kind == "window" else 0.0
+    pool = Pool(capacity=20, rate_per_s=0.0 if window_s else 4.0, window_s=window_s, at=T0)
+    replicas = [Replica(pool, name, kind) for name in "abc"]
+    now, given_back = T0, 0.0
+    for what, which, passes_s, amount in steps:
+        now += passes_s
+        replica = replicas[which]
+        if what == "go":
+            replica.go(now, amount)
+        elif what in ("ask", "lost"):
+            replica.ask(now, amount, is_lost=what == "lost")
+        elif what == "give_back" and replica.let_through:
+            at, cost = replica.let_through[-1]
+            if cost == amount:
+                replica.let_through.pop()
+                replica.share.give_back(cost, now, at)
+                given_back += cost
+    gone = [one for replica in replicas for one in replica.let_through]
+
+    if kind == "bucket":
+        assert sum(cost for _, cost in gone) <= 20 + 4 * (now - T0) + 1e-6
+    else:
+        windows = (now - T0) // 5 + 1
+        assert sum(cost for _, cost in gone) <= 20 * windows + given_back
+
+
+@given(steps=steps)
+def test_counts_never_disagree_for_long(steps: list[tuple[str, int, float, float]]) -> None:
+    """After an answer that arrives, what the share holds is what the store believes it does; alone and back or not."""
+    pool = Pool(capacity=20, rate_per_s=4.0, at=T0)
+    replica = Replica(pool)
+    now = T0
+    for what, _, passes_s, amount in steps:
+        now += passes_s
+        share = replica.share
+        if what == "go":
+            replica.go(now, amount)
+        elif what == "force":
+            share.force(amount, now)
+        elif what == "alone":
+            share.alone(2, now)
+        elif what == "rejoin":
+            share.rejoin(now)
+        elif not share.is_alone:
+            replica.ask(now, amount, is_lost=what == "lost")
+            if what == "ask":
+                assert share.level_at(now) == pytest.approx(min(20, pool.told["a"].lent + pool.level), abs=1e-6)

@@ -1,0 +1,177 @@
+"""Names that mean something to Redis, to a cluster's hash tags, to globs and to whoever joins parts with colons: on a shared
+Redis each of them is a name like any other, and nobody gets, uses up or forgets what is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.e2e.caches import keeping
+from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, post
+from tests.e2e.replaying import is_replayed
+from tests.e2e.test_cache_replicas import Config, Pair, pair, purge, server, told
+from tests.store.redis_servers import RedisServer
+
+__all__ = ["pair", "server"]
+
+pytestmark = pytest.mark.soak
+
+NAMES = [
+    *(
+        "a",
+        "{a}",
+        "{a",
+        "a}",
+        "{}",
+        "{}a",
+        "}{",
+        "a:b",
+        ":a",
+        "a:",
+        "a:b:c",
+        "1:a",
+        "a|b",
+        "*",
+        "a*",
+        "?",
+        "[a-z]",
+        "^a",
+        ".",
+    ),
+    *(
+        "a b",
+        "%",
+        "%" * 120,
+        "'; DROP TABLE records; --",
+        "' OR '1'='1",
+        "\\",
+        "\\r\\nFLUSHALL\\r\\n",
+        "*1\\r\\n$8\\r\\nFLUSHALL",
+    ),
+    *(
+        "$(id)",
+        "${jndi:x}",
+        "../../etc/passwd",
+        "gateway:1:records:{a}",
+        "return redis.call('FLUSHALL')",
+        "ARGV[1]",
+        "-1",
+        "nil",
+    ),
+]
+"""Tenants, names of keys, models and Idempotency-Keys."""
+UNICODE = ["ä", "a\u0301", "\u0430", "𝒂", "a\u00a0b"]
+"""The same, where a header's ASCII is not asked for."""
+OURS = re.compile(rb"(?s)gateway:1:[a-z_]+:\{[0-9a-f]{32}\}(:[a-z]+(:.{0,64})?)?")
+"""Nothing of a name is in the name of a key."""
+LIMIT = 2
+
+
+def secret_of(name: str) -> str:
+    """Of the caller with this name, who is also the tenant."""
+    return f"key-number-{[*NAMES, *UNICODE].index(name):03}-0123456789"
+
+
+def callers(**limits: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "tenant": name, "key": secret_of(name), **limits} for name in (*NAMES, *UNICODE)]
+
+
+async def ask(replica: Running, tenant: str, *headers: str, model: str = "gpt-4o", **fields: Any) -> Response:
+    body = orjson.dumps(chat(model, **fields))
+    async with connect(replica.url) as peer:
+        return await peer.exchange(
+            post("/v1/chat/completions", body, f"authorization: Bearer {secret_of(tenant)}", *headers)
+        )
+
+
+def assert_nothing_but_ours(server: RedisServer) -> None:
+    """All keys have our form and an end, but for the one that a stranger had put there, which is as it was."""
+    with server.client() as client:
+        assert client.get("stranger") == b"as it was"
+        client.delete("stranger")
+        for key in client.scan_iter(count=1000):
+            assert OURS.fullmatch(key), key
+            assert client.ttl(key) > 0, key
+
+
+@pytest.fixture
+def _stranger(server: RedisServer) -> None:
+    server.do("SET", "stranger", "as it was")
+
+
+def _keyed(url: str) -> dict[str, Any]:
+    return config_of(url, keys=callers())
+
+
+@pytest.mark.usefixtures("_stranger")
+async def test_records_are_their_owners(server: RedisServer, pair: Callable[[Config], Awaitable[Pair]]) -> None:
+    """Each tenant has each key once: an execution of its own, replayed to it by either replica, and to nobody else."""
+    one, other = await pair(_keyed)
+    bodies: Counter[bytes] = Counter()
+    for tenant in (*NAMES, *UNICODE):
+        firsts = await asyncio.gather(*(ask(one, tenant, f"Idempotency-Key: {key}") for key in NAMES))
+        agains = await asyncio.gather(*(ask(other, tenant, f"Idempotency-Key: {key}") for key in NAMES))
+        for key, first, again in zip(NAMES, firsts, agains, strict=True):
+            assert (first.status, is_replayed(first)) == (200, False), (tenant, key)
+            assert (again.body, is_replayed(again)) == (first.body, True), (tenant, key)
+            bodies[first.body] += 1
+
+    assert one.upstream_calls() == len(bodies) == len(NAMES) * len((*NAMES, *UNICODE))
+    assert set(bodies.values()) == {1}
+    assert_nothing_but_ours(server)
+
+
+def _kept(folder: Path) -> Config:
+    return lambda url: config_of(url, keys=callers(), **keeping(folder))
+
+
+@pytest.mark.usefixtures("_stranger")
+@pytest.mark.parametrize("selector", ["tenant", "model"])
+async def test_a_purge_takes_what_it_names(
+    tmp_path: Path, server: RedisServer, pair: Callable[[Config], Awaitable[Pair]], selector: str
+) -> None:
+    """Neither a glob nor a prefix: one tenant's answers, or one model's, and of those all."""
+    one, other = await pair(_kept(tmp_path))
+    names = [*NAMES, *UNICODE]
+
+    async def hits(replica: Running) -> list[str]:
+        found = await asyncio.gather(*(_ask_of(replica, selector, name, "cache-control: no-store") for name in names))
+        assert {answer.status for answer in found} == {200}
+        return [name for name, one in zip(names, found, strict=True) if one.header("x-gateway-cache") == "hit"]
+
+    await asyncio.gather(*(_ask_of(one, selector, name) for name in names))
+    await told(one)
+    left = list(names)
+    for name in names:
+        assert await hits(other) == left
+        assert await purge(other, **{selector: name}) == 1, name
+        left.remove(name)
+    assert await hits(one) == await hits(other) == []
+    assert_nothing_but_ours(server)
+
+
+async def _ask_of(replica: Running, selector: str, name: str, *headers: str) -> Response:
+    if selector == "tenant":
+        return await ask(replica, name, *headers)
+    return await ask(replica, "a", *headers, model=name)
+
+
+@pytest.mark.usefixtures("_stranger")
+async def test_limits_are_their_owners(server: RedisServer, pair: Callable[[Config], Awaitable[Pair]]) -> None:
+    """Each key has its own few calls a minute, at both replicas together, whatever the others use."""
+    one, other = await pair(lambda url: config_of(url, keys=callers(rpm=LIMIT), admin={"key": ADMIN_KEY}))
+    statuses: dict[str, list[int]] = {}
+    for name in (*NAMES, *UNICODE):
+        statuses[name] = [(await ask(replica, name)).status for replica in (one, other) * LIMIT]
+
+    assert {name: sorted(each) for name, each in statuses.items()} == dict.fromkeys(
+        (*NAMES, *UNICODE), [200] * LIMIT + [429] * LIMIT
+    )
+    assert_nothing_but_ours(server)
