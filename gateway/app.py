@@ -1,7 +1,7 @@
 """The composition root: the only file that constructs concrete things, and the order in which they start and stop.
 
-Stop order: not ready -> no new calls -> running calls finish within the grace -> the rest ends with a clear error ->
-listeners, connections, emulators and the log close. A second signal skips the waiting.
+Stop order: not ready -> (the notice passes) -> no new calls -> running calls finish within the grace -> the rest ends with a
+clear error -> listeners, connections, emulators and the log close. A second signal skips the waiting.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway import __version__
@@ -31,6 +31,7 @@ from gateway.emulator.server import EmulatorServer
 from gateway.flow.admission import Admission
 from gateway.flow.cachedesk import CacheDesk
 from gateway.flow.embedding import Embedders
+from gateway.flow.gossip import Gossip
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
 from gateway.flow.pipeline import Pipeline
@@ -40,11 +41,11 @@ from gateway.ingress import insight, targets
 from gateway.ingress.caching import cache_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
-from gateway.ingress.operations import admin_routes, health_routes, metrics_route, switch_routes
+from gateway.ingress.operations import Gather, admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
-from gateway.policy.snapshot import Policies, PolicySnapshot, Provider
-from gateway.ports import Store
+from gateway.policy.snapshot import Policies, PolicySnapshot, Provider, Server
+from gateway.ports import SharedStore, Store, StoreHealth
 from gateway.settings import Settings
 from gateway.store.memory import MemoryStore
 from gateway.telemetry import Telemetry
@@ -52,6 +53,8 @@ from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from gateway.upstream.localmodel import LocalEmbedder
 
 TICK_S = 1.0
@@ -83,13 +86,30 @@ class Emulators:
             await server.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class Post:
+    """The post of one worker among several that serve the same ports."""
+
+    number: int
+    """From 1."""
+    listen: Callable[[str, int], socket.socket]
+    gather: Gather
+
+
 class Gateway:
     """One gateway in one event loop: `start` it, let it run, `stop` it."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], *, log_stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        *,
+        log_stream: TextIO | None = None,
+        post: Post | None = None,
+    ) -> None:
         """Loads the config and binds the ports; the call log goes to `log_stream`, by default standard output.
 
-        Raises ConfigError or OSError; nothing runs yet.
+        Where there are several workers, `post` is that of this one. Raises ConfigError or OSError; nothing runs yet.
         """
         self._settings = settings
         self._environ = environ
@@ -100,7 +120,8 @@ class Gateway:
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
         self._watch = Watch()
-        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format)
+        self._post = post
+        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, post.number if post else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
         first = self._load()
         self._host = (
@@ -108,17 +129,20 @@ class Gateway:
         )  # the port stays where it is: what a reload says of it changes nothing
         self._versions = first.version
         self._addresses = _addresses(first)
-        self._state = first.state
+        self._state = first.state, first.shared
         self._policies = Policies(first)
         self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
-        self._admission = Admission(self._clock, self._telemetry, first, self._draw)
-        self._store = self._open_store(first)
+        self._store, self._shared = self._open_store(first)
+        leases = None if self._shared is None else self._shared.leases
+        self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
         self._savings = Savings()
         self._pipeline = Pipeline(
             self._clock, self._telemetry, self._watch, self._admission, self._store, self._draw, self._savings
         )
         self._embedders = Embedders(self._pipeline.handle, self._clock, self._open_embedder)
         self._prepare_semantic(first)
+        if self._shared is not None:
+            Gossip(self._clock, self._shared.news, self._admission, self._draw, self._hear_vector, self._hear_purge)
         self._cache_desk = CacheDesk(self._clock, lambda: self._policies.current, self._store, self._pipeline.replays)
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
@@ -150,6 +174,21 @@ class Gateway:
         """What is in force."""
         return self._policies.current
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What it has counted."""
+        return self._telemetry.registry
+
+    async def tend(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
+        """Accept, too, for these workers, by number, a listener for each port; and for those left out no longer."""
+        for at, server in enumerate(self._servers):
+            await server.tend({number: ports[at] for number, ports in listeners.items()})
+
+    def deafen(self) -> None:
+        """Accept no connection any more."""
+        for server in self._servers:
+            server.deafen()
+
     async def start(self) -> None:
         """Take calls from now on."""
         # Start-up made many objects that live for ever: keep the collector away from them, and let it run less often.
@@ -158,6 +197,9 @@ class Gateway:
         gc.set_threshold(25_000, 20, 50)
         self._loop = asyncio.get_running_loop()
         self._call_log.start()
+        if self._shared is not None:
+            self._shared.on_change(self._state_changed)
+            await self._shared.start()
         for server in self._servers:
             await server.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -170,9 +212,17 @@ class Gateway:
             self._reloading = asyncio.create_task(self._reload())
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Take no new calls and wait for the running ones, no longer than the grace or until `hurry` is set."""
-        self._inflight.draining = True
+        """Give notice, then take no new calls and wait for the running ones, no longer than the grace or until `hurry` is set.
+
+        Until the notice is over calls are taken: who deals out connections looks at `/readyz` now and then.
+        """
+        self._inflight.leaving = True
+        for server in self._servers:
+            server.give_notice()
         waiting = asyncio.create_task(hurry.wait())
+        if self.policy.server.notice_s:
+            await asyncio.wait([waiting], timeout=self.policy.server.notice_s)
+        self._inflight.draining = True
         ends_at = self._clock.monotonic() + self.policy.server.grace_s
         while len(self._inflight) and not hurry.is_set() and self._clock.monotonic() < ends_at:
             await asyncio.wait([waiting], timeout=0.05)
@@ -190,6 +240,8 @@ class Gateway:
         if self._pipeline.replays.semantic is not None:
             await self._pipeline.replays.semantic.aclose()  # embeddings under way are flights, too
         await self._pipeline.aclose()
+        if self._admission.sharing is not None:
+            await self._admission.sharing.aclose()
         await self._store.aclose()
         await self._pools.aclose()
         await self._emulators.stop()
@@ -199,9 +251,9 @@ class Gateway:
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
-        health = health_routes(self._inflight)
+        health = health_routes(self._inflight, self._state_health, self._clock.wall)
         operations = [
-            metrics_route(self._telemetry.registry),
+            metrics_route(self.registry, self._post.gather if self._post else None),
             *admin_routes(
                 self._policies,
                 {
@@ -216,22 +268,52 @@ class Gateway:
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         admin = policy.server.admin_listen
+        listen = self._post.listen if self._post else listen_on
         if admin is None:
             front = build_front(edge, self._policies, health + operations, meter)
-            return [HttpServer(front, _bind(host, port), meter.refused)]
+            return [HttpServer(front, listen(host, port), meter.refused)]
         return [
-            HttpServer(build_front(edge, self._policies, health, meter), _bind(host, port), meter.refused),
-            HttpServer(build_app(health + operations, meter), _bind(*admin), meter.refused),
+            HttpServer(build_front(edge, self._policies, health, meter), listen(host, port), meter.refused),
+            HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused),
         ]
 
-    def _open_store(self, policy: PolicySnapshot) -> Store:
-        """What outlives a call. Raises StoreUnusable."""
+    def _open_store(self, policy: PolicySnapshot) -> tuple[Store, SharedStore | None]:
+        """What outlives a call, and the same again where replicas share it. Raises StoreUnusable."""
+        if policy.shared is not None:
+            from gateway.store.redis import RedisStore  # in memory mode nobody pays for it
+
+            shared = RedisStore(policy.shared, self._clock.wall, policy.store)
+            return shared, shared
         if policy.state == "memory":
-            return MemoryStore(policy.store, self._clock.wall)
-        from gateway.store.sqlite import SqliteStore  # in memory mode nobody pays for it
+            return MemoryStore(policy.store, self._clock.wall), None
+        from gateway.store.sqlite import SqliteStore  # as above
 
         sys.setswitchinterval(SWITCH_S)
-        return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
+        return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store), None
+
+    def _hear_vector(self, detail: bytes) -> None:
+        """Another replica has kept a question."""
+        from gateway.store.redis_vectors import decode_news  # as above
+
+        if self._pipeline.replays.semantic is not None:
+            self._pipeline.replays.semantic.hear(decode_news(detail, self._clock.wall()))
+
+    def _hear_purge(self, detail: bytes) -> None:
+        """Another replica was told to forget."""
+        from gateway.store.redis_purges import decode_selection  # as above
+
+        if self._pipeline.replays.semantic is not None:
+            self._pipeline.replays.semantic.forget_here(**decode_selection(detail)._asdict())
+
+    def _state_changed(self, is_up: bool) -> None:
+        self._telemetry.state_changed(is_up)
+        if self._admission.sharing is not None:
+            self._admission.sharing.changed(is_up)
+        if is_up and self._pipeline.replays.semantic is not None:
+            self._pipeline.replays.semantic.reload()
+
+    def _state_health(self) -> StoreHealth | None:
+        return None if self._shared is None else self._shared.health()
 
     def _prepare_semantic(self, policy: PolicySnapshot) -> None:
         """Open what the semantic cache needs, where a model has one; may take long, and be called in any thread."""
@@ -273,7 +355,7 @@ class Gateway:
     def _put_in_force(self, snapshot: PolicySnapshot) -> None:
         if _addresses(snapshot) != self._addresses:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
-        if snapshot.state != self._state:
+        if (snapshot.state, snapshot.shared) != self._state:
             log.warning("state has changed: that takes effect after a restart")
         self._policies.current = snapshot
         self._admission.install(snapshot)
@@ -293,6 +375,7 @@ class Gateway:
     def _show_config(self) -> dict[str, Any]:
         last = self._reloader.last
         return {
+            **({"worker": self._post.number, "pid": os.getpid()} if self._post else {}),
             "in_force": describe(self.policy),
             "listening": [server.url for server in self._servers],
             "last_reload": asdict(last) if last else None,
@@ -316,6 +399,8 @@ class Gateway:
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
         telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
         telemetry.set_store(self._store.stats())
+        if self._shared is not None:
+            telemetry.set_state(self._shared.health())
         telemetry.set_shedding(self._overload.level, self._overload.shed_total)
 
     async def _keep_watch(self) -> None:
@@ -361,9 +446,10 @@ def _addresses(policy: PolicySnapshot) -> tuple[object, ...]:
     return policy.server.port, policy.server.admin_listen
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket, one of several where `reuse_port`. Raises OSError, whose `strerror` is the whole sentence."""
     try:
-        return bind(host, port)
+        return bind(host, port, reuse_port=reuse_port)
     except OSError as exc:
         number = exc.errno or 0
         reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
@@ -386,18 +472,24 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> int:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload)
     await gateway.start()
-    _greet(gateway)
+    greet(gateway.policy, gateway.url)
     await stopping.wait()
-    log.info("stopping: no new calls; running ones have %g s (signal again to exit now)", gateway.policy.server.grace_s)
+    say_stopping(gateway.policy.server)
     with contextlib.suppress(asyncio.CancelledError):
         await gateway.drain(hurry)
     await gateway.stop()
     return 1 if hurry.is_set() else 0
 
 
-def _greet(gateway: Gateway) -> None:
-    policy = gateway.policy
+def greet(policy: PolicySnapshot, url: str, crew: str = "") -> None:
+    """Say where it listens, with whom (`crew`), and what is worth a word about the policy."""
     models = ", ".join([*policy.models, *(model.name for _, model in policy.patterns)])
-    log.info("gateway %s listens on %s, models: %s", __version__, gateway.url, models)
+    log.info("gateway %s listens on %s%s, models: %s", __version__, url, crew, models)
     for notice in policy.notices:
         log.warning("%s", notice)
+
+
+def say_stopping(server: Server) -> None:
+    """Say that it stops, and how to make it faster."""
+    notice = f" in {server.notice_s:g} s" if server.notice_s else ""
+    log.info("stopping: no new calls%s; running ones have %g s (signal again to exit now)", notice, server.grace_s)

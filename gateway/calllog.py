@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TextIO
 
 import orjson
@@ -28,9 +28,10 @@ Refused = tuple[str, str, int, str | None]
 class CallLog:
     """Where call records go; `start` and `stop` it."""
 
-    def __init__(self, stream: TextIO, style: str) -> None:
+    def __init__(self, stream: TextIO, style: str, worker: int | None = None) -> None:
         self._stream = stream
-        self._format = _json_line if style == "json" else _text_line
+        line = _json_line if style == "json" else _text_line
+        self._format = line if worker is None else partial(line, worker=worker)
         self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
         self._thread = threading.Thread(target=self._write, name="call-log", daemon=True)
         self.dropped = 0
@@ -151,12 +152,12 @@ def _text(value: bytes | None) -> str | None:
     return value.decode("latin-1") if value is not None else None
 
 
-def _json_line(at: float, record: Settled | Refused) -> str:
-    return orjson.dumps(_fields(at, record)).decode() + "\n"
+def _json_line(at: float, record: Settled | Refused, **told: int) -> str:
+    return orjson.dumps({**_fields(at, record), **told}).decode() + "\n"
 
 
-def _text_line(at: float, record: Settled | Refused) -> str:
-    fields = _fields(at, record)
+def _text_line(at: float, record: Settled | Refused, **told: int) -> str:
+    fields = {**_fields(at, record), **told}
     stamp = str(fields.pop("time"))[11:23]
     fields.pop("event")
     head = f"{stamp} {fields.pop('status')} {fields.get('outcome') or fields.get('code')}"

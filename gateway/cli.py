@@ -42,9 +42,11 @@ from gateway.ingress.explain import explain
 from gateway.ingress.explain_error import explain_error, read_headers
 from gateway.ingress.operations import ACTIONS
 from gateway.policy.snapshot import PolicySnapshot, Provider
-from gateway.settings import Settings
+from gateway.settings import MOST_WORKERS, Settings
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
+from gateway.workers.places import require_shared
+from gateway.workers.supervisor import Supervisor, WorkerFailed
 
 OK, FAILED, UNUSABLE = 0, 1, 2
 
@@ -62,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("\n".join(problems), UNUSABLE)
     except StoreUnusable as error:
         return _fail(str(error), FAILED)
+    except WorkerFailed as error:
+        return _fail(str(error), error.code)
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
@@ -83,12 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(command)
     command.add_argument("--host", help="listen here instead of server.host")
     command.add_argument("--port", type=_port, help="listen here instead of server.port; 0 takes a free one")
+    command.add_argument("--workers", type=_workers, help="so many processes; they need state: redis://… (default: 1)")
     command.add_argument("--log-format", choices=("json", "text"), help="form of the call log (default: json)")
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
     command.set_defaults(command=_serve)
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)
+    command.add_argument("--workers", type=_workers, help="whether so many processes can serve it")
     command.add_argument("--show", action="store_true", help="print what the config compiles to, without its secrets")
     command.set_defaults(command=_check)
 
@@ -257,6 +263,13 @@ def _port(text: str) -> int:
     return number
 
 
+def _workers(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{number} is not between 1 and {MOST_WORKERS}")
+    return number
+
+
 def _count(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 5000:
@@ -265,7 +278,7 @@ def _count(text: str) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    names = ("config", "host", "port", "log_format", "log_level")
+    names = ("config", "host", "port", "workers", "log_format", "log_level")
     return Settings(**{name: value for name in names if (value := getattr(options, name, None)) is not None})
 
 
@@ -274,6 +287,8 @@ def _serve(options: argparse.Namespace) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
     )
+    if settings.workers > 1:
+        return Supervisor(settings, os.environ, _compile(settings)).run()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings, os.environ))
 
@@ -281,6 +296,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     settings = _settings(options)
     policy = _compile(settings)
+    require_shared(settings, policy, settings.workers)
     if options.show:
         print(json.dumps(describe(policy), indent=2))
     for notice in policy.notices:

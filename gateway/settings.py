@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+MOST_WORKERS = 64
+
 
 class Settings(BaseSettings):
     """Flags win over the environment, the environment over these defaults; host and port over the config file's."""
@@ -17,5 +19,6 @@ class Settings(BaseSettings):
     config: Path = Path("config.yaml")
     host: str | None = None
     port: int | None = Field(default=None, ge=0, le=65535)
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     log_format: Literal["json", "text"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

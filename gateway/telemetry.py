@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from gateway.call import Call, Lane, Replay, Settled
 from gateway.calllog import CallLog, Refused
 from gateway.errors import ErrorClass
+from gateway.ports import StoreHealth
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
@@ -197,6 +198,13 @@ class Telemetry(Collector):
         self._in_flight = Levels("calls_in_flight", "Calls in the gateway now.")
         self._loop_lag = Levels("event_loop_lag_seconds", "How late the event loop ran last.")
         self._connections = Levels("upstream_connections", "Connections to providers.", "provider", "state")
+        self._state_up = Levels("state_up", "Whether the store that replicas share can be reached.")
+        self._replicas = Levels("replicas", "Gateways that share it, as last known.")
+        self._state_operations = Counts(
+            "state_operations_total", "Round trips to the shared store that were asked for."
+        )
+        self._state_failures = Counts("state_failures_total", "Those that brought no answer in time.")
+        self._state_changes = Counts("state_changes_total", "How often the shared store went and came back.", "to")
         self._in_flight.values[()] = 0
         self._reload_errors.totals[()] = 0
         self.before_scrape: Callable[[], None] = _nothing
@@ -328,6 +336,19 @@ class Telemetry(Collector):
         """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
         self._cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
         self._cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+
+    def state_changed(self, is_up: bool) -> None:
+        """The store that replicas share has gone out of reach, or is back."""
+        self._state_changes.totals["up" if is_up else "gone",] += 1
+
+    def set_state(self, health: StoreHealth) -> None:
+        """How the store that replicas share is now; where there is none, nobody calls this."""
+        self._state_up.values[()] = float(health.is_up)
+        self._replicas.values[()] = health.replicas
+        self._state_operations.totals[()] = health.operations
+        self._state_failures.totals[()] = health.failures
+        for to in ("up", "gone"):
+            self._state_changes.totals.setdefault((to,), 0.0)
 
     def set_loop_lag(self, seconds: float) -> None:
         """How late the loop ran."""

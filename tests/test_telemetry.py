@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.call import Attempt, Replay, Settled, Usage
 from gateway.calllog import QUEUED_BATCHES, CallLog
 from gateway.errors import Phase
+from gateway.ports import StoreHealth
 from gateway.telemetry import Distribution, Telemetry
 from tests.flow.support import Bench, ScriptedUpstream
 
@@ -194,6 +195,34 @@ async def test_breakers_that_share_a_name_show_the_worst_of_them() -> None:
     assert [name for name in scrape(telemetry) if "breaker_state" in name or "retry_budget" in name] == [
         "gateway_breaker_state[('target', 'b/m')]"
     ]
+
+
+SHARED = ("state_", "replicas")
+
+
+async def test_a_shared_store_is_up_or_not_and_its_changes_are_counted() -> None:
+    """As it says of itself at the scrape; what happened in between is not lost."""
+    telemetry, _, _ = make()
+    telemetry.set_state(StoreHealth(True, 1.0, "redis 7.0", 3, 100, 0))
+    before = scrape(telemetry)
+
+    telemetry.state_changed(False)
+    telemetry.state_changed(True)
+    telemetry.state_changed(False)
+    telemetry.set_state(StoreHealth(False, 2.0, "no answer in 50 ms", 2, 120, 7))
+    after = scrape(telemetry)
+
+    names = ("state_up[]", "replicas[]", "state_operations_total[]", "state_failures_total[]")
+    changes = [f"state_changes_total[('to', '{to}')]" for to in ("up", "gone")]
+    assert [before[f"gateway_{name}"] for name in (*names, *changes)] == [1, 3, 100, 0, 0, 0]
+    assert [after[f"gateway_{name}"] for name in (*names, *changes)] == [0, 2, 120, 7, 1, 2]
+
+
+async def test_without_a_shared_store_nothing_is_said_of_one() -> None:
+    """An alert on `gateway_state_up == 0` stays silent in memory mode."""
+    telemetry, _, _ = make()
+
+    assert [name for name in scrape(telemetry) if name.removeprefix("gateway_").startswith(SHARED)] == []
 
 
 def spared(**changes: object) -> Settled:

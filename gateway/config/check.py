@@ -28,6 +28,7 @@ _WANTED = {
     "tuple_type": "an address such as 127.0.0.1:9090",
     "dict_type": "a mapping",
     "model_type": "a mapping",
+    "flag_or_list": "true, false or a list of limits",
 }
 _BOUNDS = {
     "missing": "is missing",

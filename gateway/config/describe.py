@@ -12,7 +12,18 @@ from urllib.parse import urlsplit, urlunsplit
 from gateway.config.counting import windows_of
 from gateway.policy.caching import Caching
 from gateway.policy.retry import Action, ClassRule, CostRule, Retries
-from gateway.policy.snapshot import Counting, Key, Limits, Model, PolicySnapshot, Provider, Rates, Server, Target
+from gateway.policy.snapshot import (
+    Counting,
+    Key,
+    Limits,
+    Model,
+    PolicySnapshot,
+    Provider,
+    Rates,
+    Server,
+    SharedState,
+    Target,
+)
 
 
 def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
@@ -29,7 +40,8 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
             for lane, deadline_s in snapshot.lane_deadline_s.items()
         },
         "queue": {name: value for name, value in asdict(snapshot.queue).items() if name != "age_after_s"},
-        "state": _masked(snapshot.state),
+        "state": snapshot.state,
+        "shared": describe_shared(snapshot.shared) if snapshot.shared else None,
         "store": asdict(snapshot.store),
         "providers": {name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         "models": {
@@ -40,6 +52,11 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         "passthrough": snapshot.passthrough.provider if snapshot.passthrough else None,
         "keys": [describe_key(key) for key in snapshot.keys.values()],
     }
+
+
+def describe_shared(shared: SharedState) -> dict[str, Any]:
+    """The Redis that replicas share, without its user and password."""
+    return {**asdict(shared), "url": _masked(shared.url)}
 
 
 def describe_provider(provider: Provider) -> dict[str, Any]:
@@ -153,6 +170,7 @@ def _server(server: Server) -> dict[str, Any]:
         "max_body_bytes": server.max_body_bytes,
         "body_timeout_s": server.body_timeout_s,
         "grace_s": server.grace_s,
+        "notice_s": server.notice_s,
         "admin_key": "set" if server.admin_digest else "absent",
         "admin_listen": f"{listen[0]}:{listen[1]}" if listen else None,
     }
@@ -185,8 +203,10 @@ def _clocks_by(target: Target) -> dict[str, dict[str, dict[str, float]]]:
     return shown
 
 
-def _limits(limits: Limits) -> dict[str, float]:
-    return {name: value for name, value in asdict(limits).items() if value is not None}
+def _limits(limits: Limits) -> dict[str, Any]:
+    """Those that are set, and which of them fail closed, if any."""
+    said = {name: value for name, value in asdict(limits).items() if value is not None and name != "fail_closed"}
+    return said | ({"fail_closed": sorted(limits.fail_closed)} if limits.fail_closed else {})
 
 
 def _counting(counting: Counting) -> dict[str, Any]:

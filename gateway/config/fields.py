@@ -76,15 +76,11 @@ def _size(value: object) -> int:
     return size
 
 
-def _state(text: str) -> str:
-    """No message shows it: a redis URL may carry a password."""
-    if text.startswith(("redis://", "rediss://")):
-        raise said("redis comes with a later version: write memory or sqlite:///FILE")
-    if text != "memory" and not (text.startswith(SQLITE) and text.removeprefix(SQLITE).strip("/")):
-        raise said("must be memory or sqlite:///FILE; an absolute path has four slashes: sqlite:////var/lib/gateway.db")
-    if not text.isprintable():
-        raise said("holds characters that the name of a file should not have")
-    return text
+def _fail_closed(value: object) -> object:
+    value = _flag(value)
+    if not isinstance(value, (bool, list)):
+        raise PydanticCustomError("flag_or_list", "")
+    return value
 
 
 def _which(value: object) -> object:
@@ -254,7 +250,7 @@ Size = Annotated[int, BeforeValidator(_size)]
 CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
 Names = Annotated[list[Text], Field(min_length=1)]
 Address = Annotated[tuple[str, int], BeforeValidator(_listen)]
-State = Annotated[str, AfterValidator(_state)]
+FailClosed = Annotated[Any, BeforeValidator(_fail_closed)]
 WhichRequests = Annotated[Which, BeforeValidator(_which)]
 Version = Annotated[str, Field(min_length=1), BeforeValidator(_version)]
 IgnoredField = Annotated[str, Field(min_length=1), AfterValidator(_ignored)]

@@ -23,8 +23,9 @@ from gateway.config.prices import price_finder
 from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
 from gateway.config.routes import Route, build_models, check_routes, compile_patterns, places_of
 from gateway.config.schema import ConfigFile
-from gateway.config.sections import key_section, provider_section, server_section, state_section
+from gateway.config.sections import key_section, provider_section, server_section
 from gateway.config.source import read_document
+from gateway.config.state import state_section
 from gateway.config.targets import Pair, Parts, pairs_of
 from gateway.config.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
@@ -56,7 +57,7 @@ def load_snapshot(
         raise _config_error(problems)
     policies = _read_policies(document, config, environ)
     server = server_section(document, config, host)
-    state = state_section(document, config)
+    state, shared = state_section(document, config)
     groups, kinds = provider_section(document, config)
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server)
@@ -91,10 +92,11 @@ def load_snapshot(
         lane_deadline_s=policies.queue.lane_deadline_s,
         queue=policies.queue.bounds,
         state=state,
+        shared=shared,
         store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
         notices=(
-            *find_notices(document, config, providers, models),
+            *find_notices(document, config, providers, models, keys, shared),
             *sharing,
             *(tokenizers.notices if tokenizers else ()),
         ),

@@ -9,10 +9,13 @@ from urllib.parse import urlsplit
 from gateway.config.credentials import is_first
 from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, path_text, printable
+from gateway.config.redisurl import parse_redis_url
 from gateway.config.schema import ConfigFile
-from gateway.policy.snapshot import Model, Provider
+from gateway.policy.snapshot import Key, Model, Provider, SharedState
 
 _READABLE_BY_OTHERS = 0o044
+_URLS = frozenset({"proxy", "state", "redis"})
+"""Fields that hold a secret only where there is a user or password in them."""
 
 
 def find_notices(
@@ -20,9 +23,11 @@ def find_notices(
     config: ConfigFile,
     providers: Mapping[str, Provider],
     models: Mapping[str, Model],
+    keys: Mapping[bytes, Key],
+    shared: SharedState | None,
 ) -> tuple[str, ...]:
     """All notices about a sound config."""
-    notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
+    notices = [*_provider_notices(providers), *_credential_notices(providers, models), *_state_notices(shared)]
     literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
@@ -32,6 +37,9 @@ def find_notices(
     ordered = [name for name, model in models.items() if model.choice == "in_order" and _is_weighted(model)]
     if ordered:
         notices.append(f"weights do nothing where targets are chosen in_order: model {', '.join(ordered)}")
+    closed = [] if shared else list(dict.fromkeys(_closed(models, keys)))
+    if closed:
+        notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
     return tuple(printable(notice) for notice in notices)
 
 
@@ -56,8 +64,24 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
 
 
+def _state_notices(shared: SharedState | None) -> Iterator[str]:
+    url = parse_redis_url(shared.url) if shared else None
+    far = [name for name in url.names if not is_loopback(name)] if url else []
+    if url and url.login and not url.is_encrypted and far:
+        yield f"state: its password travels unencrypted to {', '.join(far)}: use rediss"
+
+
+def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
+    """Whoever has limits that fail closed, in the words of the config."""
+    for model in models.values():
+        own = (target for target in model.targets if target.limits.fail_closed and is_first(target.provider))
+        yield from (f"target {target.name}" for target in own)
+    yield from (f"key {key.name}" for key in keys.values() if key.limits.fail_closed)
+
+
 def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
     yield ("admin", "key")
+    yield from (("state",), ("state", "redis"), ("state", "password"))
     for name in config.providers:
         yield ("providers", name, "api_key")
         listed = document.at(("providers", name, "api_keys"))
@@ -71,7 +95,7 @@ def _is_literal(document: Document, path: Path) -> bool:
     value = document.at(path)
     if not isinstance(value, str) or not value or path in document.origins:
         return False
-    return not value.startswith("sha256:") and (path[-1] != "proxy" or "@" in value)
+    return not value.startswith("sha256:") and (path[-1] not in _URLS or "@" in value)
 
 
 def _is_readable_by_others(file: str) -> bool:

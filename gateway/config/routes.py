@@ -15,6 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from gateway.config.caching import check_caching, with_routes
 from gateway.config.check import check, check_part
 from gateway.config.credentials import Groups
+from gateway.config.failclosed import check_fail_closed
 from gateway.config.fields import is_label, is_pattern
 from gateway.config.policies import Policies
 from gateway.config.problems import Document, Path, did_you_mean
@@ -69,6 +70,7 @@ def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Pl
             continue
         if config.providers and entry.provider not in config.providers:
             _no_such(document, (*path, "provider"), "provider", entry.provider, config.providers)
+        check_fail_closed(document, path, entry, learns=True)
         place = _place(document, path, name, entry)
         if any(place.pair == other.pair for other in places):
             document.complain(path, "is the same place as a target above it: list it once, with all its limits")

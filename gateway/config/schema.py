@@ -20,6 +20,7 @@ from gateway.config.fields import (
     CallerDigest,
     Count,
     Duration,
+    FailClosed,
     Flag,
     Headers,
     Label,
@@ -29,7 +30,6 @@ from gateway.config.fields import (
     ProxyUrl,
     Section,
     Size,
-    State,
     Text,
     Usd,
 )
@@ -88,7 +88,7 @@ class ConfigFile(Entry):
 
     server: Section = {}
     admin: Section = {}
-    state: State = "memory"
+    state: Any = Field(default="memory", repr=False)
     policies: Text | None = None
     providers: Section = {}
     models: Section = {}
@@ -102,6 +102,7 @@ class ServerEntry(Entry):
     max_body: Size = 20_000_000
     body_timeout: PositiveDuration = 60.0
     grace: Duration = 30.0
+    notice: Duration = 0.0
 
 
 class AdminEntry(Entry):
@@ -143,6 +144,7 @@ class LimitedEntry(Entry):
     tpm: Amount | None = None
     rpd: Amount | None = None
     max_concurrency: Count | None = None
+    fail_closed: FailClosed = False
 
 
 class TargetEntry(LimitedEntry):

@@ -5,7 +5,6 @@ Whatever is wrong is noted in the document; what is returned then is only good f
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase, translate
@@ -15,7 +14,8 @@ from pathlib import Path as FilePath
 from gateway.config.check import check
 from gateway.config.counting import kind_of_provider
 from gateway.config.credentials import Groups, check_credentials, group_of, secrets_of
-from gateway.config.fields import EMULATOR, SQLITE, is_loopback, is_pattern
+from gateway.config.failclosed import check_fail_closed
+from gateway.config.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
 from gateway.config.targets import limits_of
@@ -44,24 +44,10 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
         max_body_bytes=server.max_body,
         body_timeout_s=server.body_timeout,
         grace_s=server.grace,
+        notice_s=server.notice,
         admin_listen=admin.listen,
         admin_digest=admin.key,
     )
-
-
-def state_section(document: Document, config: ConfigFile) -> str:
-    """Where what outlives a call is kept: `memory`, or `sqlite:///` and the absolute path of a file."""
-    if not config.state.startswith(SQLITE):
-        return config.state
-    written = config.state.removeprefix(SQLITE)
-    file = str(FilePath(_beside(document, written)).absolute())
-    path: Path = ("state",)
-    if os.path.isdir(file):
-        document.complain(path, f"{document.show(path, written)} is a folder: name a file in it")
-    elif not os.path.isdir(os.path.dirname(file)):
-        shown = document.show(path, os.path.dirname(written))
-        document.complain(path, f"there is no folder {shown}: make it first")
-    return f"{SQLITE}{file}"
 
 
 def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:
@@ -94,18 +80,20 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
                 document.complain((*path, field), "needs `transport: httpx`")
     elif entry.http2 and find_spec("h2") is None:  # the transport itself would notice with its first call
         document.complain((*path, "http2"), "needs the Python package h2, which is not installed (the extra http2)")
-    if entry.ca_file is not None and not _is_file(_beside(document, entry.ca_file)):
+    if entry.ca_file is not None and not is_file(beside(document, entry.ca_file)):
         document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
 
 
-def _is_file(path: str) -> bool:
+def is_file(path: str) -> bool:
+    """There is one of this name."""
     try:
         return FilePath(path).is_file()
     except (OSError, ValueError):
         return False
 
 
-def _beside(document: Document, file: str) -> str:
+def beside(document: Document, file: str) -> str:
+    """The path of a file that the document names: from the document's own folder."""
     return str(FilePath(document.file).parent / file)
 
 
@@ -120,7 +108,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         transport=entry.transport,
         http2=entry.http2,
         proxy=entry.proxy,
-        ca_file=_beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
         group=name,
@@ -143,6 +131,7 @@ def key_section(document: Document, config: ConfigFile, server: Server) -> dict[
             document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
         if entry.key == server.admin_digest:
             document.complain((*path, "key"), "is the same secret as admin.key")
+        check_fail_closed(document, path, entry, learns=False)
         _check_allowed(document, config, path, entry.models)
         names.add(entry.name)
         places[index] = keys.setdefault(entry.key, _key(entry))

@@ -30,8 +30,8 @@ _Named = list[tuple[str, Target]]
 def share_limits(targets: Mapping[str, tuple[Target, ...]]) -> tuple[dict[str, tuple[Target, ...]], tuple[str, ...]]:
     """The targets of each model, made equal where they share a name, and a sentence wherever something had to give way.
 
-    Of each limit the smallest that any model says holds. How calls are counted, the first model in the file decides; that
-    concurrency is adaptive, any of them. The breaker is that of the first model, too.
+    Of each limit the smallest that any model says holds; it fails closed if any of them says so. How calls are counted, the
+    first model in the file decides; that concurrency is adaptive, any of them. The breaker is that of the first model, too.
     """
     named: dict[str, _Named] = {}
     for model, own in targets.items():
@@ -70,8 +70,9 @@ def _share(name: str, among: _Named, notices: list[str]) -> Target:
         )
     if any(target.breaker != first.breaker for _, target in among):
         notices.append(f"target {name} has different breakers in the models {models}: it has that of {first_model}")
+    closed = frozenset[str]().union(*(target.limits.fail_closed for _, target in among))
     counting = replace(first.counting, adaptive=any(target.counting.adaptive for _, target in among))
-    return replace(first, limits=replace(first.limits, **smallest), counting=counting)
+    return replace(first, limits=replace(first.limits, **smallest, fail_closed=closed), counting=counting)
 
 
 def _way(target: Target) -> tuple[object, ...]:

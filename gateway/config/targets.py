@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gateway.config.counting import FindTokenizer
 from gateway.config.credentials import Groups, account_of
+from gateway.config.failclosed import closed_limits
 from gateway.config.policies import Policies
 from gateway.config.prices import fixed_rates
 from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
@@ -106,6 +107,7 @@ def limits_of(entry: LimitedEntry) -> Limits:
         tokens_per_min=entry.tpm,
         requests_per_day=entry.rpd,
         max_concurrency=entry.max_concurrency,
+        fail_closed=closed_limits(entry),
     )
 
 

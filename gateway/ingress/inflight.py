@@ -44,12 +44,14 @@ class Serving:
 class InFlight:
     """All requests being served."""
 
-    __slots__ = ("_all", "draining")
+    __slots__ = ("_all", "draining", "leaving")
 
     def __init__(self) -> None:
         self._all: set[Serving] = set()
+        self.leaving = False
+        """The process will soon be gone, and is ready no more: who deals out connections has to hear of it first."""
         self.draining = False
-        """The process is on its way out: ready no more, no new calls."""
+        """The process is on its way out: no new calls."""
 
     def __len__(self) -> int:
         return len(self._all)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -25,6 +27,7 @@ from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import json_response
 from gateway.policy.snapshot import Policies
 from gateway.policy.sse import json_object
+from gateway.ports import StoreHealth
 
 LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
@@ -36,30 +39,52 @@ To = Literal["open", "closed", "drained"]
 ACTIONS: Mapping[str, To] = {"open": "open", "close": "closed", "drain": "drained", "reset": "closed"}
 """What can be done to a breaker by hand, and the state that comes of it."""
 Shown = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Gather = Callable[[], Awaitable[Collector]]
+"""The numbers of every process that serves this port."""
 
 log = logging.getLogger("gateway.admin")
 
 
-def health_routes(inflight: InFlight) -> list[BaseRoute]:
-    """Alive as long as it answers; ready until it drains."""
+def health_routes(
+    inflight: InFlight, state: Callable[[], StoreHealth | None] = lambda: None, wall: Callable[[], float] = time.time
+) -> list[BaseRoute]:
+    """Alive as long as it answers; ready until it leaves, whether or not the store that replicas share can be reached.
+
+    `state` tells how that store is, None where there is none; `wall` is the clock of its `since`.
+    """
 
     async def live(_request: Request) -> Response:
         return json_response({"status": "ok", "version": __version__})
 
     async def ready(_request: Request) -> Response:
-        if inflight.draining:
-            return json_response({"status": "draining", "calls": len(inflight)}, status=503)
-        return json_response({"status": "ready", "calls": len(inflight)})
+        health = state()
+        is_ready = not (inflight.leaving or inflight.draining)
+        status = "ready" if is_ready else "draining" if inflight.draining else "leaving"
+        said: dict[str, Any] = {"status": status, "calls": len(inflight)}
+        if health is not None:
+            said["state"] = _store_health(health, wall())
+        return json_response(said, status=200 if is_ready else 503)
 
     return [*(Route(path, live) for path in LIVE_PATHS), *(Route(path, ready) for path in READY_PATHS)]
 
 
-def metrics_route(registry: CollectorRegistry) -> BaseRoute:
-    """Prometheus text, or OpenMetrics where the scraper asks for it."""
+def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
+    """Without the reason, which may name hosts: anybody may ask."""
+    return {
+        "status": "up" if health.is_up else "gone",
+        "since_s": round(max(now_wall - health.since, 0.0), 1),
+        "replicas": health.replicas,
+        "limits": "shared" if health.is_up else f"1/{health.replicas} of each",
+    }
+
+
+def metrics_route(registry: CollectorRegistry, gather: Gather | None = None) -> BaseRoute:
+    """Prometheus text, or OpenMetrics where the scraper asks for it; `gather` gives what is shown in the registry's place."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        shown = registry if gather is None else await gather()
+        return Response(encode(shown), headers={"content-type": content_type})
 
     return Route("/metrics", metrics)
 

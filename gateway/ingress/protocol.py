@@ -27,12 +27,22 @@ MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 256
 
 
+class Notice:
+    """Whether the server will soon be gone: then clients are sent to look for another."""
+
+    __slots__ = ("is_given",)
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, refused: Refused, **options: Any) -> None:
+    def __init__(self, refused: Refused, notice: Notice, **options: Any) -> None:
         super().__init__(**options)
         self._tell_refused = refused
+        self._notice = notice
         self.on_gone: Callable[[], None] | None = None
         """Set by the edge while it serves a request of this connection."""
         self.head_since: float | None = self.loop.time()
@@ -90,6 +100,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             raise ValueError("stops the parser")
         super().on_headers_complete()
+        if self._notice.is_given:
+            self.cycle.keep_alive = False
         # With pipelined requests `self.cycle` moves on while an earlier one is served: each takes its own along.
         self.scope["state"].update(connection=self, cycle=self.cycle)
 

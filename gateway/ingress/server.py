@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Mapping
 from email.utils import formatdate
 from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.ingress.protocol import GatewayProtocol, Refused, sweep_connections
+from gateway.ingress.protocol import GatewayProtocol, Notice, Refused, sweep_connections
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
@@ -24,10 +25,10 @@ WRITE_TIMEOUT_S = 60.0
 """How long a client may take nothing of what waits for it."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError when the address cannot be had."""
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket, one of several where `reuse_port`. Raises OSError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=False)
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
 
 
 class HttpServer:
@@ -42,6 +43,8 @@ class HttpServer:
         self._refused = refused
         self._state = ServerState()
         self._server: asyncio.Server | None = None
+        self._tended: dict[int, asyncio.Server] = {}
+        self._notice = Notice()
         self._config = uvicorn.Config(
             app,
             http=GatewayProtocol,
@@ -67,6 +70,28 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
 
+    async def tend(self, listeners: Mapping[int, socket.socket]) -> None:
+        """Accept on these, too, each of a worker that cannot do it itself now; and no longer on those left out."""
+        for number in self._tended.keys() - listeners.keys():
+            self._tended.pop(number).close()
+        for number in listeners.keys() - self._tended.keys():
+            listener = listeners[number].dup()  # what the loop closes is its own
+            self._tended[number] = await asyncio.get_running_loop().create_server(
+                self._protocol, sock=listener, backlog=BACKLOG
+            )
+
+    def give_notice(self) -> None:
+        """Every answer from now on is the last of its connection."""
+        self._notice.is_given = True
+
+    def deafen(self) -> None:
+        """Accept nothing any more; the connections stay."""
+        for server in (self._server, *self._tended.values()):
+            if server is not None:
+                server.close()
+        self._server = None
+        self._tended.clear()
+
     def tick(self) -> None:
         """Renew the date header and close connections whose client keeps them waiting; called about once a second."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
@@ -74,8 +99,7 @@ class HttpServer:
 
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""
-        if self._server is not None:
-            self._server.close()
+        self.deafen()
         for connection in list(self._state.connections):
             connection.shutdown()  # idle ones close now, the others behind their answer
         if self._state.tasks:
@@ -85,7 +109,6 @@ class HttpServer:
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        self._server = None
 
     def _protocol(self) -> GatewayProtocol:
-        return GatewayProtocol(self._refused, config=self._config, server_state=self._state, app_state={})
+        return GatewayProtocol(self._refused, self._notice, config=self._config, server_state=self._state, app_state={})

@@ -1,4 +1,4 @@
-"""cache.yaml and `state`: what a set compiles to, which models have it, what the store gets, and every mistake in it."""
+"""cache.yaml: what a set compiles to, which models have it, what the store gets, and every mistake in it."""
 
 from __future__ import annotations
 
@@ -251,49 +251,6 @@ def test_store_keeps_records_only_where_no_set_keeps_answers(tmp_path: Path) -> 
 
     assert snapshot.store == StoreBounds({}, 256 * MIB)
     assert snapshot.state == "memory"
-
-
-def test_state_in_a_file_is_found_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three slashes and a relative path, four and an absolute one; what is compiled is absolute."""
-    (tmp_path / "data").mkdir()
-    text = with_policies(tmp_path)
-    expected = f"sqlite:///{tmp_path}/data/x.db"
-    monkeypatch.chdir("/")
-
-    assert load_text(tmp_path, f"state: sqlite:///data/x.db\n{text}").state == expected
-    assert load_text(tmp_path, f"state: sqlite:///{tmp_path}/data/x.db\n{text}").state == expected
-    assert load_text(tmp_path, f"state: 'sqlite:///${{OPENAI_API_KEY}}.db'\n{text}").state == (
-        f"sqlite:///{tmp_path}/sk-test.db"
-    )
-
-
-FORM = "must be memory or sqlite:///FILE; an absolute path has four slashes: sqlite:////var/lib/gateway.db"
-
-
-@pytest.mark.parametrize(
-    ("state", "problem"),
-    [
-        ("memmory", FORM),
-        ("sqlite://x.db", FORM),
-        ("sqlite:///", FORM),
-        ("'sqlite:////'", FORM),
-        ("x.db", FORM),
-        ("rediss://h", "redis comes with a later version: write memory or sqlite:///FILE"),
-        ('"sqlite:///x\\0.db"', "holds characters that the name of a file should not have"),
-        ("sqlite:///data/x.db", 'there is no folder "data": make it first'),
-        ("sqlite:////nowhere/at/all.db", 'there is no folder "/nowhere/at": make it first'),
-        ("'sqlite:///${FOLDER}/x.db'", "there is no folder the value of ${FOLDER}: make it first"),
-        ("sqlite:///rules", '"rules" is a folder: name a file in it'),
-        ("5", "expected text, not a number; quote it"),
-    ],
-)
-def test_mistake_in_state_is_said_once(tmp_path: Path, state: str, problem: str) -> None:
-    """At start, not when the first answer is to be kept."""
-    text = f"{with_policies(tmp_path)}state: {state}\n"
-
-    problems = problems_of(tmp_path, text, {"OPENAI_API_KEY": "", "FOLDER": "nowhere"})
-
-    assert problems == [f"config.yaml:6: state: {problem}"]
 
 
 # --- mistakes ---

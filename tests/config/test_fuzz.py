@@ -57,6 +57,7 @@ JUNK: list[Any] = [
     "é\u2028",
 ]
 JUNK += [[], [None], {}, {"x": None}, [[1]], "a" * 5000, "emulator://", "https://", "http://[", "sha256:", "1s", "1MB"]
+JUNK += ["redis://", "redis://[", "rediss://a:b@c,d/e/f?g#h", "redis+cluster://[::1]:1,x", ["rpm"]]
 
 
 def problems_in(raw: bytes) -> list[str]:

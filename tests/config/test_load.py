@@ -87,8 +87,8 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             "config.yaml:3: admin.key: sha256: must be followed by 64 hexadecimal digits",
         ),
         (
-            config(state="'redis://:pw@h/0'"),
-            "config.yaml:3: state: redis comes with a later version: write memory or sqlite:///FILE",
+            config(state="'redis://:pw@/0'"),
+            "config.yaml:3: state: has no host",
         ),
         (
             config(policies="nowhere"),
@@ -391,8 +391,8 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
-            "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, name, key, tenant, "
-            "lane, critical, names_tenants, models, budget_usd_per_day",
+            "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
+            "key, tenant, lane, critical, names_tenants, models, budget_usd_per_day",
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, models: [gpt-4]}}]"),
@@ -445,8 +445,9 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) 
     assert problems_of(tmp_path, TEN_MISTAKES, {}) == [
         'config.yaml:2: server.prt: unknown field; did you mean "port"?',
         "config.yaml:3: server.grace: 30 has no unit: write for example 300ms, 30s, 5m, 6h or 1d",
-        "config.yaml:4: state: must be memory or sqlite:///FILE; an absolute path has four slashes: "
-        "sqlite:////var/lib/gateway.db",
+        "config.yaml:4: state: must be memory, sqlite:///FILE (an absolute path has four slashes: "
+        "sqlite:////var/lib/gateway.db), or begin with redis://, rediss://, redis+sentinel://, rediss+sentinel://, "
+        "redis+cluster://, rediss+cluster://",
         "config.yaml:8: providers.openai.base_url: must not carry a user or password: use api_key or headers",
         "config.yaml:9: providers.openai.http2: needs `transport: httpx`",
         "config.yaml:10: providers.openai.api_key: the environment variable NOT_SET is not set",
@@ -549,17 +550,20 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
         )
         lines.append(line.replace("# ", "", 1) if is_yaml and not body.startswith("${") else line)
     (tmp_path / "policies").mkdir()
-    text = "\n".join(lines).replace("sha256:...", "sha256:" + "0" * 64)
+    text = "\n".join(lines).replace("sha256:...", "sha256:" + "0" * 64).replace("state: memory", "# or: memory")
     environ = {
         "AZURE_API_KEY": "az",
         "GATEWAY_ADMIN_KEY": KEY,
         "WEB_KEY": KEY + "2",
         "GROQ_KEY_1": "g1",
         "GROQ_KEY_2": "g2",
+        "REDIS_PASSWORD": "r",
     }
 
     snapshot = load_text(tmp_path, text, environ)
 
+    assert snapshot.shared is not None
+    assert snapshot.shared.url == "rediss://:r@cache.internal:6380/0"
     assert set(snapshot.providers) == {"openai", "azure-east", "groq", "groq#2"}
     assert [key.name for key in snapshot.keys.values()] == ["web", "nightly"]
     assert snapshot.server.admin_listen == ("127.0.0.1", 9090)

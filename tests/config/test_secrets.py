@@ -13,7 +13,9 @@ from tests.config.support import EXAMPLE, leaves, load, load_text, problems_of
 
 CANARY = "canary-4f9a1c7e55"
 
+STATE = f"state: {{redis: 'rediss://cache.example', username: {CANARY}-user, password: {CANARY}-pw}}"
 FULL = f"""\
+{STATE}
 admin: {{key: {CANARY}-admin, listen: "[::1]:9090"}}
 providers:
   q: {{dialect: openai, base_url: https://q.example}}
@@ -28,7 +30,9 @@ providers:
   r: {{dialect: openai, base_url: https://r.example, api_keys: [{CANARY}-first, {CANARY}-second]}}
 models:
   m:
-    targets: [{{provider: p, rpm: 5}}, {{provider: r, order: 2, weight: 3, capabilities: {{tools: false, context_window: 9}}}}]
+    targets:
+      - {{provider: p, rpm: 5, fail_closed: [rpm]}}
+      - {{provider: r, order: 2, weight: 3, capabilities: {{tools: false, context_window: 9}}}}
     choose: in_order
     retries: default
     breakers: default
@@ -51,11 +55,15 @@ def test_description_is_complete_json_without_a_secret(tmp_path: Path) -> None:
     assert [shown["providers"][name]["api_key"] for name in ("p", "r", "r#2")] == ["set"] * 3
     assert shown["providers"]["p"]["headers"] == ["X-Token"]
     assert shown["providers"]["p"]["proxy"] == "http://***@proxy.example:3128"
+    assert shown["shared"]["url"] == "rediss://***@cache.example"
     assert shown["server"]["admin_key"] == "set"
     assert shown["server"]["admin_listen"] == "::1:9090"
     assert [key["name"] for key in shown["keys"]] == ["web"]
     assert set(shown["models"]) == {"m", "*"}
-    assert shown["models"]["m"]["targets"][0]["limits"] == {"requests_per_min": 5}
+    assert shown["models"]["m"]["targets"][0]["limits"] == {
+        "requests_per_min": 5,
+        "fail_closed": ["requests_per_min"],
+    }
 
 
 def test_description_says_where_the_callers_credential_is_used() -> None:
@@ -96,8 +104,22 @@ def test_representation_holds_no_secret_and_no_digest_of_one(tmp_path: Path) -> 
         (f"{CANARY}-caller", "canary-short"),
         (f"{CANARY}-caller", f"{CANARY}é"),
         (f"{CANARY}-caller", f"[{CANARY}]"),
-        ("2024-10-21", f"2024\nstate: redis://:{CANARY}@h/0"),
-        ("2024-10-21", f"2024\nstate: postgres://:{CANARY}@h/0"),
+        (STATE, f"state: postgres://:{CANARY}@h/0"),
+        (STATE, f"state: rediss://:{CANARY}@h/zero"),
+        (STATE, f"state: rediss://:{CANARY}"),
+        (STATE, f"state: rediss://:{CANARY}/@h"),
+        (STATE, f"state: rediss://u:{CANARY}#@h"),
+        (STATE, f"state: rediss://h?password={CANARY}"),
+        (STATE, f"state: rediss+cluster://:{CANARY}@h/0"),
+        (STATE, f"state: rediss+sentinel://:{CANARY}@h"),
+        (STATE, f"state: rediss://:{CANARY}@h:x"),
+        (STATE, f"state: [rediss://:{CANARY}@h]"),
+        (STATE, f"state: {{redis: 'http://:{CANARY}@h'}}"),
+        (STATE, f"state: {{redis: ['rediss://:{CANARY}@h']}}"),
+        (STATE, f"state: {{redis: 'rediss://:{CANARY}@h', password: {CANARY}-2}}"),
+        (STATE, f"state: {{redis: 'rediss://h', password: [{CANARY}]}}"),
+        (STATE, f'state: {{redis: "rediss://h", password: "{CANARY}\\n"}}'),
+        (STATE, f"state: {{redis: 'rediss://h', username: {CANARY}}}"),
     ],
 )
 def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: str) -> None:
@@ -122,6 +144,16 @@ def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: 
         "admin: {listen: '${S}'}",
         "state: os.environ/S",
         "state: 'sqlite:///${S}/x'",
+        "state: 'redis://h:${S}'",
+        "state: 'redis+sentinel://h/${S}/x'",
+        "state: {redis: '${S}'}",
+        "state: {redis: 'redis://h', namespace: '{${S}}'}",
+        "state: {redis: 'redis://h', timeout: '${S}'}",
+        "state: {redis: 'redis://h', replicas: '${S}'}",
+        "state: {redis: 'redis://h', connections: '${S}'}",
+        "state: {redis: 'rediss://h', ca_file: '${S}'}",
+        "keys: [{name: a, key: aaaaaaaaaaaaaaaaaaaa, rpm: 1, fail_closed: '${S}'}]",
+        "keys: [{name: a, key: aaaaaaaaaaaaaaaaaaaa, rpm: 1, fail_closed: ['${S}']}]",
         "policies: env.S",
         "passthrough: '${S}'",
         "keys: [{name: a, key: aaaaaaaaaaaaaaaaaaaa, models: ['${S}']}]",

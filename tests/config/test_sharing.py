@@ -82,6 +82,18 @@ def test_adaptive_concurrency_of_one_model_holds_for_all(tmp_path: Path) -> None
     assert snapshot.notices == ()
 
 
+def test_limit_that_fails_closed_in_one_model_does_in_all(tmp_path: Path) -> None:
+    """The stricter word holds, as with the limits themselves."""
+    snapshot = load_models(
+        tmp_path,
+        "a: {targets: [{provider: openai, model: x, rpm: 5}]}, "
+        "b: {targets: [{provider: openai, model: x, tpm: 9, fail_closed: [tpm]}]}",
+    )
+
+    shared = Limits(requests_per_min=5, tokens_per_min=9, fail_closed=frozenset({"tokens_per_min"}))
+    assert limits_by_model(snapshot) == {"a": shared, "b": shared}
+
+
 def test_target_is_counted_as_the_first_model_says(tmp_path: Path) -> None:
     """A provider counts in one way; that models pick sets that differ is announced."""
     snapshot = load_models(
@@ -112,11 +124,12 @@ def test_target_has_the_breaker_of_the_first_model(tmp_path: Path) -> None:
 
 def test_every_limit_is_shared() -> None:
     """A new one must not be forgotten here."""
-    assert set(FIELDS) == {field.name for field in fields(Limits)}
+    assert set(FIELDS) | {"fail_closed"} == {field.name for field in fields(Limits)}
 
 
 AMOUNTS = st.one_of(st.none(), st.integers(1, 9))
-LIMITS = st.builds(Limits, **dict.fromkeys(FIELDS, AMOUNTS))
+CLOSED = st.frozensets(st.sampled_from(["tokens_per_min", "concurrency"]))
+LIMITS = st.builds(Limits, **dict.fromkeys(FIELDS, AMOUNTS), fail_closed=CLOSED)
 TARGETS = st.lists(st.tuples(st.sampled_from("xyz"), LIMITS, st.booleans()), max_size=3, unique_by=lambda one: one[0])
 
 
@@ -142,6 +155,8 @@ def test_targets_of_one_name_are_equal_and_never_wider_than_any_said(
         was = [target for own in before.values() for target in own if target.name == name]
         now = [target for own in after.values() for target in own if target.name == name]
         assert len({(target.limits, target.counting) for target in now}) <= 1
+        for target in now[:1]:
+            assert target.limits.fail_closed == frozenset().union(*(one.limits.fail_closed for one in was))
         for field in FIELDS if now else ():
             amounts = {amount for target in was if (amount := getattr(target.limits, field)) is not None}
             assert getattr(now[0].limits, field) == min(amounts, default=None)

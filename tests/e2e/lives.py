@@ -5,16 +5,18 @@ What a life says goes to a file, so that nothing is lost when it is killed. Inva
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gateway.cli import main
+from gateway.workers import places, supervisor
 from tests.e2e.harness import connect, get, until
 from tests.soak.support import wait_for
 
@@ -69,25 +71,43 @@ class Life:
 
 
 @asynccontextmanager
-async def life(config: Path) -> AsyncIterator[Life]:
-    """A gateway on a free port, once it listens."""
+async def life(
+    config: Path, *arguments: str, words: str = "listens on", before: Callable[[], None] | None = None
+) -> AsyncIterator[Life]:
+    """A gateway on a free port, once it has said these words; `before` is done in its process first."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gateway.app", "gateway.cli", "tests.e2e.lives"])
     said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
-    process = context.Process(target=_serve, args=(config, said), daemon=True)
+    process = context.Process(target=_serve, args=(config, said, arguments, before), daemon=True)
     process.start()
     one = Life(process, said)
     try:
-        await one.says("listens on")
+        await one.says(words)
         yield one
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)  # its workers, too
         if process.exitcode is None:
             process.kill()
         process.join()
 
 
-def _serve(config: Path, said: Path) -> None:
+def share_nothing() -> None:
+    """Let several workers be, whatever their state: what a supervisor does is the same."""
+    setattr(supervisor, "require_shared", lambda *_: None)  # noqa: B010 - it is no attribute for anybody else to set
+
+
+def share_a_listener() -> None:
+    """As where the kernel does not deal connections out."""
+    share_nothing()
+    setattr(places, "deals_out", lambda: False)  # noqa: B010 - as above
+
+
+def _serve(config: Path, said: Path, arguments: tuple[str, ...], before: Callable[[], None] | None) -> None:
+    os.setsid()
+    if before is not None:
+        before()
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    sys.exit(main(["serve", "--config", str(config), "--port", "0"]))
+    sys.exit(main(["serve", "--config", str(config), "--port", "0", *arguments]))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 import socket
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 
+from gateway.ingress.inflight import InFlight
+from gateway.ingress.operations import health_routes
+from gateway.ports import StoreHealth
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,
@@ -77,6 +83,45 @@ async def test_readiness_is_gone_while_draining_and_new_calls_are_refused(gatewa
     assert refused.header("connection") == "close"
 
 
+async def readiness(inflight: InFlight, health: StoreHealth | None) -> tuple[int, dict[str, Any]]:
+    """Status and body of `/readyz` where the store is so, a minute and a half after it became so."""
+    app = Starlette(routes=health_routes(inflight, lambda: health, lambda: 1_090.04))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answers = [await client.get(path) for path in ("/readyz", "/health/readiness")]
+    assert answers[0].content == answers[1].content
+    return answers[0].status_code, answers[0].json()
+
+
+UP = StoreHealth(True, 1_000.0, "redis 7.0 at secret-host", 4, 100, 0)
+
+
+async def test_readiness_tells_how_the_shared_store_is() -> None:
+    """And what that means for the limits; nothing of it where none is shared."""
+    up = {"status": "up", "since_s": 90.0, "replicas": 4, "limits": "shared"}
+
+    assert await readiness(InFlight(), UP) == (200, {"status": "ready", "calls": 0, "state": up})
+    assert await readiness(InFlight(), None) == (200, {"status": "ready", "calls": 0})
+
+
+async def test_a_gateway_whose_store_is_gone_stays_ready() -> None:
+    """It serves on its part of each limit; taking it out of service would make an outage of it."""
+    status, said = await readiness(InFlight(), replace(UP, is_up=False))
+
+    assert status == 200
+    assert said["state"] == {"status": "gone", "since_s": 90.0, "replicas": 4, "limits": "1/4 of each"}
+
+
+async def test_readiness_shows_no_host_and_no_time_before_the_start() -> None:
+    """Anybody may ask; and clocks are set back now and then."""
+    inflight = InFlight()
+    inflight.draining = True
+
+    status, said = await readiness(inflight, replace(UP, since=2_000.0))
+
+    assert (status, said["status"], said["state"]["since_s"]) == (503, "draining", 0.0)
+    assert "secret-host" not in str(said)
+
+
 async def test_metrics_count_what_was_served(gateway: Running) -> None:
     """Calls, tokens, attempts and refusals agree with what the client saw; a failure that was repaired is an attempt."""
     async with connect(gateway.url) as peer:
@@ -115,6 +160,7 @@ async def test_clients_cannot_add_series(start: StartGateway) -> None:
         await peer.exchange(get("/v1/files/other"))
         await peer.exchange(get("/nothing"))
         await peer.exchange(post(CHAT, b"{"))
+        await gateway.gateway._tick(0.0)  # what it sets is there before as well as after
         before = set(await series(peer))
         for _ in range(100):
             name = f"m{draw.getrandbits(64):x}"

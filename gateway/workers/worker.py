@@ -1,0 +1,216 @@
+"""One worker: a gateway like any other, that listens where the supervisor says and does what it says.
+
+Only the supervisor is told things by signals. SIGINT and SIGHUP, which a terminal sends to the whole group, are not heard
+here, and SIGTERM, which some service managers send to all, drains this worker but never hurries it. The end of the channel is
+the supervisor's: then this worker listens no more, so that another gateway can have the port, and drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO, cast
+
+import uvloop
+from prometheus_client.registry import Collector
+
+from gateway.app import Gateway, Post
+from gateway.errors import ConfigError, StoreUnusable
+from gateway.policy.snapshot import PolicySnapshot
+from gateway.settings import Settings
+from gateway.workers.channel import MOST_UNREAD_BYTES, Message, pack
+from gateway.workers.commonlog import TakingTurns
+from gateway.workers.numbers import Gathered, dump, families_of
+
+SUM_S = 1.0
+"""How long a scrape waits for the sum of all; after that it gets this worker's own numbers."""
+FAILED, UNUSABLE = 1, 2
+"""Exit codes, as of the commands: could not run; a config that cannot be used."""
+
+log = logging.getLogger("gateway.workers")
+
+
+@dataclass(frozen=True, slots=True)
+class Berth:
+    """What a worker gets from its supervisor: its number, all listeners by number and port, its end of the channel.
+
+    `turns` is a descriptor for the lock of the common log. `policy` is what the supervisor started with.
+    """
+
+    number: int
+    listeners: Mapping[int, Sequence[socket.socket]]
+    channel: socket.socket
+    turns: int
+    policy: PolicySnapshot
+
+
+class Worker:
+    """Runs one gateway at its berth."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], berth: Berth) -> None:
+        """Raises ConfigError, StoreUnusable or OSError."""
+        self._berth = berth
+        self._ports = iter(berth.listeners[berth.number])
+        self._awaited: set[asyncio.Future[Collector]] = set()
+        self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
+        self._tending: asyncio.Task[None] | None = None
+        self._tended: list[int] = []
+        self._writer: asyncio.StreamWriter | None = None
+        log_stream = cast("TextIO", TakingTurns(sys.stdout, berth.turns))
+        post = Post(berth.number, self._listen, self._gather)
+        self._gateway = Gateway(settings, environ, log_stream=log_stream, post=post)
+        if _fixed(self._gateway.policy) != _fixed(berth.policy):
+            raise _changed()
+
+    async def run(self) -> int:
+        """Serve until told to stop; returns the exit code."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._berth.channel, limit=MOST_UNREAD_BYTES)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
+        await self._gateway.start()
+        self._say({"say": "ready"})
+        listening = asyncio.create_task(self._obey_all(reader))
+        await self._stopping.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._gateway.drain(self._hurry)
+        self._say({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
+        listening.cancel()
+        await self._gateway.stop()
+        return FAILED if self._hurry.is_set() else 0
+
+    def _listen(self, host: str, port: int) -> socket.socket:
+        listener = next(self._ports, None)
+        if listener is None:
+            raise _changed()
+        return listener.dup()
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(pack(message))
+
+    async def _obey_all(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                self._obey(json.loads(line))
+        log.error("the supervisor is gone: no new calls; running ones have their grace")
+        self._writer = None
+        self._leave_ports()
+        self._stopping.set()
+
+    def _obey(self, message: Message) -> None:
+        match message["do"]:
+            case "drain":
+                self._stopping.set()
+                server = self._gateway.policy.server
+                self._say({"say": "draining", "grace_s": server.grace_s, "notice_s": server.notice_s})
+            case "hurry":
+                self._stopping.set()
+                self._hurry.set()
+            case "reload":
+                self._gateway.reload()
+            case "tell":
+                self._say({"say": "numbers", "families": dump(self._gateway.registry)})
+            case "show":
+                self._show(Gathered(families_of(message)))
+            case "tend":
+                self._tended = message["numbers"]
+                if self._tending is None or self._tending.done():
+                    self._tending = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        """One after the other: what was asked for last holds in the end."""
+        wanted: list[int] | None = None
+        while wanted is not self._tended:
+            wanted = self._tended
+            await self._gateway.tend({number: self._berth.listeners[number] for number in wanted})
+
+    def _leave_ports(self) -> None:
+        """Give the ports back while running calls go on: the supervisor that kept them is no more."""
+        self._gateway.deafen()
+        for ports in self._berth.listeners.values():
+            for listener in ports:
+                listener.close()
+
+    async def _gather(self) -> Collector:
+        """The numbers of all workers; this one's own when the supervisor does not give them."""
+        if self._writer is None:
+            return self._gateway.registry
+        coming: asyncio.Future[Collector] = asyncio.get_running_loop().create_future()
+        self._awaited.add(coming)
+        self._say({"say": "scraped"})
+        try:
+            return await asyncio.wait_for(coming, SUM_S)
+        except TimeoutError:
+            return self._gateway.registry
+        finally:
+            self._awaited.discard(coming)
+
+    def _show(self, sum_of_all: Gathered) -> None:
+        for coming in self._awaited:
+            if not coming.done():
+                coming.set_result(sum_of_all)
+
+
+def run_worker(settings: Settings, environ: Mapping[str, str], berth: Berth, let_go: Callable[[], None]) -> NoReturn:
+    """Be a worker, in a process just forked with its signals blocked, until the process ends.
+
+    `let_go` gives up what is the supervisor's.
+    """
+    code = FAILED
+    try:
+        let_go()
+        code = _run(settings, environ, berth)
+    except BaseException:  # noqa: BLE001 - the process ends here, and nobody above is this worker's
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)  # nothing of the supervisor's, whose stack this is, must run
+
+
+def _run(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {berth.number}: %(message)s"))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, environ, berth))
+    except ConfigError as error:
+        return _fail(berth, "\n".join(error.problems), UNUSABLE)
+    except StoreUnusable as error:
+        return _fail(berth, str(error), FAILED)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(berth, f"{error.filename}: {reason}" if error.filename else reason, FAILED)
+
+
+async def _serve(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
+    return await Worker(settings, environ, berth).run()
+
+
+def _fail(berth: Berth, text: str, code: int) -> int:
+    """Let the supervisor say it, once."""
+    with contextlib.suppress(OSError):
+        berth.channel.sendall(pack({"say": "failed", "text": text, "code": code}))
+    return code
+
+
+def _fixed(policy: PolicySnapshot) -> tuple[object, ...]:
+    """What all workers have in common until all of them start anew."""
+    return policy.state, policy.shared, policy.server.admin_listen
+
+
+def _changed() -> ConfigError:
+    return ConfigError(["state or admin.listen has changed: that takes effect when all workers are started anew"])

@@ -1,0 +1,43 @@
+"""The call log of several workers: no line ends up inside another's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from gateway.workers.commonlog import make_turns
+
+BATCHES, LINES, LENGTH = 10, 20, 3_000
+WRITER = """
+import os, sys
+from gateway.workers.commonlog import TakingTurns
+
+output, turns, letter, batches, lines, length = sys.argv[1:]
+log = TakingTurns(os.fdopen(int(output), "w"), int(turns))
+for _ in range(int(batches)):
+    log.write((letter * int(length) + "\\n") * int(lines))
+"""
+
+
+def test_batches_of_several_processes_stay_whole() -> None:
+    """Through a pipe that is full most of the time; each is longer than what a pipe takes in one piece."""
+    reader, writer = os.pipe()
+    turns = make_turns()
+    about = [str(number) for number in (BATCHES, LINES, LENGTH)]
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(writer), str(turns), letter, *about], pass_fds=(writer, turns)
+        )
+        for letter in "abc"
+    ]
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        lines = pipe.read().splitlines()
+    codes = [one.wait() for one in writers]
+    os.close(turns)
+
+    assert codes == [0, 0, 0]
+    assert len(lines) == 3 * BATCHES * LINES
+    assert {len(line) for line in lines} == {LENGTH}
+    assert {len(set(line)) for line in lines} == {1}
