@@ -461,5 +461,5 @@ class SharedStore(Store, Protocol):
 
     def health(self) -> StoreHealth: ...
     async def start(self) -> None:
-        """Connect; returns within one operation's timeout whether or not there is anybody, and goes on trying."""
+        """Connect; returns soon whether or not there is anybody, and goes on trying."""
         ...

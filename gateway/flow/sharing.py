@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import TypeAlias
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from gateway.call import LANES
 from gateway.clock import Clock, Timer
@@ -47,6 +47,7 @@ class Sharing:
         "_hungry",
         "_is_up",
         "_leases",
+        "_of_keys",
         "_queue",
         "_rounds",
         "_shares",
@@ -64,6 +65,7 @@ class Sharing:
         self._draw = draw
         self._is_up = self._has_met = False
         self._shares: WeakValueDictionary[str, _Part] = WeakValueDictionary()
+        self._of_keys: dict[str, WeakSet[Share]] = {}
         self._active: dict[str, _Part] = {}
         """Those that the store knows of; nobody else needs to keep them."""
         self._hungry: list[_Part] = []
@@ -90,6 +92,7 @@ class Sharing:
 
     def of_key(self, key: str) -> ShareOut:
         """Makes the shares of a key's own limits."""
+        self._of_keys.setdefault(f"key|{key}", WeakSet())
         return partial(self._share, f"key|{key}")
 
     def tally(self, key: str, what: str) -> Tally:
@@ -132,8 +135,9 @@ class Sharing:
         before = self._wanted.get(owner, NOTHING)
         self._wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
         try:
-            self._round([share for share in self._hungry if share.owner == owner and self._is_ripe(share)])
-            if not any(share.is_asked for share in self._active.values() if share.owner == owner):
+            shares = self._of_keys.get(owner, ())
+            self._round([share for share in shares if share.is_hungry and self._is_ripe(share)])
+            if not any(share.is_asked for share in shares):
                 return False
             await asyncio.wait([*self._rounds])
             return True
@@ -193,6 +197,8 @@ class Sharing:
         )
         if not self._is_up:
             share.alone(self.replicas, now)
+        if owner in self._of_keys:
+            self._of_keys[owner].add(share)
         return share
 
     def _rejoin(self, shares: Iterable[_Part]) -> None:

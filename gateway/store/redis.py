@@ -76,7 +76,7 @@ class RedisStore:
         link.on_change(self._changed)
 
     async def start(self) -> None:
-        """Connect; returns within one operation's timeout whether or not there is anybody, and goes on trying."""
+        """Connect; returns within half a second whether or not there is anybody, and goes on trying."""
         self._news.start()
         await self._link.start()
 

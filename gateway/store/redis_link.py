@@ -32,6 +32,8 @@ __all__ = ["Link", "Script", "StoreGone", "StoreRefused", "load_script", "script
 
 log = logging.getLogger("gateway.store")
 
+START_S = 0.5
+"""No call waits yet, and who begins without the store takes a part of limits that others use up."""
 SCHEMA = "1"
 """Gateways that keep things differently do not read each other's."""
 
@@ -135,10 +137,10 @@ class Link:
         return job.future
 
     async def start(self) -> None:
-        """Connect; returns within the timeout whether or not there is anybody, and goes on trying."""
+        """Connect; returns after `START_S` whether or not there is anybody, and goes on trying."""
         self._store.start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(max(self._timeout_s, START_S)):
                 await self._store.reached()
 
     async def aclose(self) -> None:

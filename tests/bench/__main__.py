@@ -17,12 +17,21 @@ from tests.bench.load import LoadError
 from tests.bench.measure import Effort, measure, measure_direct
 from tests.bench.peers import find_peers
 from tests.bench.report import Results, say
-from tests.bench.systems import ROOT, StartError, System, canned_provider, find_systems, run
+from tests.bench.systems import (
+    ROOT,
+    SHARING,
+    StartError,
+    System,
+    canned_provider,
+    find_systems,
+    run,
+    shared_redis,
+)
 
 NORMAL = Effort(rounds=3, load_s=3, warm_s=1, streams=100, interval_ms=10, events=400)
 QUICK = Effort(rounds=1, load_s=1, warm_s=1, streams=100, interval_ms=10, events=150)
 RESULTS = ROOT / "bench-results"
-NAMES = ("gateway", "cache hit", "floor", "nginx")
+NAMES = ("gateway", SHARING, "cache hit", "floor", "nginx")
 
 
 def main() -> int:
@@ -76,8 +85,9 @@ def _measure_all(options: argparse.Namespace) -> Results:
     with (
         tempfile.TemporaryDirectory(prefix="gateway-bench-") as folder,
         canned_provider(Path(folder), load_core) as upstream_port,
+        shared_redis(Path(folder), load_core) as redis_port,
     ):
-        systems = _find(options, upstream_port, results)
+        systems = _find(options, upstream_port, redis_port, results)
         for number in range(results.effort.rounds):
             say(f"round {number + 1} of {results.effort.rounds}")
             results.direct.append(measure_direct(upstream_port, results.effort))
@@ -86,8 +96,8 @@ def _measure_all(options: argparse.Namespace) -> Results:
     return results
 
 
-def _find(options: argparse.Namespace, upstream_port: int, results: Results) -> list[System]:
-    systems, results.skipped = find_systems(options.only)
+def _find(options: argparse.Namespace, upstream_port: int, redis_port: int | None, results: Results) -> list[System]:
+    systems, results.skipped = find_systems(options.only, redis_port)
     if options.peers:
         say("looking for the peers; the first time they are installed, which takes minutes")
         peers, skipped = find_peers(options.output / "peers", upstream_port)

@@ -72,6 +72,11 @@ def run_plain(port: int, headers: Mapping[str, str], *, connections: int, second
     return uvloop.run(_run_own(port, headers, connections, seconds))
 
 
+def run_paced(port: int, headers: Mapping[str, str], *, per_s: float, connections: int, seconds: float) -> PlainResult:
+    """Make so many calls a second, each when it is due or as soon as its connection is free. Raises LoadError."""
+    return uvloop.run(_run_own(port, headers, connections, seconds, pace_s=connections / per_s))
+
+
 def generator() -> str:
     """Which load generator plain calls use."""
     return "wrk" if shutil.which("wrk") else "asyncio"
@@ -105,11 +110,13 @@ def _run_wrk(port: int, headers: Mapping[str, str], connections: int, seconds: f
 
 
 class _PlainClient(asyncio.Protocol):
-    """One connection that asks again as soon as it is answered."""
+    """One connection that asks again as soon as it is answered, or every `pace_s`, first after `first_s`."""
 
-    def __init__(self, message: bytes, latencies: list[float]) -> None:
+    def __init__(self, message: bytes, latencies: list[float], pace_s: float = 0.0, first_s: float = 0.0) -> None:
         self._message = message
         self._latencies = latencies
+        self._pace_s = pace_s
+        self._due = asyncio.get_running_loop().time() + first_s
         self._buffer = b""
         self._sent_at = 0.0
         self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
@@ -117,7 +124,7 @@ class _PlainClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._ask()
+        self._ask_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.error = self.error or "connection lost"
@@ -128,9 +135,19 @@ class _PlainClient(asyncio.Protocol):
             self.error = self._buffer[:200].decode("latin-1")
         elif whole_body(self._buffer) is not None:
             self._latencies.append(time.perf_counter() - self._sent_at)
+            self._ask_in_time()
+
+    def _ask_in_time(self) -> None:
+        if not self._pace_s:
             self._ask()
+            return
+        loop = asyncio.get_running_loop()
+        self._due += self._pace_s
+        loop.call_at(self._due, self._ask)
 
     def _ask(self) -> None:
+        if self._transport.is_closing():
+            return
         self._buffer = b""
         self._sent_at = time.perf_counter()
         self._transport.write(self._message)
@@ -139,12 +156,19 @@ class _PlainClient(asyncio.Protocol):
         self._transport.close()
 
 
-async def _run_own(port: int, headers: Mapping[str, str], connections: int, seconds: float) -> PlainResult:
+async def _run_own(
+    port: int, headers: Mapping[str, str], connections: int, seconds: float, pace_s: float = 0.0
+) -> PlainResult:
     latencies: list[float] = []
     message = request(port, chat_body(), headers)
     loop = asyncio.get_running_loop()
+    firsts = iter(pace_s * at / connections for at in range(connections))
     clients = [
-        (await loop.create_connection(lambda: _PlainClient(message, latencies), "127.0.0.1", port))[1]
+        (
+            await loop.create_connection(
+                lambda: _PlainClient(message, latencies, pace_s, next(firsts)), "127.0.0.1", port
+            )
+        )[1]
         for _ in range(connections)
     ]
     latencies.clear()

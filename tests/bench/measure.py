@@ -15,11 +15,15 @@ from pathlib import Path
 import uvloop
 
 from tests.bench import load
-from tests.bench.systems import Running, System
+from tests.bench.systems import Running, System, store_operations
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 HIGH, LOW = 32, 1
 """Connections of the loaded and of the unloaded run."""
+STEADY_PER_S, STEADY_CONNECTIONS = 1000, 16
+"""Of the run at a steady rate."""
+STEADY_TIMES = 3
+"""It takes so many times as long as others, because its calls are fewer."""
 HELD_INTERVAL_MS = 1000
 PEER_WARMTH = 5
 """Peers carry far fewer calls a second, and a just-in-time compiler needs its calls before it is fast."""
@@ -48,6 +52,16 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class Steady:
+    """At a steady rate: latency as the client saw it, CPU time, and operations of the shared store, if there is one."""
+
+    p50_ms: float
+    p99_ms: float
+    cpu_us_per_call: float
+    store_operations_per_call: float
+
+
+@dataclass(frozen=True, slots=True)
 class Direct:
     """The provider without anything in front of it."""
 
@@ -72,6 +86,7 @@ class Round:
     cpu_us_per_event: float | None = None
     events_per_read: float | None = None
     streams_rss_mb: float | None = None
+    steady: Steady | None = None
 
 
 class Window:
@@ -125,7 +140,22 @@ def measure(system: System, running: Running, core: int, effort: Effort) -> Roun
         cpu_us_per_event=per_event,
         events_per_read=per_read,
         streams_rss_mb=streams_rss_mb,
+        steady=_steady(system, running, core, effort) if system.is_paced else None,
     )
+
+
+def _steady(system: System, running: Running, core: int, effort: Effort) -> Steady:
+    before, window = store_operations(running.port), Window(running.pid, core)
+    result = load.run_paced(
+        running.port,
+        system.headers,
+        per_s=STEADY_PER_S,
+        connections=STEADY_CONNECTIONS,
+        seconds=effort.load_s * STEADY_TIMES,
+    )
+    cpu_s, _, _ = window.close()
+    operations = store_operations(running.port) - before
+    return Steady(result.p50_ms, result.p99_ms, cpu_s / result.calls * 1e6, operations / result.calls)
 
 
 def _streams(system: System, running: Running, core: int, effort: Effort) -> tuple[float, float, float]:

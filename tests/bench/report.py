@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import load
-from tests.bench.measure import HIGH, Direct, Effort, Latency, Round
-from tests.bench.systems import ROOT
+from tests.bench.measure import HIGH, STEADY_PER_S, Direct, Effort, Latency, Round, Steady
+from tests.bench.systems import ROOT, SHARING
 
 SPREAD_LIMIT = 0.15
 FOREIGN_LIMIT = 0.10
 BUSY_LIMIT = 0.90
 _BEST_IS_MOST = frozenset(("requests_per_s", "busy"))
-FLOOR, NGINX = "floor", "nginx"
+GATEWAY, FLOOR, NGINX = "gateway", "floor", "nginx"
 TITLES = {
+    SHARING: "gateway, redis state",
     "cache hit": "gateway, cache hit",
     "floor": "floor (uvicorn + bare httptools client)",
     "nginx": "nginx proxy_pass",
@@ -56,7 +57,8 @@ def best(rounds: Sequence[Round]) -> Round:
     """Each number from the round where it was best."""
     rows = [asdict(one) for one in rounds]
     chosen = {name: _best_of(name, [row[name] for row in rows]) for name in rows[0]}
-    return Round(**{**chosen, "low": Latency(**chosen["low"]), "high": Latency(**chosen["high"])})
+    steady = Steady(**chosen["steady"]) if chosen["steady"] else None
+    return Round(**{**chosen, "low": Latency(**chosen["low"]), "high": Latency(**chosen["high"]), "steady": steady})
 
 
 def best_direct(direct: Sequence[Direct]) -> Direct:
@@ -98,7 +100,7 @@ def summary(results: Results) -> dict[str, Any]:
                         for number in ("cpu_us_per_call", "cpu_us_per_event")
                         if getattr(one, number) is not None and getattr(found[other], number)
                     }
-                    for other in (FLOOR, NGINX)
+                    for other in (FLOOR, NGINX, *((GATEWAY,) if name == SHARING else ()))
                     if other in found
                 },
                 "rounds": [asdict(each) for each in results.rounds[name]],
@@ -206,9 +208,25 @@ def footnotes(facts: dict[str, Any]) -> str:
         f"{high['p50_ms']:.2f} / {high['p99_ms']:.2f} ms at {HIGH}.",
         "A rate with > is a lower bound: the system still had CPU time to spare.",
     ]
+    notes += _sharing(facts["systems"])
     notes += [f"skipped {name}: {why}" for name, why in facts["skipped"].items()]
     notes += [f"doubt: {doubt}" for doubt in facts["doubts"]]
     return "\n".join(notes)
+
+
+def _sharing(systems: dict[str, Any]) -> list[str]:
+    """What it costs to share limits through a Redis."""
+    if not {GATEWAY, SHARING} <= systems.keys():
+        return []
+    alone, shared = systems[GATEWAY]["best"], systems[SHARING]["best"]
+    one, other = alone["steady"], shared["steady"]
+    return [
+        "With limits shared through a Redis: CPU per call "
+        f"{shared['cpu_us_per_call'] / alone['cpu_us_per_call']:.2f}x of the gateway's own, "
+        f"p99 {shared['low']['p99_ms'] - alone['low']['p99_ms']:+.2f} ms at 1 connection; at {STEADY_PER_S:,} calls/s "
+        f"CPU {other['cpu_us_per_call'] / one['cpu_us_per_call']:.2f}x ({other['cpu_us_per_call']:.0f} µs per call), "
+        f"p99 {other['p99_ms'] - one['p99_ms']:+.2f} ms, {other['store_operations_per_call']:.3f} operations of Redis per call."
+    ]
 
 
 def write(facts: dict[str, Any], path: Path) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from tests.bench.canned import answer_body
 from tests.bench.load import MODEL, PATH, chat_body
 
 ROOT = Path(__file__).resolve().parents[2]
+SHARING = "redis state"
+OPERATIONS = "gateway_state_operations_total"
 STOP_S = 5.0
 POLL_S = 0.002
 
@@ -49,6 +52,8 @@ class System:
     start_timeout_s: float = 20.0
     is_plain_only: bool = False
     """Measured for plain calls only."""
+    is_paced: bool = False
+    """Measured at a steady rate, too."""
     is_peer: bool = False
     """Measured for plain calls only; its answer may differ in form from the provider's."""
 
@@ -118,15 +123,49 @@ def canned_provider(folder: Path, core: int) -> Iterator[int]:
         yield port
 
 
-def find_systems(only: set[str]) -> tuple[list[System], dict[str, str]]:
-    """The systems that can run here, and why the others cannot."""
+@contextmanager
+def shared_redis(folder: Path, core: int) -> Iterator[int | None]:
+    """Run a Redis that keeps nothing on disk; yields its port, or None where none is installed."""
+    server = shutil.which("redis-server")
+    if server is None:
+        yield None
+        return
+    port = free_port()
+    where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    with spawn([server, *where, "--save", "", "--appendonly", "no"], core, folder / "redis.log") as process:
+        ends_at = time.perf_counter() + 10
+        while not _listens(port):
+            if process.poll() is not None or time.perf_counter() > ends_at:
+                raise StartError(f"redis-server did not start: {_last_lines(folder / 'redis.log')}")
+            time.sleep(POLL_S)
+        yield port
+
+
+def store_operations(port: int) -> float:
+    """What a gateway has asked its shared store so far, by its own count; 0 where it has none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(OPERATIONS))
+
+
+def find_systems(only: set[str], redis_port: int | None) -> tuple[list[System], dict[str, str]]:
+    """The systems that can run here, and why the others cannot; `redis_port`: of the Redis that a gateway may share."""
     uvicorn = f"uvicorn {version('uvicorn')}, httptools {version('httptools')}"
     systems = [
-        System("gateway", _gateway_version(), _gateway),
+        System("gateway", _gateway_version(), _gateway, is_paced=True),
         System("cache hit", _gateway_version(), _caching_gateway, is_plain_only=True),
         System("floor", uvicorn, _floor),
     ]
     skipped: dict[str, str] = {}
+    if redis_port is not None:
+        sharing = partial(_gateway, more=f"state: redis://127.0.0.1:{redis_port}/0\n")
+        systems.insert(1, System(SHARING, _gateway_version(), sharing, is_plain_only=True, is_paced=True))
+    elif SHARING in only:
+        skipped[SHARING] = "redis-server not found on PATH; install it (apt-get install redis-server) to compare"
     nginx = find_nginx()
     if nginx is not None:
         systems.append(System("nginx", _nginx_version(nginx), _nginx))
@@ -231,6 +270,14 @@ def _is_right(system: System, body: bytes) -> bool:
         return body == expected
     content = json.loads(expected)["choices"][0]["message"]["content"]
     return bool(json.loads(body)["choices"][0]["message"]["content"] == content)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 0.2).close()
+    except OSError:
+        return False
+    return True
 
 
 def _call(port: int, headers: Mapping[str, str]) -> tuple[int, bytes] | None:

@@ -202,10 +202,10 @@ class Peer:
         self.send(data)
         return await self.response()
 
-    async def rest(self) -> bytes:
+    async def rest(self, patience_s: float = PATIENCE_S) -> bytes:
         """All bytes until the connection ends, whichever way it does."""
         data = b""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             try:
                 while part := await self.reader.read(65536):
                     data += part

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.emulator.stats import Stats
-from tests.e2e.harness import Peer, Response, Running, _header, chat, connect, post, until
+from tests.e2e.harness import PATIENCE_S, Peer, Response, Running, _header, chat, connect, post, until
 from tests.soak.support import MANNERS, Manner, draw_cut, mortal
 
 ANSWER_BYTES = 12_000
@@ -107,10 +107,12 @@ def draw_fate(rng: random.Random) -> Fate:
 
 
 class Crowd:
-    """Callers of one question. The first one may leave when the second has seen the answer begin."""
+    """Callers of one question, each at one of the places. The first may leave when the second has seen the answer begin."""
 
-    def __init__(self, url: str, question: Question, callers: int, rng: random.Random, stats: Stats) -> None:
-        self._url = url
+    def __init__(
+        self, urls: str | Sequence[str], question: Question, callers: int, rng: random.Random, stats: Stats
+    ) -> None:
+        self._urls = (urls,) if isinstance(urls, str) else urls
         self._question = question
         self._callers = callers
         self._rng = rng
@@ -127,6 +129,10 @@ class Crowd:
         fates = [draw_fate(rng) for _ in range(self._callers - 2)]
         answers = await asyncio.gather(leading, heir, *(self._come(fate, rng.random()) for fate in fates))
         return [answer for answer in answers if answer is not None]
+
+    @property
+    def _url(self) -> str:
+        return self._rng.choice(self._urls)
 
     async def _inherit(self) -> Response:
         if not self._question.stream:
@@ -169,15 +175,15 @@ async def begun(peer: Peer) -> asyncio.Future[Response]:
 # Lives.
 
 
-async def hear(url: str, question: Question) -> bytes | None:
+async def hear(url: str, question: Question, patience_s: float = PATIENCE_S) -> bytes | None:
     """The answer, if its last byte has come, whatever became of the connection afterwards; else None."""
     async with connect(url) as peer:
         peer.send(question.request("Connection: close"))
-        head, found, rest = (await peer.rest()).partition(b"\r\n\r\n")
+        head, found, rest = (await peer.rest(patience_s)).partition(b"\r\n\r\n")
     if not found:
         return None
     assert head.startswith(b"HTTP/1.1 200"), head
-    if question.stream:
+    if b"\r\ntransfer-encoding: chunked" in head.lower():
         body, found, _ = _unchunked(rest).partition(DONE)
         return body + found if found else None
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])

@@ -43,7 +43,6 @@ NAMES = [
         "?",
         "[a-z]",
         "^a",
-        ".",
     ),
     *(
         "a b",
@@ -52,7 +51,7 @@ NAMES = [
         "'; DROP TABLE records; --",
         "' OR '1'='1",
         "\\",
-        "\\r\\nFLUSHALL\\r\\n",
+        "\\r\\nFLUSHALL",
         "*1\\r\\n$8\\r\\nFLUSHALL",
     ),
     *(
@@ -63,12 +62,11 @@ NAMES = [
         "return redis.call('FLUSHALL')",
         "ARGV[1]",
         "-1",
-        "nil",
     ),
 ]
 """Tenants, names of keys, models and Idempotency-Keys."""
-UNICODE = ["ä", "a\u0301", "\u0430", "𝒂", "a\u00a0b"]
-"""The same, where a header's ASCII is not asked for."""
+ODDER = ["\u00e4", "a\u0301", "\u0430", "\U0001d482", "\u4e2d\u6587", "%" * 256]
+"""Models may be anything that is printable."""
 OURS = re.compile(rb"(?s)gateway:1:[a-z_]+:\{[0-9a-f]{32}\}(:[a-z]+(:.{0,64})?)?")
 """Nothing of a name is in the name of a key."""
 LIMIT = 2
@@ -76,11 +74,13 @@ LIMIT = 2
 
 def secret_of(name: str) -> str:
     """Of the caller with this name, who is also the tenant."""
-    return f"key-number-{[*NAMES, *UNICODE].index(name):03}-0123456789"
+    return f"key-number-{NAMES.index(name):03}-0123456789"
 
 
 def callers(**limits: Any) -> list[dict[str, Any]]:
-    return [{"name": name, "tenant": name, "key": secret_of(name), **limits} for name in (*NAMES, *UNICODE)]
+    """One of each name; in a config `${` would be a variable."""
+    names = {name: name.replace("${", "$${") for name in NAMES}
+    return [{"name": text, "tenant": text, "key": secret_of(name), **limits} for name, text in names.items()]
 
 
 async def ask(replica: Running, tenant: str, *headers: str, model: str = "gpt-4o", **fields: Any) -> Response:
@@ -115,7 +115,7 @@ async def test_records_are_their_owners(server: RedisServer, pair: Callable[[Con
     """Each tenant has each key once: an execution of its own, replayed to it by either replica, and to nobody else."""
     one, other = await pair(_keyed)
     bodies: Counter[bytes] = Counter()
-    for tenant in (*NAMES, *UNICODE):
+    for tenant in NAMES:
         firsts = await asyncio.gather(*(ask(one, tenant, f"Idempotency-Key: {key}") for key in NAMES))
         agains = await asyncio.gather(*(ask(other, tenant, f"Idempotency-Key: {key}") for key in NAMES))
         for key, first, again in zip(NAMES, firsts, agains, strict=True):
@@ -123,7 +123,7 @@ async def test_records_are_their_owners(server: RedisServer, pair: Callable[[Con
             assert (again.body, is_replayed(again)) == (first.body, True), (tenant, key)
             bodies[first.body] += 1
 
-    assert one.upstream_calls() == len(bodies) == len(NAMES) * len((*NAMES, *UNICODE))
+    assert one.upstream_calls() == len(bodies) == len(NAMES) ** 2
     assert set(bodies.values()) == {1}
     assert_nothing_but_ours(server)
 
@@ -139,7 +139,7 @@ async def test_a_purge_takes_what_it_names(
 ) -> None:
     """Neither a glob nor a prefix: one tenant's answers, or one model's, and of those all."""
     one, other = await pair(_kept(tmp_path))
-    names = [*NAMES, *UNICODE]
+    names = [*NAMES, *ODDER] if selector == "model" else NAMES
 
     async def hits(replica: Running) -> list[str]:
         found = await asyncio.gather(*(_ask_of(replica, selector, name, "cache-control: no-store") for name in names))
@@ -168,10 +168,10 @@ async def test_limits_are_their_owners(server: RedisServer, pair: Callable[[Conf
     """Each key has its own few calls a minute, at both replicas together, whatever the others use."""
     one, other = await pair(lambda url: config_of(url, keys=callers(rpm=LIMIT), admin={"key": ADMIN_KEY}))
     statuses: dict[str, list[int]] = {}
-    for name in (*NAMES, *UNICODE):
+    for name in NAMES:
         statuses[name] = [(await ask(replica, name)).status for replica in (one, other) * LIMIT]
 
     assert {name: sorted(each) for name, each in statuses.items()} == dict.fromkeys(
-        (*NAMES, *UNICODE), [200] * LIMIT + [429] * LIMIT
+        NAMES, [200] * LIMIT + [429] * LIMIT
     )
     assert_nothing_but_ours(server)
