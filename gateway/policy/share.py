@@ -247,6 +247,9 @@ class Share:
             self._own.resize(rate_per_s / part, capacity / part, now)
         self.rate_per_s = rate_per_s
         self.capacity = capacity
+        if self._held > capacity:
+            self._given += self._held - capacity
+            self._held = capacity
 
     # --- as a part of a whole ---
 
@@ -286,6 +289,7 @@ class Share:
             lag_s=self.lag_s,
         )
         self._lack = self._keep = 0.0
+        self._ceiling = inf
         return ask
 
     def heard(self, reply: LeaseReply, now: float) -> bool:
@@ -298,10 +302,12 @@ class Share:
         self._held += gained
         self._level, self._known_at, self._most = reply.level, now, reply.most
         self._wanting = max(1, reply.wanting)
-        self._ceiling, self._away_s = inf, 0.0
+        self._away_s = 0.0
         self.retry_at = now + reply.retry_s
         if self.kind == "window":
             self._window, self._ends_at = reply.window, now + reply.ends_in_s
+        if self._ceiling < inf:  # told by the provider while the answer was on its way
+            self._ask_for_more()
         return gained > 0
 
     def alone(self, replicas: int, now: float) -> None:
@@ -436,7 +442,10 @@ class Share:
         is_warm = self.kind != "window" and now - self._used_at < WARM_S  # a window must not begin without a call
         if is_warm and calls < WARM_CALLS and self.capacity >= LARGE * self._cost:
             calls = WARM_CALLS
-        return min(calls * (1.0 if self._is_whole else self._cost), self.capacity / (2 * SPREAD))
+        most = self.capacity / (2 * SPREAD)
+        if not self._is_whole:
+            return min(calls * self._cost, most)
+        return float(min(calls, max(floor(most), int(self.capacity >= SPREAD))))
 
     def _wait_alone_s(self, cost: float, now: float, keep: float) -> float | None:
         own = self._own

@@ -383,3 +383,42 @@ def test_counts_never_disagree_for_long(steps: list[tuple[str, int, float, float
             replica.ask(now, amount, is_lost=what == "lost")
             if what == "ask":
                 assert share.level_at(now) == pytest.approx(min(20, pool.told["a"].lent + pool.level), abs=1e-6)
+
+
+def test_a_providers_word_that_comes_meanwhile_is_not_lost(pool: Pool) -> None:
+    """While an ask is under way it is kept for the next."""
+    replica = Replica(pool)
+    replica.go_or_ask(T0)
+    ask = replica.share.ask(T0, 0.0)
+    replica.share.reconcile(10, T0, T0, 0, 1)
+    replica.wakes = 0
+
+    replica.share.heard(pool.ask("a", ask, T0), T0)
+
+    assert replica.wakes == 1
+    assert replica.share.ask(T0, 0.0).ceiling == pytest.approx(10 + 1 + 5 + 5)
+
+
+def test_a_smaller_limit_is_not_held_beyond_its_size(pool: Pool) -> None:
+    """What a reload makes too much goes back."""
+    replica = Replica(pool)
+    replica.share.wait_s(50, T0)
+    replica.ask(T0, 50)
+
+    replica.share.resize(1.0, 10.0, T0)
+
+    assert not replica.go(T0, 10.5)
+    ask = replica.share.ask(T0, 0.0)
+    assert ask.granted - ask.used - ask.given <= 10
+
+
+@pytest.mark.parametrize(("capacity", "ahead"), [(3.0, 0.0), (10.0, 1.0), (100.0, 6.0)])
+def test_nothing_is_held_ahead_of_a_limit_of_a_few_calls(capacity: float, ahead: float) -> None:
+    """Whoever needs the next one gets it; of larger limits a part is leased, in whole calls."""
+    replica = Replica(Pool(capacity=capacity, rate_per_s=1000.0, at=T0))
+    for number in range(100):
+        replica.go_or_ask(T0 + number / 100)
+
+    ask = replica.share.ask(T0 + 1, 0.0)
+
+    assert ask.granted - ask.used - ask.given + ask.want == ahead

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import pytest
 from tests.e2e.caches import keeping
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, post
 from tests.e2e.replaying import is_replayed
-from tests.e2e.test_cache_replicas import Config, Pair, pair, purge, server, told
-from tests.store.redis_servers import RedisServer
+from tests.e2e.test_cache_replicas import Config, Pair, pair, purge, told
+from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
-__all__ = ["pair", "server"]
+__all__ = ["pair"]
+
+Server = RedisServer | RedisCluster
 
 pytestmark = pytest.mark.soak
 
@@ -69,6 +71,7 @@ ODDER = ["\u00e4", "a\u0301", "\u0430", "\U0001d482", "\u4e2d\u6587", "%" * 256]
 """Models may be anything that is printable."""
 OURS = re.compile(rb"(?s)gateway:1:[a-z_]+:\{[0-9a-f]{32}\}(:[a-z]+(:.{0,64})?)?")
 """Nothing of a name is in the name of a key."""
+STRANGER = b"stranger"
 LIMIT = 2
 
 
@@ -91,27 +94,35 @@ async def ask(replica: Running, tenant: str, *headers: str, model: str = "gpt-4o
         )
 
 
-def assert_nothing_but_ours(server: RedisServer) -> None:
+@pytest.fixture(params=["one", "cluster"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """With a key of somebody else's in it."""
+    with redis_server() if request.param == "one" else redis_cluster() as server:
+        _home_of(STRANGER, server).do("SET", STRANGER, "as it was")
+        yield server
+
+
+def _home_of(key: bytes, server: Server) -> RedisServer:
+    return server.node_of(key) if isinstance(server, RedisCluster) else server
+
+
+def assert_nothing_but_ours(server: Server) -> None:
     """All keys have our form and an end, but for the one that a stranger had put there, which is as it was."""
-    with server.client() as client:
-        assert client.get("stranger") == b"as it was"
-        client.delete("stranger")
-        for key in client.scan_iter(count=1000):
-            assert OURS.fullmatch(key), key
-            assert client.ttl(key) > 0, key
-
-
-@pytest.fixture
-def _stranger(server: RedisServer) -> None:
-    server.do("SET", "stranger", "as it was")
+    home = _home_of(STRANGER, server)
+    assert home.do("GET", STRANGER) == b"as it was"
+    home.do("DEL", STRANGER)
+    for node in server.nodes if isinstance(server, RedisCluster) else [server]:
+        with node.client() as client:
+            for key in client.scan_iter(count=1000):
+                assert OURS.fullmatch(key), key
+                assert client.ttl(key) > 0, key
 
 
 def _keyed(url: str) -> dict[str, Any]:
     return config_of(url, keys=callers())
 
 
-@pytest.mark.usefixtures("_stranger")
-async def test_records_are_their_owners(server: RedisServer, pair: Callable[[Config], Awaitable[Pair]]) -> None:
+async def test_records_are_their_owners(server: Server, pair: Callable[[Config], Awaitable[Pair]]) -> None:
     """Each tenant has each key once: an execution of its own, replayed to it by either replica, and to nobody else."""
     one, other = await pair(_keyed)
     bodies: Counter[bytes] = Counter()
@@ -132,10 +143,9 @@ def _kept(folder: Path) -> Config:
     return lambda url: config_of(url, keys=callers(), **keeping(folder))
 
 
-@pytest.mark.usefixtures("_stranger")
 @pytest.mark.parametrize("selector", ["tenant", "model"])
 async def test_a_purge_takes_what_it_names(
-    tmp_path: Path, server: RedisServer, pair: Callable[[Config], Awaitable[Pair]], selector: str
+    tmp_path: Path, server: Server, pair: Callable[[Config], Awaitable[Pair]], selector: str
 ) -> None:
     """Neither a glob nor a prefix: one tenant's answers, or one model's, and of those all."""
     one, other = await pair(_kept(tmp_path))
@@ -163,8 +173,7 @@ async def _ask_of(replica: Running, selector: str, name: str, *headers: str) -> 
     return await ask(replica, "a", *headers, model=name)
 
 
-@pytest.mark.usefixtures("_stranger")
-async def test_limits_are_their_owners(server: RedisServer, pair: Callable[[Config], Awaitable[Pair]]) -> None:
+async def test_limits_are_their_owners(server: Server, pair: Callable[[Config], Awaitable[Pair]]) -> None:
     """Each key has its own few calls a minute, at both replicas together, whatever the others use."""
     one, other = await pair(lambda url: config_of(url, keys=callers(rpm=LIMIT), admin={"key": ADMIN_KEY}))
     statuses: dict[str, list[int]] = {}
