@@ -15,18 +15,12 @@ from collections.abc import Callable
 from math import floor, inf, isfinite
 from typing import TypeAlias
 
-from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.demand import Demand
+from gateway.policy.ownpart import OwnPart, own_bucket, own_slots, own_window
 from gateway.ports import LeaseAsk, LeaseReply, LimitKind
 
-AHEAD_S = 0.5
-"""So far ahead of need is leased ..."""
 LOW = 0.5
-"""... and asked for again when less than this share of it is left."""
-WARM_S = 30.0
-"""So long after its last use a share of a large limit holds enough for the next calls to find something."""
-WARM_CALLS = 2
-LARGE = 64
-"""A limit that lets so many calls through at once can spare some for every replica."""
+"""What is held ahead is asked for again when less than this share of it is left."""
 SPREAD = 8
 """For those who wait no more than this part of the limit is asked at a time: another limit may hold them up."""
 REPORT_S = 0.2
@@ -51,13 +45,10 @@ class Share:
         "_asked_at",
         "_away_rate_per_s",
         "_away_s",
-        "_away_since",
-        "_borrowed",
-        "_calls",
-        "_calls_per_s",
         "_ceiling",
         "_ceiling_at",
-        "_cost",
+        "_closed_at",
+        "_demand",
         "_ends_at",
         "_given",
         "_granted",
@@ -72,8 +63,6 @@ class Share:
         "_low",
         "_most",
         "_own",
-        "_told_used",
-        "_used_at",
         "_wake",
         "_wanting",
         "_window",
@@ -130,7 +119,6 @@ class Share:
         self._granted = 0.0
         self._given = 0.0
         self._in_use = 0.0  # of slots
-        self._told_used = 0.0
         self._level = -1.0  # what nobody holds, as last heard; below 0 and never heard: unknown
         self._known_at = -inf
         self._wanting = 1
@@ -140,18 +128,14 @@ class Share:
         self._ceiling_at = now
         self._low = 0.0
         self._most = inf  # of slots, while others wait who have fewer
-        self._calls = 0
-        self._calls_per_s = 0.0
-        self._cost = 1.0
+        self._demand = Demand(now)
         self._asked_at = now
-        self._used_at = -inf
         self._window = 0
         self._ends_at = inf if kind != "window" else -inf
-        self._own: Limit | None = None
+        self._own: OwnPart | None = None
         self._is_closed = False
-        self._away_since = -inf
+        self._closed_at = -inf
         self._away_s = 0.0
-        self._borrowed = 0.0
         self._away_rate_per_s = 0.0
 
     # --- as a limit ---
@@ -159,12 +143,14 @@ class Share:
     def level_at(self, now: float) -> float:
         """What is held here and what nobody holds; of a share on its own, what that has."""
         if self._own is not None:
-            return self._own.level_at(now)
+            return self._own.limit.level_at(now)
         return min(self.capacity, self._held_at(now) + self._common(now))
 
     def wait_s(self, cost: float, now: float, keep: float = 0.0) -> float | None:
-        if self._own is not None or self._is_closed:
-            return self._wait_alone_s(cost, now, keep)
+        if self._own is not None:
+            return self._own.wait_s(cost, now, keep, self.capacity)
+        if self._is_closed:
+            return None
         if cost > self.capacity:
             return inf
         held = self._held_at(now)
@@ -180,7 +166,7 @@ class Share:
     def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
         """An estimate: those who wait elsewhere get as much as those who wait here."""
         if self._own is not None:
-            return self._own.ready_at(min(cost, self._own.capacity), now, ahead, keep)
+            return self._own.limit.ready_at(min(cost, self._own.limit.capacity), now, ahead, keep)
         if cost > self.capacity:
             return inf
         mine = self._held_at(now) + max(0.0, self._common(now)) / self._wanting
@@ -198,18 +184,18 @@ class Share:
 
     def take(self, cost: float, now: float) -> None:
         if self._own is not None:
-            self._own.take(cost, now)
-        self._calls += 1
+            self._own.limit.take(cost, now)
+        self._demand.calls += 1
         self._use(cost)
 
     def force(self, cost: float, now: float) -> None:
         if self._own is not None:
-            self._own.force(cost, now)
+            self._own.limit.force(cost, now)
         self._use(cost)
 
     def give_back(self, cost: float, now: float, taken_at: float | None = None) -> None:
         if self._own is not None:
-            self._own.give_back(cost, now, taken_at)
+            self._own.limit.give_back(cost, now, taken_at)
         if self.kind == "slots":
             self._in_use = max(0.0, self._in_use - cost)
         elif self.kind == "window" and taken_at is not None and taken_at < self._ends_at - self.window_s:
@@ -224,7 +210,7 @@ class Share:
     def correct(self, level: float, now: float) -> None:
         """What is held shrinks at once, and the store hears of it; a level is never raised by one replica's word."""
         if self._own is not None:
-            self._own.correct(level, now)
+            self._own.limit.correct(level, now)
         elif isfinite(level) and self.kind != "slots" and level < self.level_at(now):
             self._held = min(self._held, level)
             self._lower_to(level, now)
@@ -232,7 +218,7 @@ class Share:
     def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
         """Only ever down: what the others have used since, nobody knows here."""
         if self._own is not None:
-            self._own.reconcile(remaining, now, sent_at, taken_since, grain)
+            self._own.limit.reconcile(remaining, now, sent_at, taken_since, grain)
             return
         began_at = self._ends_at - self.window_s
         if self.kind == "slots" or (self.kind == "window" and sent_at < began_at):
@@ -243,8 +229,8 @@ class Share:
 
     def resize(self, rate_per_s: float, capacity: float, now: float) -> None:
         if self._own is not None:
-            part = self.capacity / self._own.capacity
-            self._own.resize(rate_per_s / part, capacity / part, now)
+            faster = rate_per_s / self.rate_per_s if self.rate_per_s else 1.0
+            self._own.resize(faster, capacity / self.capacity, now)
         self.rate_per_s = rate_per_s
         self.capacity = capacity
         if self._held > capacity:
@@ -258,12 +244,14 @@ class Share:
         self.is_asked, self.is_hungry = True, False
         held = self._held_at(now)
         used = self._granted - self._given - held - self._in_use
-        self._observe(used, now)
-        ahead = self._ahead(now)
+        self._asked_at = now
+        self._demand.observe(None if self.kind == "slots" else used, now)
+        # A window must not begin without a call.
+        ahead = self._demand.ahead(self.capacity, now, is_whole=self._is_whole, keeps_warm=self.kind != "window")
         first = max(0.0, self._lack - held)
         queued = min(waiting, max(self._lack, ahead, self.capacity / SPREAD))
         want = max(first, queued + ahead - held, 0.0)
-        if want <= 0 and held > ahead and (held > 2 * ahead or now - self._used_at > REFRESH_S):
+        if want <= 0 and held > ahead and (held > 2 * ahead or now - self._demand.used_at > REFRESH_S):
             spare = held - ahead
             spare = float(floor(spare)) if self._is_whole else spare
             self._given += spare
@@ -318,35 +306,28 @@ class Share:
         self.is_asked = self.is_hungry = False
         if self._own is not None or self._is_closed:
             return
-        self._away_since = now - self._away_s
-        held = self._held_at(now)
+        held, common = self._held_at(now), None if self._known_at == -inf else self._common(now)
+        replicas = max(1, replicas)
         if self.fails_closed:
-            self._is_closed = True
-            return
-        part = self.capacity / max(1, replicas)
-        if self.kind == "slots":
-            self._own = Slots(max(1.0, floor(part)))
-            self._own.force(self._in_use, now)
-            return
-        # Of a limit of which nobody has told it anything yet it takes all of its part.
-        free = part if self._known_at == -inf else min(part, held + max(0.0, self._common(now)) / max(1, replicas))
-        self._borrowed = max(0.0, free - held)
-        if self.kind == "window":
-            self._own = Window(max(1.0, part), self.window_s, now)
+            self._is_closed, self._closed_at = True, now
+        elif self.kind == "slots":
+            self._own = own_slots(self.capacity, self._in_use, replicas, now)
+        elif self.kind == "window":
+            self._own = own_window(self.window_s, self.capacity, held, common, replicas, now)
         else:
-            self._away_rate_per_s = self.rate_per_s / max(1, replicas)
-            self._own = Bucket(self._away_rate_per_s, part, now)
-        self._own.correct(free, now)
+            self._own = own_bucket(self.rate_per_s, self.capacity, held, common, replicas, now)
 
     def rejoin(self, now: float) -> None:
         """The store is back: what is left of the own part is what is held now; what was taken from the rest is owed."""
         if self._own is not None:
-            knows_all = self.kind == "bucket" and self._known_at > -inf
-            self._bring(self._own.level_at(now) - self._borrowed if knows_all else 0.0)
-        elif not self._is_closed:
+            self._bring(self._own.left(now))
+            self._away_rate_per_s = self._own.rate_per_s
+            self._away_s += now - self._own.since
+        elif self._is_closed:
+            self._away_s += now - self._closed_at
+        else:
             return
         self._own, self._is_closed = None, False
-        self._away_s = now - self._away_since
         self.retry_at = -inf
         self._ask_for_more()
 
@@ -359,12 +340,12 @@ class Share:
         """Whether the store has to hear of it again: something was used since, or is held for long."""
         if self.is_asked:
             return False
-        after_s = REPORT_S if self._calls else REFRESH_S if self._held or self._in_use else inf
+        after_s = REPORT_S if self._demand.calls else REFRESH_S if self._held or self._in_use else inf
         return now - self._asked_at >= after_s
 
     def is_idle(self, now: float) -> bool:
         """Whether the store has nothing more to hear of it, and has forgotten it by now."""
-        is_quiet = not self._held and not self._in_use and not self._calls
+        is_quiet = not self._held and not self._in_use and not self._demand.calls
         return is_quiet and not self.is_asked and not self.is_hungry and now - self._asked_at > FORGOTTEN_S
 
     def leave(self) -> None:
@@ -372,9 +353,8 @@ class Share:
         if not self.is_alone and self._held > 0:
             self._given += self._held
             self._held = 0.0
-        self._lack = self._calls_per_s = 0.0
-        self._calls = 0
-        self._used_at = -inf
+        self._lack = 0.0
+        self._demand.end()
 
     # --- by itself ---
 
@@ -422,35 +402,3 @@ class Share:
     def _ceiling_by(self, now: float) -> float:
         rate_per_s = self.rate_per_s if self.kind == "bucket" else 0.0
         return self._ceiling + (now - self._ceiling_at) * rate_per_s
-
-    def _observe(self, used: float, now: float) -> None:
-        """How many calls there are, and how much each takes, since the last ask."""
-        span_s = now - self._asked_at
-        if self._calls:
-            self._used_at = now
-            if self.kind != "slots":
-                mean = max(0.0, used - self._told_used) / self._calls
-                self._cost += (mean - self._cost) * 0.5
-        if span_s > 0:
-            self._calls_per_s += (self._calls / span_s - self._calls_per_s) * min(1.0, span_s / REFRESH_S)
-            self._calls, self._asked_at = 0, now
-        self._told_used = used
-
-    def _ahead(self, now: float) -> float:
-        """What its calls will take soon: whole calls, for a part of one is no use."""
-        calls = floor(self._calls_per_s * AHEAD_S)
-        is_warm = self.kind != "window" and now - self._used_at < WARM_S  # a window must not begin without a call
-        if is_warm and calls < WARM_CALLS and self.capacity >= LARGE * self._cost:
-            calls = WARM_CALLS
-        most = self.capacity / (2 * SPREAD)
-        if not self._is_whole:
-            return min(calls * self._cost, most)
-        return float(min(calls, max(floor(most), int(self.capacity >= SPREAD))))
-
-    def _wait_alone_s(self, cost: float, now: float, keep: float) -> float | None:
-        own = self._own
-        if own is None:
-            return None
-        if own.capacity < cost <= self.capacity:  # larger than a part of the limit: it saves up for that
-            own.resize(getattr(own, "rate_per_s", 0.0), cost, now)
-        return own.wait_s(cost, now, min(keep, own.capacity))

@@ -1,0 +1,61 @@
+"""How much the calls of one replica will take of one limit in the next moments, judged by the last.
+
+It must not know limits, stores or who waits. Amounts are in the limit's own unit.
+"""
+
+from __future__ import annotations
+
+from math import floor, inf
+
+AHEAD_S = 0.5
+"""So far ahead of need is leased."""
+WARM_S = 30.0
+"""So long after its last use a share of a large limit holds enough for the next calls to find something."""
+WARM_CALLS = 2
+LARGE = 64
+"""A limit that lets so many calls through at once can spare some for every replica."""
+SMALL = 8
+"""Of one that lets fewer through nothing is held ahead: whoever needs the next one gets it."""
+PART = 16
+"""No more than this part of a limit is held ahead."""
+SMOOTH_S = 1.0
+
+
+class Demand:
+    """Counts calls, and what they take."""
+
+    __slots__ = ("_cost", "_per_s", "_since", "_told", "calls", "used_at")
+
+    def __init__(self, now: float) -> None:
+        self.calls = 0
+        """Since the last look."""
+        self.used_at = -inf
+        self._per_s = 0.0
+        self._cost = 1.0
+        self._since = now
+        self._told = 0.0
+
+    def observe(self, used: float | None, now: float) -> None:
+        """`used` is all that calls ever took; None where each takes one, and gives it back."""
+        if self.calls:
+            self.used_at = now
+            if used is not None:
+                self._cost += (max(0.0, used - self._told) / self.calls - self._cost) * 0.5
+        span_s = now - self._since
+        if span_s > 0:
+            self._per_s += (self.calls / span_s - self._per_s) * min(1.0, span_s / SMOOTH_S)
+            self.calls, self._since = 0, now
+        self._told = used or 0.0
+
+    def ahead(self, capacity: float, now: float, *, is_whole: bool, keeps_warm: bool) -> float:
+        """What to hold: whole calls, for a part of one is no use."""
+        calls = floor(self._per_s * AHEAD_S)
+        if keeps_warm and calls < WARM_CALLS and now - self.used_at < WARM_S and capacity >= LARGE * self._cost:
+            calls = WARM_CALLS
+        if not is_whole:
+            return min(calls * self._cost, capacity / PART)
+        return float(min(calls, max(floor(capacity / PART), int(capacity >= SMALL))))
+
+    def end(self) -> None:
+        """There will be no more calls."""
+        self.calls, self._per_s, self.used_at = 0, 0.0, -inf

@@ -1,0 +1,77 @@
+"""One of N equal parts of a limit, for a replica that cannot hear what the others use.
+
+It begins with what the replica held, and its part of what nobody held when the store was last heard: that is borrowed, and
+owed when the store is back. It must not know the store. Invariant: all parts together let no more through than the limit
+would have.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.ports import LimitKind
+
+
+class OwnPart:
+    """The part, and since when the replica lives on it."""
+
+    __slots__ = ("_borrowed", "_kind", "_knows_level", "limit", "rate_per_s", "since")
+
+    def __init__(self, kind: LimitKind, limit: Limit, free: float, borrowed: float | None, now: float) -> None:
+        """`free` of it is there now, `borrowed` of that from the rest; None: nobody has told it of any."""
+        self.limit = limit
+        self.rate_per_s = limit.rate_per_s if isinstance(limit, Bucket) else 0.0
+        self.since = now
+        self._kind = kind
+        self._knows_level = borrowed is not None
+        self._borrowed = borrowed or 0.0
+        if kind != "slots":
+            limit.correct(free, now)
+
+    def wait_s(self, cost: float, now: float, keep: float, most: float) -> float | None:
+        """As a limit's; a call larger than the part, but not than the limit (`most`), saves up for it."""
+        if self.limit.capacity < cost <= most:
+            self.limit.resize(self.rate_per_s, cost, now)
+        return self.limit.wait_s(cost, now, min(keep, self.limit.capacity))
+
+    def resize(self, change_rate: float, change_capacity: float, now: float) -> None:
+        """The limit is so many times as fast, and as large."""
+        self.rate_per_s *= change_rate
+        self.limit.resize(self.rate_per_s, self.limit.capacity * change_capacity, now)
+
+    def left(self, now: float) -> float:
+        """What it brings back; below 0: what it owes. A window's end voids both, and slots in use are counted apart."""
+        return self.limit.level_at(now) - self._borrowed if self._kind == "bucket" and self._knows_level else 0.0
+
+
+def own_bucket(
+    rate_per_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
+) -> OwnPart:
+    """`common` is what nobody held, None: never heard of; then the replica takes all of its part."""
+    part = capacity / replicas
+    free, borrowed = _free(part, held, common, replicas)
+    return OwnPart("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)
+
+
+def own_window(
+    window_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
+) -> OwnPart:
+    """As `own_bucket`; at least one call fits."""
+    part = max(1.0, capacity / replicas)
+    free, borrowed = _free(part, held, common, replicas)
+    return OwnPart("window", Window(part, window_s, now), free, borrowed, now)
+
+
+def own_slots(capacity: float, in_use: float, replicas: int, now: float) -> OwnPart:
+    """At least one; those in use are its own."""
+    slots = Slots(max(1.0, floor(capacity / replicas)))
+    slots.force(in_use, now)
+    return OwnPart("slots", slots, 0.0, None, now)
+
+
+def _free(part: float, held: float, common: float | None, replicas: int) -> tuple[float, float | None]:
+    if common is None:
+        return part, None
+    free = min(part, held + max(0.0, common) / replicas)
+    return free, max(0.0, free - held)
