@@ -338,7 +338,7 @@ class LeaseAsk:
     granted: float
     """All that this replica was ever granted, as far as it knows."""
     used: float
-    """All that its calls ever took, settled; of slots always 0, they are held."""
+    """All that its calls ever took, settled, less what flowed into parts of its own; of slots always 0, they are held."""
     given: float
     """All that it ever gave back unused."""
     want: float
@@ -357,6 +357,13 @@ class LeaseAsk:
     """So long this replica has lived on a part of its own because the store was out of reach; 0.0: it has not."""
     away_rate_per_s: float = 0.0
     """What flowed into that part meanwhile."""
+    charged: float = 0.0
+    """All that it ever took of the rest when the store was out of reach: of what nobody held, or of a window that began
+    meanwhile."""
+    charged_before: float = 0.0
+    """The same, when the store last answered."""
+    incarnation: int = 0
+    """Counts that begin anew are those of another replica, as far as the store is concerned."""
     lag_s: float = 0.0
     """A full bucket begins to refill so much after it was used: whoever else counts hears of the first call late."""
 
@@ -388,8 +395,8 @@ class Leases(Protocol):
         """How many there are, as last known; at least 1."""
         ...
 
-    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply] | None]:
-        """One round trip for all of them; None: the store cannot be reached. Never raises."""
+    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
+        """One round trip for all of them; None: there was no answer to this one. Never raises."""
         ...
 
     def leave(self) -> Later[None]:

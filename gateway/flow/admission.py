@@ -87,6 +87,8 @@ class Admission:
         now = self._clock.monotonic()
         if not call.seq:
             call.seq = call.twin_seq or self.queue.next_seq()
+            if self.sharing is not None and call.key.budget_usd_per_day is not None:
+                await self.budgets.learn(call)
             self.budgets.check(call)
             if call.key.name in self.keys.sets:
                 cost = self.keys.cost_of(call, estimate_of(call))

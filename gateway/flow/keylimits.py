@@ -35,7 +35,7 @@ class KeyLimits:
         """Puts a policy's numbers in force."""
         limited = {key.name: key.limits for key in policy.keys.values() if key.limits != Limits()}
         for name in [name for name in self.sets if name not in limited]:
-            del self.sets[name]
+            self.sets.pop(name).retire()
         for name, limits in limited.items():
             known = self.sets.get(name)
             if known is None:
@@ -65,7 +65,7 @@ class KeyLimits:
         """
         sharing, ends_at = self._sharing, clock.monotonic() + FETCH_S
         while sharing is not None and clock.monotonic() < ends_at:
-            has_asked = await sharing.fetch(call.key.name, cost)
+            has_asked = await sharing.fetch(call.key.name, cost, ends_at)
             if call.key.name not in self.sets or self.try_enter(call, cost, clock.monotonic()):
                 return True
             if not has_asked:

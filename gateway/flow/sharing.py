@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import TypeAlias
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 from gateway.call import LANES
 from gateway.clock import Clock, Timer
 from gateway.flow.delayqueue import DelayQueue
-from gateway.policy.limits import NOTHING, Cost, ShareOut, parts_of
+from gateway.policy.limits import NOTHING, Cost, Shared, ShareOut, parts_of
 from gateway.policy.share import Share
 from gateway.policy.tally import Tally
 from gateway.ports import LeaseReply, Leases, LimitKind
@@ -33,6 +33,7 @@ BACK_WITHIN_S = 0.2
 ROUNDS = 4
 """So often a key's call asks again while more comes, before it is refused."""
 _EARLY_S = 0.001  # timers are as exact as that
+_LEAST = 1e-9  # somebody waits, though not for this target alone
 _Part: TypeAlias = Share | Tally
 
 
@@ -45,6 +46,8 @@ class Sharing:
         "_draw",
         "_has_met",
         "_hungry",
+        "_incarnations",
+        "_is_over",
         "_is_up",
         "_leases",
         "_of_keys",
@@ -63,13 +66,14 @@ class Sharing:
         self._leases = leases
         self._queue = queue
         self._draw = draw
-        self._is_up = self._has_met = False
-        self._shares: WeakValueDictionary[str, _Part] = WeakValueDictionary()
+        self._is_up = self._has_met = self._is_over = False
+        self._shares: WeakSet[_Part] = WeakSet()
+        self._incarnations = 0
         self._of_keys: dict[str, WeakSet[Share]] = {}
-        self._active: dict[str, _Part] = {}
-        """Those that the store knows of; nobody else needs to keep them."""
+        self._active: dict[int, _Part] = {}
+        """Those that the store knows of, by identity; nobody else needs to keep them."""
         self._hungry: list[_Part] = []
-        self._rounds: set[asyncio.Future[Sequence[LeaseReply] | None]] = set()
+        self._rounds: set[asyncio.Future[Sequence[LeaseReply | None]]] = set()
         self._wanted: dict[str, Cost] = {}
         """What the calls of a key wait for."""
         self._timer: Timer | None = None
@@ -96,19 +100,18 @@ class Sharing:
         return partial(self._share, f"key|{key}")
 
     def tally(self, key: str, what: str) -> Tally:
-        """What all replicas have used up of something of this key's; kept as long as somebody holds on to it."""
+        """What all replicas have used up of something of this key's; to be made once."""
         owner, now = f"tally|{key}", self._clock.monotonic()
-        tally = self._shares.get(f"{owner}|{what}")
-        if not isinstance(tally, Tally):
-            tally = self._shares[f"{owner}|{what}"] = Tally(owner, what, now, self._woken)
-            if not self._is_up:
-                tally.alone(self.replicas, now)
-            tally.look()
+        tally = Tally(owner, what, now, self._woken)
+        self._shares.add(tally)
+        if not self._is_up:
+            tally.alone(self.replicas, now)
+        tally.look()
         return tally
 
     def forget(self, tally: Tally) -> None:
         """Nobody counts it any more."""
-        self._active.pop(f"{tally.owner}|{tally.name}", None)
+        self._active.pop(id(tally), None)
 
     def changed(self, is_up: bool) -> None:
         """The store is out of reach, or back."""
@@ -117,20 +120,20 @@ class Sharing:
         self._is_up = is_up
         now = self._clock.monotonic()
         if is_up and self._has_met:  # not all replicas at once
-            self._clock.call_at(now + self._draw() * BACK_WITHIN_S, lambda: self._rejoin([*self._shares.values()]))
+            self._clock.call_at(now + self._draw() * BACK_WITHIN_S, lambda: self._rejoin([*self._shares]))
             return
         if is_up:
             self._has_met = True
-            self._rejoin([*self._shares.values()])
+            self._rejoin([*self._shares])
             return
         replicas = self.replicas
-        for share in [*self._shares.values()]:
+        for share in [*self._shares]:
             share.alone(replicas, now)
         self._hungry.clear()
         self._queue.freed_all()
 
-    async def fetch(self, key: str, cost: Cost) -> bool:
-        """Ask for what a call of this key lacks; False: there is no more to be had now. Waits one round trip at most."""
+    async def fetch(self, key: str, cost: Cost, until: float) -> bool:
+        """Ask for what a call of this key lacks; False: there is no more to be had now, or not until then (monotonic)."""
         owner = f"key|{key}"
         before = self._wanted.get(owner, NOTHING)
         self._wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
@@ -139,8 +142,7 @@ class Sharing:
             self._round([share for share in shares if share.is_hungry and self._is_ripe(share)])
             if not any(share.is_asked for share in shares):
                 return False
-            await asyncio.wait([*self._rounds])
-            return True
+            return await self._rounds_end(until)
         finally:
             left = Cost(*[most - part for most, part in zip(self._wanted[owner], cost, strict=True)])
             if left.requests > 0:
@@ -148,8 +150,23 @@ class Sharing:
             else:
                 del self._wanted[owner]
 
+    async def learn(self, tally: Tally, until: float) -> None:
+        """Hear what has been added elsewhere, where nothing is known of it yet; not longer than until then (monotonic)."""
+        if not tally.is_known and not tally.is_alone:
+            self._round([tally] if tally.is_hungry else [])
+            await self._rounds_end(until)
+
+    async def _rounds_end(self, until: float) -> bool:
+        """Whether the rounds under way have been answered by then."""
+        if not self._rounds:
+            return False
+        left_s = max(0.0, until - self._clock.monotonic())
+        _, late = await asyncio.wait([*self._rounds], timeout=left_s)
+        return not late
+
     async def aclose(self) -> None:
         """Give everything back that is held: others can use it."""
+        self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         if self._rounds:
@@ -165,36 +182,26 @@ class Sharing:
 
     # --- by itself ---
 
-    def _share(
-        self,
-        owner: str,
-        name: str,
-        part: int,
-        rate_per_s: float,
-        capacity: float,
-        window_s: float | None,
-        lag_s: float,
-        now: float,
-    ) -> Share:
-        kind: LimitKind = "slots" if name == "concurrency" else "bucket" if window_s is None else "window"
-        full_name = f"{owner}|{name}|{kind}"
-        share = self._shares.get(full_name)
-        if isinstance(share, Share):
-            share.resize(rate_per_s, capacity, now)
-            return share
-        share = self._shares[full_name] = Share(
+    def _share(self, owner: str, limit: Shared, now: float) -> Share:
+        is_slots = limit.name == "concurrency"
+        kind: LimitKind = "slots" if is_slots else "window" if limit.window_s else "bucket"
+        self._incarnations += 1
+        share = Share(
             owner,
-            f"{name}|{kind}",
-            part,
+            f"{limit.name}|{kind}{limit.window_s or ''}",
+            limit.part,
             kind,
-            rate_per_s,
-            capacity,
+            limit.rate_per_s,
+            limit.capacity,
             now,
-            window_s=window_s or 0.0,
-            lag_s=lag_s,
-            is_whole=name.startswith(("requests", "concurrency")),
+            window_s=limit.window_s,
+            lag_s=limit.lag_s,
+            is_whole=is_slots or limit.name.startswith("requests"),
             wake=self._woken,
+            fails_closed=limit.fails_closed,
+            incarnation=self._incarnations,
         )
+        self._shares.add(share)
         if not self._is_up:
             share.alone(self.replicas, now)
         if owner in self._of_keys:
@@ -211,7 +218,7 @@ class Sharing:
 
     def _woken(self, share: _Part) -> None:
         self._hungry.append(share)
-        self._active[f"{share.owner}|{share.name}"] = share
+        self._active[id(share)] = share
         self._arm(share.retry_at)
 
     def _is_ripe(self, share: _Part) -> bool:
@@ -219,7 +226,7 @@ class Sharing:
 
     def _arm(self, when: float) -> None:
         """Set the timer to the next round; one that is due is a moment away, so that several go together."""
-        if when < self._timer_at:
+        if when < self._timer_at and not self._is_over:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = max(when, self._clock.monotonic())
@@ -237,14 +244,15 @@ class Sharing:
             self._arm(min([self._tick_at, *(share.retry_at for share in self._hungry)]))
 
     def _overdue(self, now: float) -> list[_Part]:
-        for name in [name for name, share in self._active.items() if share.is_idle(now)]:
-            del self._active[name]
+        for key in [key for key, share in self._active.items() if share.is_idle(now)]:
+            del self._active[key]
         return [share for share in self._active.values() if not share.is_hungry and share.is_due(now)]
 
     def _round(self, shares: list[_Part]) -> None:
         """Ask for all of these in one go."""
         shares = [share for share in shares if not share.is_alone]
-        if not shares:
+        self._hungry = [share for share in self._hungry if share.is_hungry]
+        if not shares or self._is_over:
             return
         now = self._clock.monotonic()
         asks = [share.ask(now, self._waiting(share)) for share in shares]
@@ -259,16 +267,22 @@ class Sharing:
         if kind == "key":
             return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]
         line = self._queue.lines.get(name)
-        return 0.0 if line is None else parts_of(line.lineup.above(len(LANES)))[share.part]
+        if line is None or not line.lineup.is_busy:
+            return 0.0
+        return max(_LEAST, parts_of(line.lineup.above(len(LANES)))[share.part])
 
-    def _answered(self, shares: Sequence[_Part], future: asyncio.Future[Sequence[LeaseReply] | None]) -> None:
+    def _answered(self, shares: Sequence[_Part], future: asyncio.Future[Sequence[LeaseReply | None]]) -> None:
         self._rounds.discard(future)
-        replies = None if future.cancelled() else future.result()
         now = self._clock.monotonic()
-        for share, reply in zip(shares, replies or (), strict=replies is not None):
-            share.heard(reply, now)
-        if replies is None:
-            self._stray(shares, now)
+        replies = [None] * len(shares) if future.cancelled() else future.result()
+        strays = []
+        for share, reply in zip(shares, replies, strict=True):
+            if reply is None:
+                strays.append(share)
+            else:
+                share.heard(reply, now)
+        if strays:
+            self._stray(strays, now)
         self._free({share.owner for share in shares})
         self._arm(self._tick_at)
 

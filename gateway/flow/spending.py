@@ -16,6 +16,7 @@ from gateway.policy.snapshot import Target
 from gateway.policy.tally import Tally
 
 DAY_S = 86_400
+LEARN_S = 0.05
 
 
 class KeyBudgets:
@@ -29,6 +30,13 @@ class KeyBudgets:
         self._spending = Spending()
         self._tallies: dict[str, tuple[int, Tally]] = {}
         """Of each key, on its day."""
+
+    async def learn(self, call: Call) -> None:
+        """Hear what other replicas have spent, where that is not known yet: a replica has just started, or a day."""
+        if self._sharing is not None:
+            tally = self._tally(self._sharing, call.key.name)
+            if not tally.is_known:
+                await self._sharing.learn(tally, self._clock.monotonic() + LEARN_S)
 
     def check(self, call: Call) -> None:
         """Raises BudgetExceeded when the key has nothing left for today."""
@@ -57,7 +65,9 @@ class KeyBudgets:
     def _spent(self, key: str) -> float:
         if self._sharing is None:
             return self._spending.spent(key, self._today())
-        return self._tally(self._sharing, key).total
+        tally = self._tally(self._sharing, key)
+        # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
+        return tally.total if tally.is_known else tally.total * self._sharing.replicas
 
     def _tally(self, sharing: Sharing, key: str) -> Tally:
         day, known = self._today(), self._tallies.get(key)

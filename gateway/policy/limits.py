@@ -63,9 +63,23 @@ class Style:
     request_burst: float = 1.0
 
 
-ShareOut: TypeAlias = Callable[[str, int, float, float, "float | None", float, float], Share]
-"""Makes this replica's part of a limit: of its name, the part of a cost it counts, its rate per second, its capacity, its
-window in seconds (None: it has none), how late others may hear of a first call, and now."""
+class Shared(NamedTuple):
+    """A limit that other replicas use, too."""
+
+    name: str
+    part: int
+    """Of a call's cost: which it counts."""
+    rate_per_s: float
+    capacity: float
+    window_s: float
+    """0.0: it has none."""
+    lag_s: float
+    """How late others may hear of a first call."""
+    fails_closed: bool
+
+
+ShareOut: TypeAlias = Callable[[Shared, float], Share]
+"""Makes this replica's part of a limit; the number is now."""
 CONTINUOUS = Style()
 AZURE = Style(request_window_s=10.0, token_window_s=60.0)
 
@@ -100,7 +114,7 @@ class LimitSet:
     Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
     """
 
-    __slots__ = ("_burst", "_lag_s", "_rows", "_share_out", "_smallest", "_style", "_taken")
+    __slots__ = ("_burst", "_fail_closed", "_lag_s", "_rows", "_share_out", "_smallest", "_style", "_taken")
 
     def __init__(
         self,
@@ -118,6 +132,7 @@ class LimitSet:
         self._share_out = share_out
         self._lag_s = lag_s
         self._burst: float | None = None
+        self._fail_closed: frozenset[str] = frozenset()
         self._smallest = inf  # of the token limits: what is below fits them all
         self._rows: list[_Row] = []
         self._taken = [0.0, 0.0, 0.0, 0.0, 0.0]  # of each part of a cost, whether or not a limit counts it yet
@@ -130,7 +145,7 @@ class LimitSet:
         """
         if style is not None and style != self._style:
             self._style = style
-            self._rows = []
+            self._keep_rows([row for row in self._rows if row.name == "concurrency"])
         wanted = {
             "requests_per_min": limits.requests_per_min,
             "tokens_per_min": limits.tokens_per_min,
@@ -139,7 +154,8 @@ class LimitSet:
             "requests_per_day": limits.requests_per_day,
             "concurrency": limits.max_concurrency,
         }
-        self._rows = [row for row in self._rows if row.configured is None or wanted[row.name] is not None]
+        self._fail_closed = limits.fail_closed
+        self._keep_rows([row for row in self._rows if row.configured is None or wanted[row.name] is not None])
         if limits.request_burst != self._burst:
             self._burst = limits.request_burst
             known = self._find("requests_per_min")
@@ -150,8 +166,18 @@ class LimitSet:
                 self._put(name, amount, now, configured=amount)
         for row in self._rows:
             if isinstance(row.limit, Share):
-                row.limit.fails_closed = row.name in limits.fail_closed
+                row.limit.fail_closed(row.name in limits.fail_closed, now)
         self._size_up()
+
+    def retire(self) -> None:
+        """Nobody uses these limits any more; what is held of those that are shared goes back."""
+        self._keep_rows([])
+
+    def _keep_rows(self, rows: list[_Row]) -> None:
+        for row in self._rows:
+            if row not in rows and isinstance(row.limit, Share):
+                row.limit.retire()
+        self._rows = rows
 
     @property
     def concurrency(self) -> float | None:
@@ -377,7 +403,9 @@ class LimitSet:
         rate_per_s, capacity = self._shape(name, amount, reading)
         window_s = self._window_s(name)
         if self._share_out is not None:
-            return self._share_out(name, _PART_OF[name], rate_per_s, capacity, window_s, self._lag_s, now)
+            is_closed = name in self._fail_closed
+            shared = Shared(name, _PART_OF[name], rate_per_s, capacity, window_s or 0.0, self._lag_s, is_closed)
+            return self._share_out(shared, now)
         if name == "concurrency":
             return Slots(capacity)
         if window_s is None:

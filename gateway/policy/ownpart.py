@@ -16,7 +16,7 @@ from gateway.ports import LimitKind
 class OwnPart:
     """The part, and since when the replica lives on it."""
 
-    __slots__ = ("_borrowed", "_kind", "_knows_level", "limit", "rate_per_s", "since")
+    __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
 
     def __init__(self, kind: LimitKind, limit: Limit, free: float, borrowed: float | None, now: float) -> None:
         """`free` of it is there now, `borrowed` of that from the rest; None: nobody has told it of any."""
@@ -25,7 +25,7 @@ class OwnPart:
         self.since = now
         self._kind = kind
         self._knows_level = borrowed is not None
-        self._borrowed = borrowed or 0.0
+        self.borrowed = borrowed or 0.0
         if kind != "slots":
             limit.correct(free, now)
 
@@ -41,8 +41,12 @@ class OwnPart:
         self.limit.resize(self.rate_per_s, self.limit.capacity * change_capacity, now)
 
     def left(self, now: float) -> float:
-        """What it brings back; below 0: what it owes. A window's end voids both, and slots in use are counted apart."""
-        return self.limit.level_at(now) - self._borrowed if self._kind == "bucket" and self._knows_level else 0.0
+        """What it brings back; below 0: what it owes. Slots in use are counted apart."""
+        return self.limit.level_at(now) if self._kind != "slots" and self._knows_level else 0.0
+
+    def used(self, now: float) -> float:
+        """What was let through in the present window, where one has begun since."""
+        return self.limit.capacity - self.limit.level_at(now)
 
 
 def own_bucket(
@@ -55,12 +59,17 @@ def own_bucket(
 
 
 def own_window(
-    window_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
+    window_s: float, ends_in_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
 ) -> OwnPart:
-    """As `own_bucket`; at least one call fits."""
+    """As `own_bucket`, to begin with in the window that ends then; at least one call fits."""
     part = max(1.0, capacity / replicas)
+    if ends_in_s <= 0:  # none is open
+        return OwnPart("window", Window(part, window_s, now), part, 0.0, now)
     free, borrowed = _free(part, held, common, replicas)
-    return OwnPart("window", Window(part, window_s, now), free, borrowed, now)
+    window = Window(part, window_s, now)
+    window.force(0.0, now)  # it has begun
+    window.align(ends_in_s, now, now)
+    return OwnPart("window", window, free, borrowed, now)
 
 
 def own_slots(capacity: float, in_use: float, replicas: int, now: float) -> OwnPart:

@@ -24,7 +24,7 @@ LOW = 0.5
 SPREAD = 8
 """For those who wait no more than this part of the limit is asked at a time: another limit may hold them up."""
 REPORT_S = 0.2
-"""What was used is told so soon: as long as it is not, a full limit does not refill."""
+"""What was used is told so soon: as long as it is not, a full limit does not refill. And what is wanted no more."""
 REFRESH_S = 1.0
 """What is held is told so often, whether or not more is needed; the store forgets who is silent for five times that."""
 FORGOTTEN_S = 6.0
@@ -33,6 +33,7 @@ IN_FLIGHT_S = 0.5
 DOUBT = 0.05
 """As in `bucket.py`: so much of the capacity a provider may count otherwise."""
 _ROUNDING = 1e-9
+_EARLY_S = 1e-6
 
 Wake: TypeAlias = "Callable[[Share], None]"
 
@@ -47,7 +48,9 @@ class Share:
         "_away_s",
         "_ceiling",
         "_ceiling_at",
-        "_closed_at",
+        "_charged",
+        "_charged_before",
+        "_charged_told",
         "_demand",
         "_ends_at",
         "_given",
@@ -55,6 +58,7 @@ class Share:
         "_held",
         "_in_use",
         "_is_closed",
+        "_is_unmet",
         "_is_whole",
         "_keep",
         "_known_at",
@@ -63,11 +67,15 @@ class Share:
         "_low",
         "_most",
         "_own",
+        "_replicas",
+        "_spare",
+        "_told_lack",
         "_wake",
         "_wanting",
         "_window",
         "capacity",
         "fails_closed",
+        "incarnation",
         "is_asked",
         "is_hungry",
         "kind",
@@ -95,6 +103,7 @@ class Share:
         is_whole: bool,
         wake: Wake,
         fails_closed: bool = False,
+        incarnation: int = 0,
     ) -> None:
         """`wake` is called, once for each ask, when it needs more; `part` is the part of a call's cost that it counts."""
         self.owner = owner
@@ -105,6 +114,7 @@ class Share:
         self.capacity = capacity
         self.window_s = window_s
         self.lag_s = lag_s
+        self.incarnation = incarnation
         self.is_asked = False
         """An ask is under way."""
         self.is_hungry = False
@@ -114,14 +124,16 @@ class Share:
         self._is_whole = is_whole
         self._wake = wake
         self.fails_closed = fails_closed
-        """While the store is out of reach nothing goes."""
+        """While the store is out of reach nothing goes; to be changed with `fail_closed`."""
         self._held = 0.0
         self._granted = 0.0
         self._given = 0.0
         self._in_use = 0.0  # of slots
         self._level = -1.0  # what nobody holds, as last heard; below 0 and never heard: unknown
+        self._spare = 0.0  # the same, less what was taken for a part of its own
         self._known_at = -inf
         self._wanting = 1
+        self._told_lack = 0.0
         self._lack = 0.0  # the most that a call asked for and did not get
         self._keep = 0.0
         self._ceiling = inf
@@ -134,9 +146,11 @@ class Share:
         self._ends_at = inf if kind != "window" else -inf
         self._own: OwnPart | None = None
         self._is_closed = False
-        self._closed_at = -inf
+        self._is_unmet = False  # more was wanted than there was
         self._away_s = 0.0
         self._away_rate_per_s = 0.0
+        self._charged = self._charged_told = self._charged_before = 0.0
+        self._replicas = 1
 
     # --- as a limit ---
 
@@ -248,6 +262,8 @@ class Share:
         self._demand.observe(None if self.kind == "slots" else used, now)
         # A window must not begin without a call.
         ahead = self._demand.ahead(self.capacity, now, is_whole=self._is_whole, keeps_warm=self.kind != "window")
+        if not waiting:  # whoever lacked something has gone
+            self._lack = self._keep = 0.0
         first = max(0.0, self._lack - held)
         queued = min(waiting, max(self._lack, ahead, self.capacity / SPREAD))
         want = max(first, queued + ahead - held, 0.0)
@@ -274,8 +290,12 @@ class Share:
             known=self._reckoned(now),
             away_s=self._away_s,
             away_rate_per_s=self._away_rate_per_s,
+            charged=self._charged,
+            charged_before=self._charged_before,
+            incarnation=self.incarnation,
             lag_s=self.lag_s,
         )
+        self._told_lack, self._charged_told = self._lack, self._charged
         self._lack = self._keep = 0.0
         self._ceiling = inf
         return ask
@@ -288,10 +308,17 @@ class Share:
         gained = reply.granted - self._granted
         self._granted = reply.granted
         self._held += gained
-        self._level, self._known_at, self._most = reply.level, now, reply.most
+        self._level = self._spare = reply.level
+        self._known_at, self._most = now, reply.most
         self._wanting = max(1, reply.wanting)
-        self._away_s = 0.0
+        self._away_s, self._charged_before = 0.0, self._charged_told
         self.retry_at = now + reply.retry_s
+        self._is_unmet = reply.retry_s > 0
+        most = max(reply.most, self._told_lack)
+        if self.kind != "slots" and self._held > most:  # somebody's call needs all of the limit
+            self._given += self._held - most
+            self._held = most
+            self._ask_for_more()
         if self.kind == "window":
             self._window, self._ends_at = reply.window, now + reply.ends_in_s
         if self._ceiling < inf:  # told by the provider while the answer was on its way
@@ -307,28 +334,48 @@ class Share:
         if self._own is not None or self._is_closed:
             return
         held, common = self._held_at(now), None if self._known_at == -inf else self._common(now)
-        replicas = max(1, replicas)
+        self._spare = min(0.0, self._spare)  # its part of it is taken; the rest is the others'
+        self._replicas = replicas = max(1, replicas)
         if self.fails_closed:
-            self._is_closed, self._closed_at = True, now
+            self._is_closed = True
         elif self.kind == "slots":
             self._own = own_slots(self.capacity, self._in_use, replicas, now)
         elif self.kind == "window":
-            self._own = own_window(self.window_s, self.capacity, held, common, replicas, now)
+            ends_in_s = self._ends_at - now
+            self._own = own_window(self.window_s, ends_in_s, self.capacity, held, common, replicas, now)
         else:
             self._own = own_bucket(self.rate_per_s, self.capacity, held, common, replicas, now)
 
     def rejoin(self, now: float) -> None:
         """The store is back: what is left of the own part is what is held now; what was taken from the rest is owed."""
         if self._own is not None:
-            self._bring(self._own.left(now))
+            self._bring(self._own, now)
             self._away_rate_per_s = self._own.rate_per_s
-            self._away_s += now - self._own.since
-        elif self._is_closed:
-            self._away_s += now - self._closed_at
-        else:
+            self._away_s += max(now - self._own.since, _EARLY_S)
+        elif not self._is_closed:  # where nothing went, what flowed in meanwhile is everybody's
             return
         self._own, self._is_closed = None, False
         self.retry_at = -inf
+        self._ask_for_more()
+
+    def fail_closed(self, fails_closed: bool, now: float) -> None:
+        """Whether nothing goes while the store is out of reach; also if it is now."""
+        if fails_closed == self.fails_closed:
+            return
+        self.fails_closed = fails_closed
+        if self.is_alone:
+            if self._own is not None:
+                self._bring(self._own, now)
+            self._own, self._is_closed = None, False
+            self.alone(self._replicas, now)
+
+    def retire(self) -> None:
+        """Nobody uses it any more: all of it goes back, and calls that still run are counted by nobody."""
+        self._own, self._is_closed = None, False
+        self._given += max(0.0, self._held) + self._in_use
+        self._held = min(0.0, self._held)
+        self._in_use = self._lack = 0.0
+        self._demand.end()
         self._ask_for_more()
 
     @property
@@ -340,7 +387,7 @@ class Share:
         """Whether the store has to hear of it again: something was used since, or is held for long."""
         if self.is_asked:
             return False
-        after_s = REPORT_S if self._demand.calls else REFRESH_S if self._held or self._in_use else inf
+        after_s = REPORT_S if self._demand.calls or self._is_unmet else REFRESH_S if self._held or self._in_use else inf
         return now - self._asked_at >= after_s
 
     def is_idle(self, now: float) -> bool:
@@ -358,11 +405,15 @@ class Share:
 
     # --- by itself ---
 
-    def _bring(self, held: float) -> None:
-        """Hold so much from now on, whatever was granted; what the calls took meanwhile came from the own part."""
-        used = 0.0 if self.kind == "slots" else self._granted - self._given - self._held
-        self._held = held
-        self._granted = used + self._given + held + self._in_use
+    def _bring(self, own: OwnPart, now: float) -> None:
+        """Hold what is left of the own part: what was used is what was granted less that, so nothing else has to change."""
+        if self.kind == "slots":
+            self._held, self._given = 0.0, self._granted - self._in_use
+        elif now >= self._ends_at:  # a window that is over: what went in the one that began since is part of the next
+            self._charged += own.used(now)
+        else:
+            self._held = own.left(now)
+            self._charged += own.borrowed
 
     def _use(self, cost: float) -> None:
         if self.kind == "slots":
@@ -373,7 +424,7 @@ class Share:
                 self._ask_for_more()
 
     def _ask_for_more(self) -> None:
-        if not self.is_hungry and not self.is_asked:
+        if not self.is_hungry and not self.is_asked and not self.is_alone:
             self.is_hungry = True
             self._wake(self)
 
@@ -386,11 +437,13 @@ class Share:
 
     def _common(self, now: float) -> float:
         """What nobody holds, as far as is known: others take from it, and it refills."""
-        return self._level if self._known_at > -inf and now < self._ends_at else 0.0
+        return self._spare if self._known_at > -inf and now < self._ends_at else 0.0
 
     def _reckoned(self, now: float) -> float:
-        if self._known_at == -inf or self.kind != "bucket":
+        if self._known_at == -inf or self.kind == "slots" or now >= self._ends_at:
             return -1.0
+        if self.kind == "window":
+            return max(0.0, self._level)
         refilled_s = max(0.0, now - self._known_at - self._away_s)
         return max(0.0, min(self.capacity, self._level + refilled_s * self.rate_per_s))
 

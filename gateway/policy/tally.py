@@ -24,6 +24,7 @@ class Tally:
     __slots__ = (
         "__weakref__",
         "_asked_at",
+        "_counted",
         "_elsewhere",
         "_given",
         "_granted",
@@ -53,11 +54,17 @@ class Tally:
         self._wake = wake
         self._own = 0.0
         self._told = 0.0
+        self._counted = 0.0  # of that, what the store has confirmed
         self._elsewhere = 0.0
         self._granted = 0.0
         self._given = 0.0
         self._is_known = self._is_read = False
         self._asked_at = now
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the store has told what others have added."""
+        return self._is_known
 
     @property
     def total(self) -> float:
@@ -92,13 +99,13 @@ class Tally:
             given=self._given,
             want=0.0,
             first=0.0,
-            known=MOST - self._own - self._elsewhere if self._is_known else -1.0,
+            known=MOST - self._counted - self._elsewhere if self._is_known else -1.0,
         )
 
     def heard(self, reply: LeaseReply, now: float) -> bool:
         """The store has answered."""
         self.is_asked, self._is_known = False, True
-        self._granted = reply.granted
+        self._granted, self._counted = reply.granted, self._told
         self._elsewhere = max(0.0, MOST - reply.level - self._told)
         self.retry_at = now + REPORT_S
         return False

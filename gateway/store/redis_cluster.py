@@ -31,6 +31,8 @@ PATIENCE_S = 1.0
 """For one server's answer to where the slots are."""
 FIRST_REST_S, LAST_REST_S = 0.1, 3.0
 """Between two questions, doubling as long as something is missing."""
+GATHER_S = 0.3
+"""So long the first server that is there waits for the others, before it is told that the cluster is."""
 MOST_TAGS = 2000
 """So many are tried to find a key that is some server's own."""
 
@@ -62,6 +64,7 @@ class Cluster:
         self._trouble = "it has not been reached yet"
         self._is_told = False
         self.is_up = False
+        self._gathering: asyncio.TimerHandle | None = None
         self.since = time.time()
 
     @property
@@ -85,6 +88,8 @@ class Cluster:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        if self._gathering is not None:
+            self._gathering.cancel()
         self.is_up = False
         closing = [server.aclose() for server in self._servers.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
@@ -194,6 +199,17 @@ class Cluster:
     def _on_change(self, is_up: bool) -> None:
         if not is_up:
             self._stale.set()
+        are_up = [server.is_up for server in self._servers.values()]
+        if not self.is_up and any(are_up) and not all(are_up):  # the others may be only a moment behind
+            if self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._settle)
+            return
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         is_any_up = any(server.is_up for server in self._servers.values())
         if is_any_up != self.is_up:
             self.is_up, self.since = is_any_up, time.time()

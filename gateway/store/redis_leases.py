@@ -24,7 +24,7 @@ LATE_S = 0.5
 KNOWN_LIMITS = 4096
 """So many limits' keys are made only once."""
 
-_NUMBERS = Struct("<15d")
+_NUMBERS = Struct("<17d")
 _REPLY = Struct("<8d")
 
 Now = Callable[[], float]
@@ -45,21 +45,21 @@ class RedisLeases:
         self._key = lru_cache(KNOWN_LIMITS)(partial(link.key, "limit"))
         self._loop = asyncio.get_running_loop()
         self._renew_at = 0.0
-        self._ahead_s: float | None = None  # the server's clock, of the loop's
+        self._ahead_s: dict[str, float] = {}  # by limit: its server's clock, of the loop's
         self._has_left = False
 
-    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply] | None]:
-        """One round trip for all of them; None: the store cannot be reached. Never raises.
+    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
+        """One round trip for all of them; None: there was no answer to this one. Never raises.
 
-        A store that answers some and not others is out of reach: what it granted is told again with the next answer.
+        What was granted in an answer that got lost is told again with the next.
         """
         now = "" if self._now is None else repr(self._now())
         self._renew(now)
         waiting = _Waiting(self._loop, len(asks))
         for place, ask in enumerate(asks):
-            arguments = (now, self._id, ask.kind, pack_ask(ask), self._too_late())
+            arguments = (now, self._name_of(ask), ask.kind, pack_ask(ask), self._too_late(ask.name))
             answer = self._link.run(self._lease, (self._key(ask.name),), arguments)
-            answer.add_done_callback(self._see_clock)
+            answer.add_done_callback(partial(self._see_clock, ask.name))
             answer.add_done_callback(partial(waiting.hear, place))
         return waiting.replies
 
@@ -70,14 +70,23 @@ class RedisLeases:
         self._link.command(b"ZREM", self._members_key, self._id).add_done_callback(partial(_over, left))
         return left
 
-    def _too_late(self) -> str:
-        """By the server's clock, as far as it is known."""
-        return "0" if self._ahead_s is None else repr(self._loop.time() + self._ahead_s + LATE_S)
+    def _name_of(self, ask: LeaseAsk) -> bytes:
+        return b"%b:%d" % (self._id, ask.incarnation) if ask.incarnation else self._id
 
-    def _see_clock(self, answer: asyncio.Future[bytes]) -> None:
-        if self._now is None and not answer.cancelled() and answer.exception() is None:
-            told = answer.result()
-            self._ahead_s = clock_of(told) - self._loop.time() if told else None  # it was set, and knows better
+    def _too_late(self, name: str) -> str:
+        """By the clock of the server that has this limit, as far as it is known."""
+        ahead_s = self._ahead_s.get(name)
+        return "0" if ahead_s is None else repr(self._loop.time() + ahead_s + LATE_S)
+
+    def _see_clock(self, name: str, answer: asyncio.Future[bytes]) -> None:
+        if self._now is not None or answer.cancelled() or answer.exception() is not None:
+            return
+        if told := answer.result():
+            if len(self._ahead_s) >= KNOWN_LIMITS:
+                self._ahead_s.clear()
+            self._ahead_s[name] = clock_of(told) - self._loop.time()
+        else:  # it was set, or another server has the limit by now
+            self._ahead_s.pop(name, None)
 
     def _renew(self, now: str) -> None:
         if self._loop.time() < self._renew_at or self._has_left:
@@ -96,7 +105,7 @@ class _Waiting:
     __slots__ = ("_heard", "_missing", "replies")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self.replies: asyncio.Future[Sequence[LeaseReply] | None] = loop.create_future()
+        self.replies: asyncio.Future[Sequence[LeaseReply | None]] = loop.create_future()
         self._heard: list[LeaseReply | None] = [None] * count
         self._missing = count
         if not count:
@@ -107,8 +116,7 @@ class _Waiting:
         if not answer.cancelled() and answer.exception() is None and (told := answer.result()):
             self._heard[place] = read_reply(told)
         if not self._missing and not self.replies.done():
-            heard = [reply for reply in self._heard if reply is not None]
-            self.replies.set_result(heard if len(heard) == len(self._heard) else None)
+            self.replies.set_result(self._heard)
 
 
 def pack_ask(ask: LeaseAsk) -> bytes:
@@ -129,6 +137,8 @@ def pack_ask(ask: LeaseAsk) -> bytes:
         ask.away_s,
         ask.away_rate_per_s,
         ask.lag_s,
+        ask.charged,
+        ask.charged_before,
     )
 
 

@@ -1,4 +1,4 @@
-"""Several replicas in one virtual time, and the store that they share: a page of arithmetic, a millisecond away.
+"""Several replicas in one virtual time, and the store that they share: the model of its script, a millisecond away.
 
 A call is only admitted, held for as long as it says, and settled; nothing is sent anywhere. Invariant: what a replica
 admits is written down with the moment.
@@ -31,6 +31,8 @@ class SharedPools:
     replicas: int
     pools: dict[str, Pool] = field(default_factory=dict)
     is_up: bool = True
+    lost: str | None = None
+    """Of limits with this in their name there is never an answer."""
     rounds: int = 0
     listeners: list[Callable[[bool], None]] = field(default_factory=list)
 
@@ -48,12 +50,8 @@ class SharedPools:
         """What the store says at this moment."""
         pool = self.pools.get(ask.name)
         if pool is None:
-            pool = Pool(ask.capacity, ask.rate_per_s, ask.window_s, self.clock.now)
-            pool.level = ask.known if ask.known >= 0 else ask.capacity
-            self.pools[ask.name] = pool
-        if ask.away_s and self.clock.now - pool.at >= ask.away_s / 2:
-            pool.at = self.clock.now
-        return pool.ask(replica, ask, self.clock.now)
+            pool = self.pools[ask.name] = Pool(ask.capacity, ask.rate_per_s, ask.window_s)
+        return pool.ask(f"{replica}:{ask.incarnation}", ask, self.clock.now)
 
 
 @dataclass
@@ -68,19 +66,20 @@ class ReplicaLeases:
     def replicas(self) -> int:
         return self.store.replicas
 
-    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply] | None]:
+    def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sequence[LeaseReply] | None] = loop.create_future()
+        future: asyncio.Future[Sequence[LeaseReply | None]] = loop.create_future()
         self.store.rounds += 1
 
         def arrive() -> None:
             if self.store.is_up:
-                replies = [self.store.answer(self.name, ask) for ask in asks]
+                lost = self.store.lost
+                replies = [None if lost and lost in ask.name else self.store.answer(self.name, ask) for ask in asks]
                 loop.call_later(TRIP_S / 2, end, replies)
             else:
-                loop.call_later(TIMEOUT_S, end, None)
+                loop.call_later(TIMEOUT_S, end, [None] * len(asks))
 
-        def end(replies: Sequence[LeaseReply] | None) -> None:
+        def end(replies: Sequence[LeaseReply | None]) -> None:
             if not future.done():
                 future.set_result(replies)
 

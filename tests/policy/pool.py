@@ -1,24 +1,11 @@
-"""A store of leases that fits on a page: who asks first is served first. What is fair is the real store's business."""
+"""The store of leases, as its model has it (`tests/store/lease_model.py`), behind a constructor that says what a limit is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import floor, inf
+from dataclasses import dataclass
 
-from gateway.ports import LeaseAsk, LeaseReply
-
-
-@dataclass
-class Told:
-    """One replica's counts, by the store."""
-
-    granted: float
-    used: float
-    given: float
-
-    @property
-    def lent(self) -> float:
-        return self.granted - self.used - self.given
+from gateway.ports import LeaseAsk, LeaseReply, LimitKind
+from tests.store.lease_model import LeaseModel, Replica
 
 
 @dataclass
@@ -29,50 +16,40 @@ class Pool:
     rate_per_s: float = 0.0
     window_s: float = 0.0
     at: float = 0.0
-    level: float = field(init=False)
-    window: int = 0
-    ends_at: float = -inf
-    told: dict[str, Told] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.level = self.capacity
+    level_at_first: float | None = None
+    model: LeaseModel | None = None
 
     def ask(self, replica: str, ask: LeaseAsk, now: float) -> LeaseReply:
         """Counts what was used, and grants what there is."""
-        self._refill(now)
-        told = self.told.get(replica)
-        if told is None or ask.away_s:
-            told = self.told[replica] = Told(ask.granted, ask.used, ask.given)
-        if ask.kind == "window" and ask.window != self.window:
-            told.granted, told.used, told.given = ask.used + ask.given, ask.used, ask.given
-        self.level += ask.given - told.given
-        told.used, told.given = ask.used, ask.given
-        if told.lent < 0:
-            self.level += told.lent
-            told.granted -= told.lent
-        self.level = min(self.level, ask.ceiling - self.lent)
-        granted = max(0.0, min(ask.want, self.level - ask.keep))
-        if granted < ask.first:
-            granted = 0.0
-        if ask.kind != "bucket":
-            granted = float(floor(granted))
-        if granted and ask.kind == "window" and now >= self.ends_at:
-            self.ends_at = now + self.window_s
-        self.level -= granted
-        told.granted += granted
-        short = ask.first > granted
-        ends_in_s = max(0.0, self.ends_at - now)
-        return LeaseReply(told.granted, self.level, int(short), 0.05 if short else 0.0, self.window, ends_in_s)
+        if self.model is None:
+            self.model = LeaseModel.new(min(self.at or now, now), ask)
+            if self.level_at_first is not None:
+                self.model.level = self.level_at_first
+        return self.model.ask(now, replica.encode(), ask)
+
+    @property
+    def kind(self) -> LimitKind:
+        """By its shape."""
+        return "window" if self.window_s else "bucket" if self.rate_per_s else "slots"
+
+    @property
+    def level(self) -> float:
+        """What nobody holds."""
+        return self.capacity if self.model is None else self.model.level
+
+    @level.setter
+    def level(self, level: float) -> None:
+        if self.model is None:
+            self.level_at_first = level
+        else:
+            self.model.level = level
 
     @property
     def lent(self) -> float:
         """What replicas hold, as far as they have told."""
-        return sum(max(0.0, one.lent) for one in self.told.values())
+        return sum(one.lent for one in self.replicas.values())
 
-    def _refill(self, now: float) -> None:
-        self.level = min(self.level + (now - self.at) * self.rate_per_s, self.capacity - self.lent)
-        self.at = now
-        if self.window_s and self.ends_at <= now and self.ends_at > -inf:
-            self.window, self.ends_at, self.level = self.window + 1, -inf, self.capacity
-            for one in self.told.values():
-                one.granted = one.used + one.given
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """Those that it knows of."""
+        return {} if self.model is None else {one.id.decode(): one for one in self.model.replicas}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from gateway.ports import LeaseAsk, LeaseReply, LimitKind
 from tests.store.lease_model import LeaseModel
@@ -37,6 +38,8 @@ class Member:
     granted: float = 0.0
     used: float = 0.0
     given: float = 0.0
+    charged: float = 0.0
+    charged_before: float = 0.0
     in_use: float = 0.0
     """Of slots."""
     window: int = 0
@@ -50,9 +53,9 @@ class Member:
     def held(self) -> float:
         return self.granted - self.used - self.given - self.in_use
 
-    def ask(self, want: float = 0.0, first: float = 0.0, **more: float) -> LeaseAsk:
+    def ask(self, want: float = 0.0, first: float = 0.0, **more: Any) -> LeaseAsk:
         shape = self.shape
-        rest: dict[str, float] = {"window_s": shape.window_s, **more}
+        rest: dict[str, Any] = {"window_s": shape.window_s, **more}
         return LeaseAsk(
             "limit",
             shape.kind,
@@ -64,11 +67,13 @@ class Member:
             want=want,
             first=first,
             window=self.window,
+            charged=self.charged,
+            charged_before=self.charged_before,
             **rest,
         )
 
     def hear(self, reply: LeaseReply, now: float) -> None:
-        self.granted = reply.granted
+        self.granted, self.charged_before = reply.granted, self.charged
         self.window, self.ends_at, self.most = reply.window, now + reply.ends_in_s, reply.most
 
     def use(self, amount: float, now: float) -> float:

@@ -15,6 +15,7 @@ SILENT_S = 5.0
 EARLY_S = 1e-6
 ROUNDING = 1e-12
 STEPS = 64
+LONG_S = 1.0
 SOON_S, LATE_S, SLOTS_S, AHEAD_S = 0.005, 0.25, 0.1, 0.05
 
 
@@ -35,6 +36,7 @@ class Replica:
     """Its virtual time: who was served least is next. Of slots, how many it holds."""
     aside: float = 0.0
     is_whole: bool = False
+    charged: float = 0.0
 
     @property
     def lent(self) -> float:
@@ -68,6 +70,9 @@ class LeaseModel:
     """Until when nothing flows in: it was full, and the first call has only just gone."""
     back: float = 0.0
     """When the first replica came back after the store was away."""
+    apart: float = 0.0
+    """Of what nobody held then: what those who are not back yet may have taken with them."""
+    is_new: bool = True
 
     @classmethod
     def new(cls, now: float, ask: LeaseAsk) -> LeaseModel:
@@ -90,18 +95,22 @@ class LeaseModel:
         slack = ask.rate_per_s * EARLY_S + ask.capacity * ROUNDING
         if ask.kind == "window":
             self._pass_window(now, ask)
+            self.back = now if self._is_first_back(now, ask) else self.back
         elif ask.kind == "bucket":
             self._refill(now, ask)
-        self._forget_silent(now)
+        self._forget_silent(now, ask)
         me = self._fold(now, id, ask, slack)
+        if ask.kind != "slots":
+            self._charge(me, now, ask)
         self._note_want(me, ask, slack)
+        self._bring_back(me, ask)
         self._cap_level(ask)
         self._share_out(ask, slack)
         self._hand_over(me, now, ask, slack)
-        self.at, self.capacity = now, ask.capacity
+        self.at, self.capacity, self.is_new = now, ask.capacity, False
         waiting = sum(each.lacks > slack for each in self.replicas)
         retry_s = self._retry_s(me, now, ask, slack)
-        most = self._most_slots(slack) if ask.kind == "slots" else inf
+        most = self._most_slots(slack) if ask.kind == "slots" else self._most_held(ask, slack)
         return LeaseReply(me.granted, self.level, waiting, retry_s, self.window, max(0.0, self.ends - now), most)
 
     # --- time ---
@@ -109,14 +118,14 @@ class LeaseModel:
     def _set_clock(self, now: float) -> float:
         """Never back, unless a server's clock is far behind its predecessor's: then no limit may stand still."""
         if self.at > now + SILENT_S:
-            self.at = now
+            self.at, self.still, self.back = now, min(self.still, now), min(self.back, now)
             for each in self.replicas:
                 each.seen = min(each.seen, now)
         return max(now, self.at)
 
     def _void(self) -> None:
         """A new window may begin: nothing of the old one counts."""
-        self.level, self.ends = self.capacity, 0.0
+        self.level, self.ends, self.apart = self.capacity, 0.0, 0.0
         for each in self.replicas:
             each.granted, each.aside = each.used + each.given, 0.0
 
@@ -131,17 +140,35 @@ class LeaseModel:
             self._void()
             self.window, self.ends = ask.window, now + ask.window_s
 
+    def _is_first_back(self, now: float, ask: LeaseAsk) -> bool:
+        """Nobody has come since this replica was away: then each lived on its own part."""
+        return ask.away_s > 0 and (self.is_new or now - self.at >= ask.away_s / 2)
+
+    def _part_out(self, now: float, ask: LeaseAsk, borrowed: float) -> None:
+        """What each took with it is its own; what others may have taken is kept for them until they are back."""
+        if self._is_first_back(now, ask) and ask.away_s >= LONG_S:
+            self.apart += max(0.0, self.level)
+            self.level = min(0.0, self.level)
+        from_apart = min(self.apart, borrowed)
+        self.apart -= from_apart
+        self.level -= borrowed - from_apart
+        if self.apart > 0 and now - self.back > SILENT_S:
+            self.level += self.apart
+            self.apart = 0.0
+
     def _refill(self, now: float, ask: LeaseAsk) -> None:
         """Nothing flows into a bucket that is full, whoever holds what is in it; nor twice for the same time."""
-        if ask.away_s > 0 and now - self.at >= ask.away_s / 2:
+        if self._is_first_back(now, ask):
             self.back = now
             return
         flows_s = max(0.0, now - max(self.at, self.still))
-        self.level = min(self.level + ask.rate_per_s * flows_s, ask.capacity - self.out)
+        self.level = min(self.level + ask.rate_per_s * flows_s, ask.capacity - self.out - self.apart)
         if now - self.back < ask.away_s:  # others were back before it: what flowed to it since has flowed here, too
             self.level -= ask.away_rate_per_s * (now - self.back)
 
-    def _forget_silent(self, now: float) -> None:
+    def _forget_silent(self, now: float, ask: LeaseAsk) -> None:
+        if ask.kind == "bucket" and not ask.rate_per_s:
+            return
         for each in [each for each in reversed(self.replicas) if now - each.seen > SILENT_S]:
             self.level += each.aside
             self.replicas.remove(each)
@@ -158,21 +185,39 @@ class LeaseModel:
             self.still = now + ask.lag_s
         if me is None:
             granted = ask.granted if self._is_current(ask) else ask.used + ask.given
-            me = Replica(id, granted, ask.used, ask.given, now)
+            me = Replica(id, granted, ask.used, ask.given, now, charged=ask.charged_before)
             self.replicas.append(me)
         elif not self._is_current(ask):
             me.granted = me.lent + ask.used + ask.given
         else:
             returned = ask.given - me.given
-            ungranted = max(0.0, ask.granted - me.granted) if ask.away_s == 0 else 0.0
+            ungranted = max(0.0, ask.granted - me.granted)
             self.level += returned - ungranted
             me.served -= returned
-            me.granted = max(ask.granted, me.granted) if ask.away_s == 0 else ask.granted
+            me.granted = max(ask.granted, me.granted)
         me.used, me.given, me.seen = ask.used, ask.given, now
         if me.lent < 0:
             self.level += me.lent
             me.granted = ask.used + ask.given
         return me
+
+    def _charge(self, me: Replica, now: float, ask: LeaseAsk) -> None:
+        """What it took of the rest; what went in a window that began while the store was away is part of this one."""
+        due = max(0.0, ask.charged - me.charged)
+        me.charged = max(ask.charged, me.charged)
+        if ask.kind == "window" and self.ends == 0 and due > 0:
+            self.window, self.ends = self.window + 1, now + ask.window_s
+        self._part_out(now, ask, due)
+
+    def _bring_back(self, me: Replica, ask: LeaseAsk) -> None:
+        """Who lacks something for its next call brings what it holds and cannot use: else several hold parts for ever."""
+        held = me.lent
+        if me.first > 0 and held > 0 and ask.kind != "slots":
+            self.level += held
+            me.granted -= held
+            me.served -= held
+            me.first += held
+            me.want += held
 
     def _note_want(self, me: Replica, ask: LeaseAsk, slack: float) -> None:
         was_waiting = me.lacks > slack
@@ -195,7 +240,7 @@ class LeaseModel:
         if ask.kind == "slots":
             self.level = ask.capacity - self.out
         else:
-            self.level = min(self.level, min(ask.capacity, ask.ceiling) - self.out)
+            self.level = min(self.level, min(ask.capacity, ask.ceiling) - self.out - self.apart)
 
     # --- who gets what ---
 
@@ -272,6 +317,14 @@ class LeaseModel:
         fair = self._fair_slots(slack)
         is_unfair = any(each.lacks > slack and each.lent + each.aside < max(1, fair) for each in self.replicas)
         return fair if is_unfair else inf
+
+    def _most_held(self, ask: LeaseAsk, slack: float) -> float:
+        """Nothing, when somebody's call is so large that it cannot go as long as others hold what they do."""
+        room = ask.capacity - self.out
+        is_blocked = any(
+            each.lacks > slack and room + 10 * slack < each.least <= ask.capacity for each in self.replicas
+        )
+        return 0.0 if is_blocked else inf
 
     def _retry_s(self, me: Replica, now: float, ask: LeaseAsk, slack: float) -> float:
         if me.lacks <= slack:

@@ -117,6 +117,7 @@ def _twisted(
                 shape, capacity=float(int(shape.capacity * 0.7) + 1), rate_per_s=shape.rate_per_s * 1.3
             )
     elif twist == "away":
+        member.charged += shape.capacity / 10
         return {"away_s": 3.0, "away_rate_per_s": shape.rate_per_s / 4}
     elif twist == "low":
         return {"ceiling": shape.capacity / 5}

@@ -1,7 +1,7 @@
 -- One replica's ask about one limit that many share: fold in what it tells, let time pass, share out what is free.
 --
 -- KEYS[1]  the limit
--- ARGV     now ('': the server's), the replica, the kind, fifteen doubles (see `pack_ask` in redis_leases.py), and the time
+-- ARGV     now ('': the server's), the replica, the kind, seventeen doubles (see `pack_ask` in redis_leases.py), and the time
 --          after which it is too late ('0': never): an ask that lay in the buffers of a server that stood still would
 --          take the time it stood still for time in which nobody used anything, and nobody waits for its answer
 -- returns  eight doubles: granted, level, wanting, retry_s, window, ends_in_s, most, now; nothing when it is too late
@@ -15,13 +15,15 @@ local EARLY_S = 0.000001 -- a moment early counts as on time, as in policy/bucke
 local ROUNDING = 0.000000000001
 local STEPS = 64
 local SOON_S, LATE_S, SLOTS_S, AHEAD_S = 0.005, 0.25, 0.1, 0.05
+local LONG_S = 1 -- who is away for less may be so alone
 local LEAST_TTL_S, MOST_TTL_S = 60, 2592000
 
 -- a limit
--- STILL: until when nothing flows in; BACK: when the first came back after the store was away
-local KIND, LEVEL, AT, WINDOW, ENDS, CAPACITY, TURN, REPLICAS, STILL, BACK = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+-- STILL: until when nothing flows in; BACK: when the first came back after the store was away; APART: of what nobody held
+-- then, what those who are not back yet may have taken with them
+local KIND, LEVEL, AT, WINDOW, ENDS, CAPACITY, TURN, REPLICAS, STILL, BACK, APART = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 -- a replica of it; WANT and FIRST are what is unmet, ASIDE what waits for its next ask, SERVED its virtual time
-local ID, GRANTED, USED, GIVEN, WANT, FIRST, KEEP, SERVED, ASIDE, SEEN, WHOLE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+local ID, GRANTED, USED, GIVEN, WANT, FIRST, KEEP, SERVED, ASIDE, SEEN, WHOLE, CHARGED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 
 local now, id, kind = now_s(ARGV[1]), ARGV[2], ARGV[3]
 local asked_at = now
@@ -29,12 +31,12 @@ if tonumber(ARGV[5]) > 0 and now > tonumber(ARGV[5]) then
   return ''
 end
 local rate, capacity, window_s, granted, used, given, want, first, keep, ceiling, window, known, away_s, away_rate,
-  lag_s = struct.unpack('<ddddddddddddddd', ARGV[4])
+  lag_s, charged, charged_before = struct.unpack('<ddddddddddddddddd', ARGV[4])
 local is_window, is_slots = kind == 'window', kind == 'slots'
 local slack = rate * EARLY_S + capacity * ROUNDING
 local min, max, floor, ceil = math.min, math.max, math.floor, math.ceil
 
-local limit, replicas, me
+local limit, replicas, me, is_new
 
 local function lent(each)
   return each[GRANTED] - each[USED] - each[GIVEN]
@@ -61,15 +63,16 @@ end
 local function new_limit()
   local level = known >= 0 and min(known, capacity) or capacity
   if is_window and known >= 0 then
-    return {kind, level, now, max(1, window), now + window_s, capacity, 0, {}, 0, now}
+    return {kind, level, now, max(1, window), now + window_s, capacity, 0, {}, 0, now, 0}
   end
-  return {kind, level, now, window, 0, capacity, 0, {}, 0, known >= 0 and now or 0}
+  return {kind, level, now, window, 0, capacity, 0, {}, 0, known >= 0 and now or 0, 0}
 end
 
 local function load()
   local packed = redis.call('GET', KEYS[1])
   limit = packed and cmsgpack.unpack(packed)
-  if not limit or limit[KIND] ~= kind then
+  is_new = not limit or limit[KIND] ~= kind
+  if is_new then
     limit = new_limit()
   end
   replicas = limit[REPLICAS]
@@ -78,7 +81,7 @@ end
 -- A server whose clock is behind its predecessor's: better a short gift than a long silence.
 local function set_clock()
   if limit[AT] > now + SILENT_S then
-    limit[AT] = now
+    limit[AT], limit[STILL], limit[BACK] = now, min(limit[STILL], now), min(limit[BACK], now)
     for _, each in ipairs(replicas) do
       each[SEEN] = min(each[SEEN], now)
     end
@@ -89,7 +92,7 @@ end
 -- 2. Time passes.
 
 local function void()
-  limit[LEVEL], limit[ENDS] = capacity, 0
+  limit[LEVEL], limit[ENDS], limit[APART] = capacity, 0, 0
   for _, each in ipairs(replicas) do
     each[GRANTED], each[ASIDE] = each[USED] + each[GIVEN], 0
   end
@@ -109,19 +112,40 @@ local function pass_window()
   end
 end
 
+-- Whether nobody has come since this replica was away: then each lived on its own part.
+local function is_first_back()
+  return away_s > 0 and (is_new or now - limit[AT] >= away_s / 2)
+end
+
+-- What each took with it is its own; of what others may have taken nothing is given away until they are back, or not coming.
+local function part_out(borrowed)
+  if is_first_back() and away_s >= LONG_S then
+    limit[APART], limit[LEVEL] = limit[APART] + max(0, limit[LEVEL]), min(0, limit[LEVEL])
+  end
+  local from_apart = min(limit[APART], borrowed)
+  limit[APART] = limit[APART] - from_apart
+  limit[LEVEL] = limit[LEVEL] - (borrowed - from_apart)
+  if limit[APART] > 0 and now - limit[BACK] > SILENT_S then
+    limit[LEVEL], limit[APART] = limit[LEVEL] + limit[APART], 0
+  end
+end
+
 local function refill()
-  if away_s > 0 and now - limit[AT] >= away_s / 2 then -- nobody came: each lived on its own part, and that was the refill
+  if is_first_back() then -- what flowed in was the refill of everybody's own part
     limit[BACK] = now
     return
   end
   local flows_s = max(0, now - max(limit[AT], limit[STILL]))
-  limit[LEVEL] = min(limit[LEVEL] + rate * flows_s, capacity - out())
+  limit[LEVEL] = min(limit[LEVEL] + rate * flows_s, capacity - out() - limit[APART])
   if now - limit[BACK] < away_s then -- others were back before it: what flowed to it since then has flowed here, too
     limit[LEVEL] = limit[LEVEL] - away_rate * (now - limit[BACK])
   end
 end
 
 local function forget_silent()
+  if kind == 'bucket' and rate == 0 then -- a sum that only grows: who comes back must not be taken for another
+    return
+  end
   for place = #replicas, 1, -1 do
     local each = replicas[place]
     if now - each[SEEN] > SILENT_S then -- what it held is taken as used; slots are counted anew and so come back
@@ -152,14 +176,14 @@ local function fold()
     limit[STILL] = now + lag_s
   end
   if not me then
-    me = {id, is_current() and granted or used + given, used, given, 0, 0, 0, 0, 0, now, false}
+    me = {id, is_current() and granted or used + given, used, given, 0, 0, 0, 0, 0, now, false, charged_before}
     replicas[#replicas + 1] = me
   elseif is_current() then
     local returned = given - me[GIVEN]
-    local ungranted = away_s == 0 and max(0, granted - me[GRANTED]) or 0 -- a server that lost the last of what it wrote
+    local ungranted = max(0, granted - me[GRANTED]) -- a server that lost the last of what it wrote
     limit[LEVEL] = limit[LEVEL] + returned - ungranted
     me[SERVED] = me[SERVED] - returned
-    me[GRANTED] = away_s == 0 and max(granted, me[GRANTED]) or granted
+    me[GRANTED] = max(granted, me[GRANTED])
   else
     me[GRANTED] = lent(me) + used + given
   end
@@ -177,6 +201,26 @@ local function go_last()
       table.insert(replicas, table.remove(replicas, place))
       return
     end
+  end
+end
+
+-- What went while the store was away, in a window that began then, is part of this one.
+local function charge()
+  local due = max(0, charged - me[CHARGED])
+  me[CHARGED] = max(charged, me[CHARGED])
+  if is_window and limit[ENDS] == 0 and due > 0 then
+    limit[WINDOW], limit[ENDS] = limit[WINDOW] + 1, now + window_s
+  end
+  part_out(due)
+end
+
+-- Who lacks something for its next call brings what it holds and cannot use: else several could hold parts for ever.
+local function bring_back()
+  local held = lent(me)
+  if me[FIRST] > 0 and held > 0 and not is_slots then
+    limit[LEVEL] = limit[LEVEL] + held
+    me[GRANTED], me[SERVED] = me[GRANTED] - held, me[SERVED] - held
+    me[FIRST], me[WANT] = me[FIRST] + held, me[WANT] + held
   end
 end
 
@@ -202,7 +246,7 @@ local function cap_level()
   if is_slots then
     limit[LEVEL] = capacity - out()
   else
-    limit[LEVEL] = min(limit[LEVEL], min(capacity, ceiling) - out())
+    limit[LEVEL] = min(limit[LEVEL], min(capacity, ceiling) - out() - limit[APART])
   end
 end
 
@@ -343,10 +387,20 @@ end
 
 -- Slots are never used up, so whoever has them could keep them for ever: not while others wait who have less than is fair.
 local function most_slots()
-  local fair = is_slots and fair_slots() or math.huge
+  local fair = fair_slots()
   for _, each in ipairs(replicas) do
     if waits(each) and lent(each) + each[ASIDE] < max(1, fair) and fair < math.huge then
       return fair
+    end
+  end
+  return math.huge
+end
+
+-- Nothing, when somebody's call is so large that it cannot go as long as others hold what they do.
+local function most_held()
+  for _, each in ipairs(replicas) do
+    if waits(each) and least_of(each) > capacity - out() + 10 * slack and least_of(each) <= capacity then
+      return 0
     end
   end
   return math.huge
@@ -363,15 +417,22 @@ load()
 set_clock()
 if is_window then
   pass_window()
+  if is_first_back() then
+    limit[BACK] = now
+  end
 elseif not is_slots then
   refill()
 end
 forget_silent()
 fold()
+if not is_slots then
+  charge()
+end
 note_want()
+bring_back()
 cap_level()
 share_out()
 hand_over()
 save()
 return struct.pack('<dddddddd', me[GRANTED], limit[LEVEL], count_waiting(), retry_s(), limit[WINDOW],
-  max(0, limit[ENDS] - now), most_slots(), asked_at)
+  max(0, limit[ENDS] - now), is_slots and most_slots() or most_held(), asked_at)
