@@ -86,12 +86,12 @@ async def test_connections_are_dealt_out_to_all_workers(config: Path) -> None:
     """Each has its share; one port, said once."""
     async with crew(config, 3) as supervisor:
         seen: Counter[int] = Counter()
-        for _ in range(90):
+        for _ in range(45):
             async with connect(supervisor.url) as peer:
                 seen[(await who(peer))[0]] += 1
 
         assert set(seen) == {1, 2, 3}
-        assert min(seen.values()) >= 10
+        assert min(seen.values()) >= 4
         assert supervisor.said.count("listens on") == 1
         assert f"listens on {supervisor.url}, 3 workers, models: " in supervisor.said
 
@@ -255,6 +255,7 @@ async def test_a_worker_is_not_replaced_by_one_of_another_state(config: Path, tm
         await supervisor.says("worker 1 cannot start: state or admin.listen has changed")
         await supervisor.says("worker 1 has ended with exit code 2: another takes its place in 0.2 s")
 
+        assert (await scrape(peers[2]))["gateway_worker_restarts_total"] == 0
         assert [await status_of(supervisor.url, get("/readyz")) for _ in range(10)] == [200] * 10
 
 

@@ -22,7 +22,7 @@ async def overload(replicas: list[Replica], loads: list[float], for_s: float) ->
     await asyncio.gather(*[one.offer(load, for_s) for one, load in zip(replicas, loads, strict=True)])
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 8])
 def test_replicas_use_a_limit_up_together(size: int) -> None:
     """At three times the limit, unevenly spread: what refills is used within two percent, and nothing beyond it."""
 
@@ -30,10 +30,10 @@ def test_replicas_use_a_limit_up_together(size: int) -> None:
         _, replicas = fleet(clock, size, Limits(requests_per_min=600, request_burst=10))
         start = clock.now
         weights = [number + 1 for number in range(size)]
-        await overload(replicas, [30 * weight / sum(weights) for weight in weights], 60)
-        return admitted(replicas, start, start + 60)
+        await overload(replicas, [30 * weight / sum(weights) for weight in weights], 30)
+        return admitted(replicas, start, start + 30)
 
-    assert run(story) == pytest.approx(610, rel=0.02)
+    assert run(story) == pytest.approx(310, rel=0.02)
 
 
 def test_a_few_calls_per_minute_are_shared_exactly() -> None:
@@ -119,9 +119,9 @@ def test_a_store_that_forgot_everything_gives_no_second_burst() -> None:
     """It comes back empty: the replicas know the level, and full is not what they tell it."""
 
     async def story(clock: LoopClock) -> int:
-        store, replicas = fleet(clock, 2, Limits(requests_per_min=600))
-        load = asyncio.ensure_future(overload(replicas, [40.0, 40.0], 60))
-        await clock.sleep(40)
+        store, replicas = fleet(clock, 2, Limits(requests_per_min=600, request_burst=300))
+        load = asyncio.ensure_future(overload(replicas, [20.0, 20.0], 50))
+        await clock.sleep(30)
         store.turn(False)
         await clock.sleep(5)
         store.pools.clear()

@@ -154,7 +154,7 @@ HONEST = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.kind}-{shape.capacity:g}")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(steps=st.lists(HONEST, min_size=5, max_size=50))
 def test_replicas_together_stay_within_the_limit(shape: Shape, steps: list[dict[str, Any]]) -> None:
     """Over any span no more is used than the capacity and what refilled, whatever is lost, told twice or late, or killed."""
@@ -178,8 +178,9 @@ def test_replicas_together_stay_within_the_limit(shape: Shape, steps: list[dict[
             if step["fate"] == "late":
                 plain(now, *asks[len(asks) // 2])
             reply = plain(now, member.id, ask)
-            if step["fate"] == "twice":
-                assert plain(now, member.id, ask).granted == pytest.approx(reply.granted)
+            if step["fate"] == "twice":  # what the first answer gave is not given again; what is of no use goes back
+                first, reply = reply, plain(now, member.id, ask)
+                assert reply.granted <= first.granted + NEAR
             if step["fate"] != "lost":
                 member.hear(reply, now)
         assert _within(shape, members, [each for at, each in killed if at >= now - 3.0], uses)
