@@ -454,6 +454,8 @@ class StoreHealth:
     operations: int
     """Round trips asked for, since the start."""
     failures: int
+    is_deaf: bool = False
+    """It is up, but what other replicas tell cannot be heard."""
 
 
 class SharedStore(Store, Protocol):

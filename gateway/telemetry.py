@@ -199,6 +199,7 @@ class Telemetry(Collector):
         self._loop_lag = Levels("event_loop_lag_seconds", "How late the event loop ran last.")
         self._connections = Levels("upstream_connections", "Connections to providers.", "provider", "state")
         self._state_up = Levels("state_up", "Whether the store that replicas share can be reached.")
+        self._state_deaf = Levels("state_deaf", "Whether it can be reached, but what other replicas tell is not heard.")
         self._replicas = Levels("replicas", "Gateways that share it, as last known.")
         self._state_operations = Counts(
             "state_operations_total", "Round trips to the shared store that were asked for."
@@ -344,6 +345,7 @@ class Telemetry(Collector):
     def set_state(self, health: StoreHealth) -> None:
         """How the store that replicas share is now; where there is none, nobody calls this."""
         self._state_up.values[()] = float(health.is_up)
+        self._state_deaf.values[()] = float(health.is_deaf)
         self._replicas.values[()] = health.replicas
         self._state_operations.totals[()] = health.operations
         self._state_failures.totals[()] = health.failures

@@ -209,9 +209,10 @@ async def test_a_shared_store_is_up_or_not_and_its_changes_are_counted() -> None
     telemetry.state_changed(False)
     telemetry.state_changed(True)
     telemetry.state_changed(False)
-    telemetry.set_state(StoreHealth(False, 2.0, "no answer in 50 ms", 2, 120, 7))
+    telemetry.set_state(StoreHealth(False, 2.0, "no answer in 50 ms", 2, 120, 7, is_deaf=True))
     after = scrape(telemetry)
 
+    assert [told["gateway_state_deaf[]"] for told in (before, after)] == [0, 1]
     names = ("state_up[]", "replicas[]", "state_operations_total[]", "state_failures_total[]")
     changes = [f"state_changes_total[('to', '{to}')]" for to in ("up", "gone")]
     assert [before[f"gateway_{name}"] for name in (*names, *changes)] == [1, 3, 100, 0, 0, 0]

@@ -3,7 +3,8 @@
     pause, quota      a provider's word, or ours where it gave none: everybody keeps away for as long; the latest end wins
     limit             what an answer has told of the provider's limits
     breaker           it opened or closed by itself: whoever has seen much judges for himself, the others take the word
-    hand              opened, drained, closed or undone by a person: that holds for all
+    hand              opened, drained, closed or undone by a person: that holds for all; the last act counts, and what still
+                      holds is told again, lest a store that has lost it leaves newcomers without
 
 Nothing of a caller's own credential is told: its gates have names that no other process knows. What concerns a gate that is
 not there yet is remembered until it is, or is over. Invariants: what was heard is never told again; a pause is only ever
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
+from operator import itemgetter
 from secrets import token_hex
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gateway.clock import Clock
 from gateway.flow.admission import Admission
@@ -41,14 +44,27 @@ from gateway.ports import News, NewsItem
 
 LIMIT_S = 3600.0
 """So long a learned limit is kept for those who come later; told again after half of it."""
+LIMIT_GRAIN_S = 1.0
+"""A gate's limits are told no more often, however often they change."""
 HAND_S = 7 * 86_400.0
-"""So long what was done by hand is kept for those who come later."""
+"""So long what was done by hand is kept for those who come later; told anew after half of it, where it still holds."""
+REMIND_S = 10.0
+"""What holds by hand is told again so often, unless it is kept: then the store tells nobody."""
+SLACK_S = 1.0
+"""When something was told is known no better."""
+FIRST_GO = 0.9
+"""Others are told to leave a target alone for so much of the time: then it is not whoever has failed that tries first."""
 GRAIN_S, GRAIN = 0.05, 0.01
 """An end that is later by less than this, or by less than this share of what is left, is no news."""
+LEAST_LONGER = 0.5
+"""A breaker that opens again before the time that was told is over is news if it is for longer by this share."""
 CHANGED = 0.01
 """A limit that differs by less than this share is the same."""
 MOST_KEPT = 4096
-"""Ends, limits and things heard of unknown gates, each."""
+"""Ends, limits, hands and things heard of unknown gates, each."""
+
+HELD = ("open", "drained")
+"""What holds until a person says otherwise."""
 
 About = tuple[str, str]
 """A kind of news, and the name it is about."""
@@ -61,6 +77,22 @@ class _Known:
 
     limits: dict[str, Amount] = field(default_factory=dict)
     at: float = -inf
+
+
+class _Act(NamedTuple):
+    """What was done by hand last, and when."""
+
+    to: Hand
+    token: str
+    at: float
+
+
+class _Unmet(NamedTuple):
+    """News of a gate that is not there yet."""
+
+    ends_at: float
+    order: int
+    item: NewsItem
 
 
 class Gossip:
@@ -83,10 +115,13 @@ class Gossip:
         self._queue = admission.queue
         self._turns = Turns(clock, news, self._gates, self._outages, self._queue, draw)
         self._handlers = {"vector": on_vector, "purge": on_purge}
-        self._ends: dict[About, float] = {}  # of pauses and quotas, as told or heard
+        self._ends: dict[About, float] = {}  # of pauses and quotas, as told or heard; of breakers, as told
         self._limits: dict[str, _Known] = {}
-        self._hands: dict[str, str] = {}  # by name: the token of the last act
-        self._unmet: dict[About, tuple[float, NewsItem]] = {}  # about gates that are not there yet, and until when
+        self._hands: dict[str, _Act] = {}
+        self._has_reminder = False
+        self._began_at = clock.monotonic()
+        self._unmet: dict[About, _Unmet] = {}
+        self._orders = count()
         self._gates.on_open = self._meet
         self._outages.on_change = self._breaker_changed
         self._outages.on_force = self._forced
@@ -107,6 +142,8 @@ class Gossip:
     def learned(self, gate: Gate, learned: Learned, now: float) -> None:
         """As of `GateNews`."""
         known = self._known(gate.name)
+        if now < known.at + LIMIT_GRAIN_S:
+            return  # what still differs then is told with a later answer
         is_new = now >= known.at + LIMIT_S / 2
         for name, reading in learned.by_limit():
             if reading.limit is not None and _differs(known.limits.get(name), (reading.limit, reading.period_s)):
@@ -123,8 +160,9 @@ class Gossip:
             self._news.tell(NewsItem(kind, name, left_s), lasts=True)
 
     def _note_end(self, about: About, ends_at: float, now: float) -> None:
-        if len(self._ends) >= MOST_KEPT:
-            self._ends = {one: until for one, until in self._ends.items() if until > now}
+        if len(self._ends) >= MOST_KEPT:  # half of the room is made at once: seldom, then
+            lasting = sorted((one for one in self._ends.items() if one[1] > now), key=itemgetter(1))
+            self._ends = dict(lasting[-MOST_KEPT // 2 :])
         self._ends[about] = max(ends_at, self._ends.get(about, -inf))
 
     def _breaker_changed(self, name: str, state: str, reason: str) -> None:
@@ -135,7 +173,13 @@ class Gossip:
         if not breaker.is_news or self._gates.is_callers(name):
             return
         now, account, is_open = self._clock.monotonic(), self._gates.accounts.get(name), state == "open"
-        left_s = breaker.probe_at - now if is_open else 0.0
+        left_s = (breaker.probe_at - now) * FIRST_GO if is_open else 0.0
+        if not is_open:
+            self._ends.pop(("breaker", name), None)
+        elif now + left_s <= self._ends.get(("breaker", name), -inf) + LEAST_LONGER * left_s:
+            return  # it was tried again in between, in vain, and all keep away already
+        else:
+            self._note_end(("breaker", name), now + left_s, now)
         is_refused = account is not None and account.is_refused
         move = Move(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
         self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
@@ -143,11 +187,39 @@ class Gossip:
     def _forced(self, name: str, to: Hand) -> None:
         if self._gates.is_callers(name):
             return
-        token = self._hands[name] = token_hex(4)
-        self._news.tell(NewsItem("hand", name, HAND_S, write_hand(to, token)), lasts=True)
+        act = _Act(to, token_hex(4), self._clock.monotonic())
+        self._note_act(name, act)
+        self._tell_act(name, act, HAND_S)
         if to == "closed":
-            for line in self._lines_named(name):
-                self._tell_over(line.gate.name)
+            for one in {line.gate.name for line in self._lines_named(name)} | ({name} & self._gates.accounts.keys()):
+                self._tell_over(one)
+
+    def _note_act(self, name: str, act: _Act) -> None:
+        self._hands.pop(name, None)
+        if len(self._hands) >= MOST_KEPT:
+            del self._hands[next(iter(self._hands))]
+        self._hands[name] = act
+        if act.to in HELD and not self._has_reminder:
+            self._has_reminder = True
+            self._clock.call_at(self._clock.monotonic() + REMIND_S, self._remind)
+
+    def _tell_act(self, name: str, act: _Act, left_s: float) -> None:
+        self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
+
+    def _remind(self) -> None:
+        """A store that has lost it keeps it again; one that has it tells nobody, as this ends no later."""
+        now = self._clock.monotonic()
+        held = [(name, act) for name, act in self._hands.items() if act.to in HELD and self._is_held(name)]
+        for name, act in held:
+            if now - act.at > HAND_S / 2:
+                self._hands[name] = act = act._replace(at=now)
+            self._tell_act(name, act, act.at + HAND_S - now - (SLACK_S if act.at < now else 0.0))
+        self._has_reminder = bool(held)
+        if held:
+            self._clock.call_at(now + REMIND_S, self._remind)
+
+    def _is_held(self, name: str) -> bool:
+        return any(breaker.is_by_hand for breaker in self._breakers_named(name))
 
     def _tell_over(self, name: str) -> None:
         """Whoever comes later need not keep away any more."""
@@ -159,6 +231,7 @@ class Gossip:
     def _forget_ends(self, name: str) -> None:
         self._ends.pop(("pause", name), None)
         self._ends.pop(("quota", name), None)
+        self._ends.pop(("breaker", name), None)
 
     # What is heard.
 
@@ -207,29 +280,46 @@ class Gossip:
             return
         now, account = self._clock.monotonic(), self._gates.accounts.get(item.name)
         if not move.is_open:
-            if account is not None:
+            self._ends.pop(("breaker", item.name), None)
+            if account is not None and not breaker.is_by_hand:
                 account.is_refused = False
             breaker.told_closed(move.reason, now)
         elif item.left_s:
-            breaker.told_open(now + item.left_s, move.ejections, move.reason, now, move.rate)
+            if breaker.told_open(now + item.left_s, move.ejections, move.reason, now, move.rate):
+                for line in self._outages.lines_of(item.name):
+                    self._queue.shut(line)  # whoever has waited for the probe would wait for the next
             if account is not None and breaker.state == "open":
                 account.is_refused = account.is_refused or move.is_refused
 
     def _hear_hand(self, item: NewsItem) -> None:
-        act = read_hand(item.detail)
-        if act is None or self._hands.get(item.name) == act[1]:
+        read = read_hand(item.detail)
+        if read is None:
             return
-        to, token = act
+        act = _Act(*read, self._clock.monotonic() - max(0.0, HAND_S - item.left_s))
+        known = self._hands.get(item.name)
+        if known is not None and known.token == act.token:
+            self._hands[item.name] = known._replace(at=max(known.at, act.at))
+            return
+        if known is not None and act.at < known.at - SLACK_S:
+            return  # something else was done since
         if not self._lines_named(item.name) and item.name not in self._gates.accounts:
             self._remember(item)
             return
-        self._hands[item.name] = token
-        if to != "closed":
-            self._outages.told_force(item.name, to)
+        self._note_act(item.name, act)
+        if act.to != "closed":
+            self._outages.told_force(item.name, act.to)
+        elif act.at < self._began_at - SLACK_S:
+            self._unhand(item.name)
         elif self._is_amiss(item.name):
             for line in self._lines_named(item.name):
                 self._forget_ends(line.gate.name)
-            self._outages.told_force(item.name, to)
+            self._outages.told_force(item.name, act.to)
+
+    def _unhand(self, name: str) -> None:
+        """It was closed before this process began: whatever has come since is not what was closed, but for older acts."""
+        for breaker in self._breakers_named(name):
+            if breaker.is_by_hand:
+                breaker.force("closed", self._clock.monotonic())
 
     def _is_amiss(self, name: str) -> bool:
         """Whether there is anything that closing by hand would change: what is kept of it is heard at each start, too."""
@@ -256,17 +346,17 @@ class Gossip:
             self._unmet.pop(about, None)
             return
         if len(self._unmet) >= MOST_KEPT:
-            self._unmet = {one: kept for one, kept in self._unmet.items() if kept[0] > now}
+            self._unmet = {one: kept for one, kept in self._unmet.items() if kept.ends_at > now}
         if len(self._unmet) < MOST_KEPT:
-            self._unmet[about] = now + item.left_s, item
+            self._unmet[about] = _Unmet(now + item.left_s, next(self._orders), item)
 
     def _recall(self, name: str) -> None:
         if not self._unmet:
             return
         now = self._clock.monotonic()
-        for kind in ("limit", "pause", "quota", "breaker", "hand"):
-            ends_at, item = self._unmet.pop((kind, name), (-inf, None))
-            if item is not None and ends_at > now:
+        kept = [self._unmet.pop((kind, name), None) for kind in ("limit", "pause", "quota", "breaker", "hand")]
+        for ends_at, _, item in sorted((one for one in kept if one is not None), key=itemgetter(1)):
+            if ends_at > now:
                 self.hear(item._replace(left_s=ends_at - now))
 
     def _known(self, name: str) -> _Known:
@@ -279,6 +369,12 @@ class Gossip:
         lines = [line for key, line in self._gates.lines.items() if name in (key, self._gates.label(key))]
         account = self._gates.accounts.get(name)
         return lines or ([] if account is None else self._gates.of_account(account))
+
+    def _breakers_named(self, name: str) -> list[Breaker]:
+        """Those that are set when an operator says the name."""
+        if name in self._gates.accounts and name not in self._gates.lines:
+            return [self._gates.accounts[name].breaker]
+        return [line.gate.vitals.breaker for line in self._lines_named(name)]
 
     def _breaker(self, name: str) -> Breaker | None:
         line, account = self._gates.lines.get(name), self._gates.accounts.get(name)

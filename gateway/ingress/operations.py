@@ -70,11 +70,13 @@ def health_routes(
 
 def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
     """Without the reason, which may name hosts: anybody may ask."""
+    news = {"news": "not heard"} if health.is_deaf else {}
     return {
         "status": "up" if health.is_up else "gone",
         "since_s": round(max(now_wall - health.since, 0.0), 1),
         "replicas": health.replicas,
         "limits": "shared" if health.is_up else f"1/{health.replicas} of each",
+        **news,
     }
 
 

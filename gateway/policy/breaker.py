@@ -3,7 +3,8 @@
     closed ── failures in a row | share of failures | share of slow calls ──> open ── its time is over ──> half_open
     half_open ── a probe fails ──> open, for longer          half_open ── `probes` successes ──> closed, behind a ramp
     by hand: open and drained stay until undone
-    others: what they tell of it opens it, holds it open for longer, or closes it; where they probe, too, it asks for leave
+    others: what they tell of it opens it, holds it open for longer, or closes it; where they probe, too, it asks for leave;
+            whoever has seen no failure of its own takes their word for a short time, then finds out with one probe
 
 pybreaker holds the state and tells its listener; when to move is decided here, with our clock: `health.py` says who is ill,
 `recovery.py` who may go on the way back. It must not know calls, targets or providers: its owner tells it the outcomes that
@@ -94,9 +95,11 @@ class Breaker:
         "_out",
         "_pending",
         "_probes",
+        "_proved_until",
         "_ramp",
         "_run_from",
         "_told_rate",
+        "_told_until",
         "_usual_per_s",
         "ask_leave",
         "ejections",
@@ -138,6 +141,8 @@ class Breaker:
         self._due_at = inf  # ... at this time; `probe_at` is now when it asks again
         self._has_leave = True
         self._told_rate: float | None = None  # of failures, by whoever saw those that it is open for
+        self._told_until = -inf  # others leave it alone until then; -inf: what it is open for was seen here, too
+        self._proved_until = -inf  # so long its own probes count for more than what others tell
         self._on_change = on_change
         self._base = 0  # permits below it are of calls sent before the last ejection or probing
         self._is_drained = False
@@ -216,6 +221,7 @@ class Breaker:
         if permit < self._base:
             return
         self._came_back(permit)
+        self._proved_until = -inf
         if self.state == "half_open":
             self._eject(f"a probe failed ({why})", now, u)
         elif self.state == "closed":
@@ -277,7 +283,9 @@ class Breaker:
         elif self.state == "half_open" and self.ask_leave is not None:
             self._has_leave = False
             if not self.is_probing:
+                told_until = self._told_until
                 self._open("another replica tries it", now, at, is_news=False)
+                self._told_until = told_until
         else:
             return False
         return True
@@ -291,21 +299,29 @@ class Breaker:
         """A call is out that tries whether it is well again."""
         return self.state == "half_open" and self._probes.out > 0
 
-    def told_open(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> None:
+    def told_open(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> bool:
         """Another replica leaves it alone until then, after so many ejections in a row; here so, too, unless it knows better.
 
         `rate` is the share of failures that was seen there. Never for longer than the longest open time here, nor for less
-        than it is open already.
+        than it is open already. Where nothing failed it may be the other's own way out that is broken: then it is taken at
+        its word for no longer than a first ejection, however often it says so. True: it was open, and is so for longer.
         """
         until = min(until, now + self.rules.max_open_s)
         if self.is_by_hand or not self.rules.is_enabled or until <= now or self._is_surely_well(now):
-            return
+            return False
         self.ejections = max(self.ejections, ejections)
-        if self.state != "open":
+        if self._is_hearsay:
+            self._told_until = max(until, self._told_until)
+        elif self.state != "open":
+            has_seen_none = self.state == "closed" and not self._health.window.failures()[1]
             self._open(f"told by another replica: {reason}", now, until, is_news=False)
             self._told_rate = rate
+            if has_seen_none:
+                self.probe_at, self._told_until = min(until, now + self.rules.open_s), until
         elif until > self.probe_at or self._is_asking:
             self.probe_at, self._is_asking = until, False
+            return True
+        return False
 
     def told_closed(self, reason: str, now: float) -> None:
         """Another replica has found it well; what was set by hand here stays."""
@@ -349,7 +365,19 @@ class Breaker:
             return self.state == "half_open" and self._probes.good > 0
         self._health.catch_up(now)
         calls, failures = self._health.window.failures()
-        return calls >= self.rules.min_calls and failures * 100 < calls * self.rules.failure_rate_percent / 2
+        if not failures and now < self._proved_until:
+            self._prove(now)
+        is_rare = failures * 100 < calls * self.rules.failure_rate_percent / 2
+        return (calls >= self.rules.min_calls and is_rare) or now < self._proved_until
+
+    @property
+    def _is_hearsay(self) -> bool:
+        """It is not closed, only because another replica said so."""
+        return self._told_until > -inf
+
+    def _prove(self, now: float) -> None:
+        """It is well, seen from here; who is wrong about that says so again within the longest open time."""
+        self._proved_until = now + 2 * self.rules.max_open_s
 
     def _came_back(self, permit: int) -> None:
         self._out -= 1
@@ -364,6 +392,7 @@ class Breaker:
         self._probes.out -= 1
         self._probes.good += 1
         if self._probes.good >= self.rules.probes:
+            self._prove(now)
             self._close(f"{self._probes.good} probes succeeded", now, self.rules.ramp_s, is_news=True)
 
     def _ramp_wait_s(self, now: float) -> float:
@@ -385,6 +414,9 @@ class Breaker:
         rules = self.rules
         if not rules.is_enabled:
             return
+        if self._told_until > now:  # as was said: no more than that, and no news
+            self._open(reason, now, self._told_until, is_news=False)
+            return
         if self.state == "closed":
             self._forget_ejections(now)
         open_s = min(rules.open_s * 2.0 ** min(self.ejections, 30), rules.max_open_s)
@@ -396,6 +428,7 @@ class Breaker:
             self._usual_per_s = self._health.window.calls_per_s(now)
         self.opened_at = now
         self.probe_at = probe_at
+        self._told_until = self._proved_until = -inf
         self.is_clear = self._is_asking = False
         self._ramp = None
         if self.state == "closed":
@@ -420,6 +453,7 @@ class Breaker:
     def _close(self, reason: str, now: float, ramp_s: float, *, is_news: bool = False) -> None:
         self.is_by_hand = self._is_drained = self._is_asking = False
         self.probe_at = inf
+        self._told_until = -inf
         self._healthy_since = now
         self._health.restart(now)
         self._ramp = Growth(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None

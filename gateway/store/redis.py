@@ -29,8 +29,6 @@ Chore = Callable[[], Awaitable[object]]
 
 SWEPT_AT_ONCE = 4
 """Shelves and partitions that are looked through in a tick, in turn."""
-DISCOVERED_EACH = 60
-"""Ticks between two times that partitions which others made are looked for."""
 SETTLE_AGAIN_S = 0.005
 """At the end, between two attempts to tell what is owed."""
 
@@ -55,7 +53,6 @@ class RedisStore:
         self._timeout_s = shared.timeout_s
         self._link = link = connect(shared)
         self._chores = Chores()
-        self._ticks = 0
         self._turn: Iterator[Chore] = iter(())
         self._is_tidying = False
         self.replica_id = token_bytes(16)
@@ -110,7 +107,8 @@ class RedisStore:
     def health(self) -> StoreHealth:
         """For `/readyz` and the metrics."""
         link = self._link
-        return StoreHealth(link.is_up, link.since, link.reason, self._leases.replicas, link.operations, link.failures)
+        counts = self._leases.replicas, link.operations, link.failures
+        return StoreHealth(link.is_up, link.since, link.reason, *counts, is_deaf=link.is_deaf)
 
     @property
     def owed(self) -> int:
@@ -145,11 +143,9 @@ class RedisStore:
             self._is_tidying = False
 
     async def _sweep(self) -> None:
-        if self._ticks % DISCOVERED_EACH == 0:
-            await _quietly(self._vectors.discover)
-        self._ticks += 1
         turn = [*islice(self._turn, SWEPT_AT_ONCE)]
         if not turn:
+            await _quietly(self._vectors.discover)
             self._turn = self._sweeps()
             turn = [*islice(self._turn, SWEPT_AT_ONCE)]
         await asyncio.gather(*map(_quietly, turn))

@@ -75,9 +75,10 @@ class RedisAnswers:
         if self._purges.is_pending:
             return None
         shelf = self._shelf_of(key, group, bound)
-        future: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Kept | None] = loop.create_future()
         asked = self._link.run(GET, (*shelf.keys, shelf.value(key)), (self._now(), key))
-        asked.add_done_callback(partial(self._got, future, key, group))
+        asked.add_done_callback(partial(self._got, future, key, group, loop.time() + self._link.timeout_s))
         return future
 
     def put(self, key: bytes, kept: Kept) -> Later[None]:
@@ -130,7 +131,9 @@ class RedisAnswers:
     def _shelf_of(self, key: bytes, group: str, bound: int) -> Shelf:
         return self._shelf(group, key[0] % shards_of(bound))
 
-    def _got(self, future: asyncio.Future[Kept | None], key: bytes, group: str, asked: asyncio.Future[Any]) -> None:
+    def _got(
+        self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, asked: asyncio.Future[Any]
+    ) -> None:
         if future.done():
             return
         try:
@@ -139,16 +142,17 @@ class RedisAnswers:
             future.set_result(self._local.get(key, group))
             return
         if reply and is_head(reply[1]):
-            self._chores.start(self._got_long(future, key, group, reply))
+            self._chores.start(self._got_long(future, key, group, by, reply))
         else:
             future.set_result(self._read(reply[1], reply[0]) if reply else None)
 
     async def _got_long(
-        self, future: asyncio.Future[Kept | None], key: bytes, group: str, reply: Sequence[bytes]
+        self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, reply: Sequence[bytes]
     ) -> None:
+        """What does not come by then is not there."""
         bound = self._bounds.get(group, 0)
         try:
-            value = await self._parts.read(self._shelf_of(key, group, bound).parts(key), reply[1])
+            value = await self._parts.read(self._shelf_of(key, group, bound).parts(key), reply[1], by)
         except StoreGone:
             value = None
         if not future.done():
@@ -187,7 +191,7 @@ class RedisAnswers:
     async def _forget(self, selection: Selection) -> int:
         """In all groups that anybody keeps, on all shelves that there may be. Raises StoreGone."""
         model, tenant = name_digest(selection.model), name_digest(selection.tenant)
-        groups = {*self._bounds, *(name.decode() for name in await self._groups.names())}
+        groups = {*self._bounds, *[name.decode() async for names in self._groups.pages() for name in names]}
         shelves = [self._shelf(group, shard) for group in groups for shard in range(MOST_SHARDS)]
         return sum([await shelf.forget(model, tenant, selection.key or b"") for shelf in shelves])
 

@@ -132,7 +132,8 @@ class Health:
         now = time.monotonic()
         if not self._is_told and (self._told_at is None or now - self._told_at >= QUIET_S):
             self._is_told, self._told_at = True, now
-            log.warning("%s cannot be used: %s. Calls go on without it; it is tried again.", self._name, self.reason)
+            reason = self.reason.rstrip(".")
+            log.warning("%s cannot be used: %s. Calls go on without it; it is tried again.", self._name, reason)
 
 
 def reason_of(error: BaseException) -> str:

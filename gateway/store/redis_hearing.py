@@ -1,6 +1,7 @@
 """Hearing what is published to one channel, whatever happens to the connection.
 
-Invariants: one that is dead without saying so is noticed within seconds; a listener that fails does not end the hearing.
+Invariants: one that is dead without saying so is noticed within seconds; a listener that fails does not end the hearing; where
+the store is there and nothing can be heard all the same (it may not be allowed), the log is told once, and once of the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Connection
 
+from gateway.store.redis_health import reason_of
+
 log = logging.getLogger("gateway.store")
 
 ASK_AFTER_S = 2.0
@@ -19,6 +22,8 @@ ASK_AFTER_S = 2.0
 PATIENCE_S = 1.0
 """For its answer, and for a connection."""
 FIRST_DELAY_S, LAST_DELAY_S = 0.05, 1.0
+DEAF_AFTER = 5
+"""Attempts in a row that fail while the store is there: then it is told."""
 
 
 class Hearing:
@@ -30,22 +35,41 @@ class Hearing:
         channel: bytes,
         heard: Callable[[bytes], None],
         joined: Callable[[], None],
+        is_up: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_up` tells whether the store is there: else it is no wonder that nothing is heard, and told by others."""
         self._connect = connect
         self._channel = channel
         self._heard = heard
         self._joined = joined
+        self._is_up = is_up
         self._tries = 0
+        self._in_vain = 0
         self._has_told = False
+        self.is_deaf = False
+        """The store is there, but nothing is heard."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             try:
                 await self._listen()
-            except Exception:  # noqa: BLE001 - whatever it is, it is tried again
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                 self._tries += 1
+                self._failed(error)
             await asyncio.sleep(self._delay_s())
+
+    def _failed(self, error: Exception) -> None:
+        self._in_vain = self._in_vain + 1 if self._is_up() else 0
+        if self._in_vain == DEAF_AFTER and not self.is_deaf:
+            self.is_deaf = True
+            log.warning("what other replicas tell cannot be heard: %s; it is tried again", reason_of(error))
+
+    def _hears(self) -> None:
+        self._tries = self._in_vain = 0
+        if self.is_deaf:
+            self.is_deaf = False
+            log.warning("what other replicas tell is heard again")
 
     def _delay_s(self) -> float:
         delay_s: float = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** min(self._tries, 10))
@@ -66,7 +90,7 @@ class Hearing:
             case [b"message", _, bytes(message)]:
                 self._tell(self._heard, message)
             case [b"subscribe", *_]:
-                self._tries = 0
+                self._hears()
                 self._tell(self._joined)
 
     def _tell(self, listener: Callable[..., None], *told: bytes) -> None:

@@ -48,6 +48,7 @@ class Link:
         self._prefix = f"{_braceless(shared.namespace)}:{SCHEMA}:"
         self._timeout_s = shared.timeout_s
         self._changed: list[Callable[[bool], None]] = []
+        self._hearings: list[Hearing] = []
         self._scripts: dict[bytes, Script] = {}
         self._tally = Tally()
         self._store = self._cluster() if self._address.kind == "cluster" else self._single()
@@ -115,6 +116,11 @@ class Link:
         told = b"".join([b"%d:%b" % (len(part), part) for part in each])
         return f"{self._prefix}{use}:{{{blake2b(told, digest_size=16).hexdigest()}}}".encode()
 
+    @property
+    def timeout_s(self) -> float:
+        """So long an operation may take; and all of them that a call waits for together."""
+        return self._timeout_s
+
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int | float]
     ) -> asyncio.Future[Any]:
@@ -152,7 +158,17 @@ class Link:
 
         `joined` is called when it has subscribed, and again whenever it had to do so anew: something may have been missed.
         """
-        await Hearing(self._connect, channel, heard, joined).run()
+        hearing = Hearing(self._connect, channel, heard, joined, lambda: self.is_up)
+        self._hearings.append(hearing)
+        try:
+            await hearing.run()
+        finally:
+            self._hearings.remove(hearing)
+
+    @property
+    def is_deaf(self) -> bool:
+        """The store is there, but what is published cannot be heard."""
+        return any(hearing.is_deaf for hearing in self._hearings)
 
     async def _connect(self) -> Connection:
         return await self._dial(await self._store.where())

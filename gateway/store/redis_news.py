@@ -2,8 +2,8 @@
 
 A message says when it was told and when it is over, in the server's time, then who tells, of what kind, about whom, and the
 details. It must not know what is done about the news. Invariants: nothing raises or waits; no replica's clock is believed;
-after each (re)subscription what is kept is delivered before anything else; what could not be told and still lasts is told
-as soon as the store is back.
+after each (re)subscription what is kept is delivered before anything else, in the order in which it was told; what could not
+be told and still lasts is told as soon as the store is back.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class RedisNews:
             self._try_again_soon()
         else:
             self._time.heard(float(said[0]))
-        for message in (*(said or ())[1:], *held_back):
+        for message in (*sorted((said or ())[1:], key=_told_at), *held_back):
             self._deliver(message)
         if said is not None and self._has_to_read:
             self._read_kept()
@@ -229,6 +229,14 @@ class RedisNews:
             self._tell_put_off()
             if self._has_to_read:
                 self._read_kept()
+
+
+def _told_at(message: bytes) -> float:
+    """For an order in which the last word is the last; what cannot be read comes first."""
+    try:
+        return float(message.partition(b" ")[0])
+    except ValueError:
+        return -inf
 
 
 def _said(answer: asyncio.Future[Any]) -> Any:

@@ -12,7 +12,7 @@ from secrets import token_bytes
 from struct import Struct
 from typing import Any
 
-from gateway.store.redis_link import Link, load_script
+from gateway.store.redis_link import Link, StoreGone, load_script
 
 STAGE = load_script("stage")
 
@@ -55,8 +55,18 @@ class Parts:
             await asyncio.gather(*map(send, range(first, min(first + AT_ONCE, len(starts)))))
         return _HEAD.pack(_MARK, nonce, len(starts), len(value)), staged
 
-    async def read(self, place: bytes, head: bytes) -> bytes | None:
-        """The value that a head stands for; None: it is not there any more. Raises StoreGone."""
+    async def read(self, place: bytes, head: bytes, by: float) -> bytes | None:
+        """The value that a head stands for; None: it is not there any more. Raises StoreGone, also where it takes longer.
+
+        `by`: the loop's time; whoever asked for it has waited for the head already.
+        """
+        try:
+            async with asyncio.timeout_at(by):
+                return await self._read(place, head)
+        except TimeoutError as late:
+            raise StoreGone("it is too long for the time there is") from late
+
+    async def _read(self, place: bytes, head: bytes) -> bytes | None:
         _, nonce, count, length = _HEAD.unpack(head)
         parts: list[bytes] = []
         for first in range(0, count, AT_ONCE):

@@ -28,6 +28,8 @@ from gateway.store.redis_value import ENTRY_BYTES, MOST_BYTES, framed, moved, un
 
 log = logging.getLogger("gateway.store")
 
+LONG_READ_S = 1.0
+"""So much longer a call waits for an answer that does not fit into one operation: its parts come one after another."""
 CLAIM = shelf_script("records_claim", "records")
 RENEW = shelf_script("records_renew", "records")
 COMPLETE = shelf_script("records_complete", "records")
@@ -80,9 +82,11 @@ class RedisRecords:
         nonce = token_bytes(12)
         if not self._link.is_up:
             return self._ledger.take(record, fingerprint, nonce, self._wall() + lease_s)
-        future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Claim] = loop.create_future()
         asked = self._run_claim(record, fingerprint, nonce, lease_s)
-        asked.add_done_callback(partial(self._claimed, future, record, fingerprint, nonce, lease_s))
+        by = loop.time() + self._link.timeout_s
+        asked.add_done_callback(partial(self._claimed, future, record, fingerprint, nonce, lease_s, by))
         return future
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
@@ -156,6 +160,7 @@ class RedisRecords:
         fingerprint: bytes,
         nonce: bytes,
         lease_s: float,
+        by: float,
         asked: asyncio.Future[Any],
     ) -> None:
         """The store has answered a claim, or it is ours to answer."""
@@ -166,7 +171,7 @@ class RedisRecords:
             self._fall_back(future, record, Held(fingerprint, 0, nonce, until))
             return
         if reply[0] == b"done" and is_head(reply[2]):
-            self._chores.start(self._read_long(future, record, Held(fingerprint, 0, nonce, until), reply))
+            self._chores.start(self._read_long(future, record, Held(fingerprint, 0, nonce, until), by, reply))
             return
         claim = self._claim_of(reply)
         if claim.fence and future.done():  # nobody is left who would run
@@ -183,10 +188,11 @@ class RedisRecords:
             future.set_result(known or self._ledger.take(record, claimed.asked, claimed.nonce, claimed.until))
 
     async def _read_long(
-        self, future: asyncio.Future[Claim], record: bytes, claimed: Held, reply: Sequence[bytes]
+        self, future: asyncio.Future[Claim], record: bytes, claimed: Held, by: float, reply: Sequence[bytes]
     ) -> None:
+        """Where it does not come by then the call runs, as if nobody had answered; but it is there, and was paid for."""
         try:
-            value = await self._parts.read(self._shelf.parts(record), reply[2])
+            value = await self._parts.read(self._shelf.parts(record), reply[2], by + LONG_READ_S)
         except StoreGone:
             self._fall_back(future, record, claimed)
             return

@@ -7,6 +7,8 @@ every write; what is written there is noted before, so that a purge finds all of
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ from gateway.ports import Later, News, NewsItem, VectorRow
 from gateway.store.redis_chores import Chores
 from gateway.store.redis_link import Link, StoreGone
 from gateway.store.redis_purges import Purges, Selection, encode_selection
-from gateway.store.redis_registry import Registry
+from gateway.store.redis_registry import FIRST, Registry
 from gateway.store.redis_shelf import Now, Shelf, shelf_script
 from gateway.store.redis_value import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
 
@@ -33,6 +35,8 @@ PURGE_S = 60.0
 """For so long the news of a purge is of use: what is loaded later is without it."""
 MOST_SHELVES = 4096
 """Of so many partitions the numbers are known."""
+PURGED_AT_ONCE = 32
+"""Partitions."""
 _HEAD = Struct(">32s32sddIII")
 _LEFT = Struct(">d")
 
@@ -84,8 +88,10 @@ class RedisVectors:
         self._now = now
         self._most = most
         self._news = news
-        self._shelves: dict[bytes, Shelf] = {}
+        self._shelves: OrderedDict[bytes, Shelf] = OrderedDict()
         self._partitions = Registry(link, link.key("partitions"), now)
+        self._cursor = FIRST
+        self._found: list[bytes] = []
         self._purges = Purges(link, self._forget)
 
     def configure(self, most: int) -> None:
@@ -130,13 +136,12 @@ class RedisVectors:
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:
         """What has to be done now and then, a partition at a time; each may raise StoreGone."""
-        for partition in [*self._shelves]:
+        for partition in dict.fromkeys((*self._shelves, *self._found)):
             yield partial(self._sweep, partition)
 
     async def discover(self) -> None:
-        """Learn of the partitions that others have made. Raises StoreGone."""
-        for name in await self._partitions.names():
-            self._shelf(name)
+        """Learn of some of the partitions that others have made: they are looked through with those known. Raises StoreGone."""
+        self._cursor, self._found = await self._partitions.page(self._cursor)
 
     def stats(self) -> dict[str, int]:
         """As last told; none while the store is away."""
@@ -144,12 +149,16 @@ class RedisVectors:
         return {"entries": sum(one.entries for one in shelves), "bytes": sum(one.bytes for one in shelves)}
 
     def _shelf(self, partition: bytes) -> Shelf:
-        shelf = self._shelves.get(partition)
-        if shelf is None:
-            if len(self._shelves) >= MOST_SHELVES:
-                del self._shelves[next(iter(self._shelves))]
-            shelf = self._shelves[partition] = Shelf(self._link, self._link.key("rows", partition), self._now)
-        return shelf
+        return self._shelves.get(partition) or Shelf(self._link, self._link.key("rows", partition), self._now)
+
+    def _told(self, partition: bytes, shelf: Shelf, entries: int, taken: int) -> None:
+        """These are its numbers; they are known from now on, unless there is nothing."""
+        if not entries:
+            self._shelves.pop(partition, None)
+            return
+        if partition not in self._shelves and len(self._shelves) >= MOST_SHELVES:
+            self._shelves.popitem(last=False)
+        self._shelves.setdefault(partition, shelf).told(entries, taken)
 
     def _keys(self, shelf: Shelf) -> tuple[bytes, ...]:
         return (*shelf.keys, shelf.value(b""))
@@ -163,7 +172,7 @@ class RedisVectors:
             )
         except StoreGone:
             return
-        shelf.told(*numbers)
+        self._told(row.partition, shelf, *numbers)
 
     async def _load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
         shelf, rows, before = self._shelf(partition), list[VectorRow](), b""
@@ -185,31 +194,38 @@ class RedisVectors:
         shelf = self._shelf(partition)
         try:
             for start in range(0, len(ids), ROWS_AT_ONCE):
-                shelf.told(*await self._link.run(REMOVE, self._keys(shelf), ids[start : start + ROWS_AT_ONCE]))
+                numbers = await self._link.run(REMOVE, self._keys(shelf), ids[start : start + ROWS_AT_ONCE])
+                self._told(partition, shelf, *numbers)
         except StoreGone:
             pass  # they run out by themselves
 
     async def _sweep(self, partition: bytes) -> None:
         shelf = self._shelf(partition)
-        shelf.told(*await self._link.run(SWEEP, self._keys(shelf), (self._now(), self._most)))
-        if not shelf.entries:
-            self._shelves.pop(partition, None)
+        self._told(partition, shelf, *await self._link.run(SWEEP, self._keys(shelf), (self._now(), self._most)))
 
     async def _forget(self, selection: Selection) -> int:
         """In all partitions that anybody keeps. Raises StoreGone."""
-        names = {*self._shelves, *await self._partitions.names()}
-        count = sum([await self._forget_of(self._shelf(name), selection) for name in names])
+        count = await self._forget_in([*self._shelves], selection)
+        count += sum([await self._forget_in(names, selection) async for names in self._partitions.pages()])
         self._news.tell(NewsItem("purge", "", PURGE_S, encode_selection(selection)))
         return count
 
-    async def _forget_of(self, shelf: Shelf, selection: Selection) -> int:
+    async def _forget_in(self, partitions: Sequence[bytes], selection: Selection) -> int:
+        count = 0
+        for first in range(0, len(partitions), PURGED_AT_ONCE):
+            some = partitions[first : first + PURGED_AT_ONCE]
+            count += sum(await asyncio.gather(*[self._forget_of(one, selection) for one in some]))
+        return count
+
+    async def _forget_of(self, partition: bytes, selection: Selection) -> int:
+        shelf = self._shelf(partition)
         model, tenant = name_digest(selection.model), name_digest(selection.tenant)
         count, cursor = 0, b"0"
         while True:
             cursor, entries, taken, gone = await self._link.run(
                 FORGET, self._keys(shelf), (model, tenant, selection.key or b"", cursor)
             )
-            shelf.told(entries, taken)
+            self._told(partition, shelf, entries, taken)
             count += int(gone)
             if cursor == b"0":
                 return count

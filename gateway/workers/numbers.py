@@ -50,6 +50,7 @@ MOST = frozenset(
         "gateway_breaker_state",
         "gateway_shed_level",
         "gateway_config_version",
+        "gateway_state_deaf",
         "gateway_event_loop_lag_seconds",
         "gateway_cache_entries",
         "gateway_cache_bytes",

@@ -218,6 +218,7 @@ class Supervisor:
     def _welcome(self, place: Place) -> None:
         place.is_ready = True
         if self._has_started:
+            self._census.restarts += 1
             log.info("worker %d is ready again", place.number)
         elif all(one.is_ready for one in self._places):
             self._has_started = True
@@ -252,7 +253,6 @@ class Supervisor:
         delay_s = min(FIRST_DELAY_S * 2**place.deaths, LAST_DELAY_S)
         place.deaths += 1
         place.changed_at = now + delay_s
-        self._census.restarts += 1
         log.error("worker %d %s: another takes its place in %g s", place.number, how, delay_s)
 
     def _deal(self) -> None:

@@ -87,6 +87,16 @@ def test_the_config_is_good_and_shared(services: dict[str, dict[str, Any]]) -> N
     assert policy.shared.replicas == len(replicas(services)) == 2
 
 
+def test_the_redis_forgets_nothing_and_has_room(services: dict[str, dict[str, Any]]) -> None:
+    """One that evicts may lose who runs a call, and what was paid for; one that is full is of no use."""
+    command, bounds = services["redis"]["command"], compiled(CONFIG, WEB_KEY=SECRET).store
+    told = dict(zip(command[1::2], command[2::2], strict=True))
+
+    assert told["--appendonly"] == "yes"
+    assert told["--maxmemory-policy"] == "noeviction"
+    assert int(told["--maxmemory"].removesuffix("gb")) * 2**30 >= 2 * (bounds.records + sum(bounds.answers.values()))
+
+
 def test_no_replica_starts_without_a_key() -> None:
     """It is reached from other containers, so anyone could call."""
     with pytest.raises(ConfigError):

@@ -32,6 +32,7 @@ class Bus:
         self.is_up = True
         self.told: list[Told] = []
         self.kept: dict[tuple[str, str], tuple[float, NewsItem]] = {}
+        """Until when, and what; what was told last comes last."""
         self.slots: dict[str, tuple[int, float]] = {}
         self.taken: list[tuple[int, str, bool]] = []
         self.members: dict[int, Callable[[NewsItem], None]] = {}
@@ -47,6 +48,7 @@ class Bus:
         elif lasts:
             if about in self.kept and self.kept[about][0] >= ends_at:
                 return
+            self.kept.pop(about, None)
             self.kept[about] = ends_at, item
         for other, heard in self.members.items():
             if other != who:
@@ -77,7 +79,7 @@ class BusNews:
 
     def listen(self, heard: Callable[[NewsItem], None]) -> None:
         self._bus.members[self._who] = heard
-        for ends_at, item in self._bus.kept.values():
+        for ends_at, item in [*self._bus.kept.values()]:
             if ends_at > self._bus.clock.now:
                 heard(item._replace(left_s=ends_at - self._bus.clock.now))
 
@@ -134,6 +136,11 @@ class Fleet:
         who = self.replicas.index(replica)
         del self.bus.members[who]
         replica.gossip._turns._news = replica.gossip._news = _Silence()
+
+    def fates(self, *fates: Fate, number: int = 0) -> None:
+        """Each replica has its own way to the provider."""
+        for replica, fate in zip(self.replicas, fates, strict=True):
+            replica.providers[number].fate = fate
 
     def fate(self, fate: Fate, number: int = 0) -> None:
         self._fates[number] = fate

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.gossip import MOST_KEPT, Gossip
+from gateway.flow import gossip
+from gateway.flow.gossip import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, Gossip
 from gateway.flow.rumours import Move, read_hand, read_limits, read_move, write_hand, write_limits, write_move
 from gateway.flow.turns import LOOK_AGAIN_S, SLOT_S
 from gateway.policy.breaker import BreakerRules
@@ -161,6 +162,7 @@ def test_a_learned_limit_is_known_to_all() -> None:
         assert len(group.bus.of_kind("limit")) == 1
 
         group.fate(fails(400, 0.01, (b"x-ratelimit-limit-requests", b"60")))
+        await asyncio.sleep(LIMIT_GRAIN_S)
         await group.replicas[2].call()
         await group.hop()
 
@@ -190,6 +192,44 @@ def test_a_limit_that_still_holds_is_told_again_before_it_is_forgotten() -> None
     run(story)
 
 
+def test_limits_that_change_with_every_answer_are_told_now_and_then() -> None:
+    """Two projects behind one gate, a thousand answers within a second: each a different limit, and no flood."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, **KEEN)
+        told = [Learned(requests=Reading(amount, 10.0)) for amount in (500.0, 900.0)]
+        for number in range(1000):
+            replica = group.replicas[number % 3]
+            replica.gossip.learned(replica.gate(), told[number % 2], clock.now)
+            await asyncio.sleep(0.001)
+        assert len(group.bus.of_kind("limit")) <= 3
+
+        await asyncio.sleep(LIMIT_GRAIN_S)
+        kept = read_limits(group.bus.of_kind("limit")[-1].item.detail)["requests_per_min"][0]
+        other = told[kept == 500.0]
+        group.replicas[0].gossip.learned(group.gates()[0], other, clock.now)
+        assert group.bus.of_kind("limit")[-1].at == clock.now
+        await group.settle()
+
+    run(story)
+
+
+def test_the_ends_that_are_known_are_bounded() -> None:
+    """However many pauses last at the same time; those that last longest stay known."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, size=1)
+        heard = group.replicas[0].gossip
+        for number in range(3 * MOST_KEPT):
+            heard._note_end(("pause", f"p0/{number}"), clock.now + 1000.0 + number, clock.now)
+
+        assert len(heard._ends) <= MOST_KEPT
+        assert ("pause", f"p0/{3 * MOST_KEPT - 1}") in heard._ends
+        await group.settle()
+
+    run(story)
+
+
 # Who comes later, and what is not there yet.
 
 
@@ -209,7 +249,7 @@ def test_who_joins_later_hears_what_still_holds() -> None:
 
         assert late.gate(0).paused_until == pytest.approx(first.gate(0).paused_until, abs=0.01)
         assert late.gate(1).paused_until < clock.now
-        assert (late.breaker_of(2).state, late.breaker_of(2).probe_at) == ("open", first.breaker_of(2).probe_at)
+        assert (late.breaker_of(2).state, late.breaker_of(2).probe_at) == ("open", 1000.0 + 4.0 * FIRST_GO)
         assert (late.breaker_of(3).state, late.breaker_of(3).is_by_hand) == ("drained", True)
         await group.settle()
 
@@ -286,15 +326,15 @@ def test_what_is_remembered_of_unknown_gates_is_bounded() -> None:
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, size=1)
-        gossip = group.replicas[0].gossip
+        heard = group.replicas[0].gossip
         for number in range(MOST_KEPT + 500):
-            gossip.hear(NewsItem("pause", f"elsewhere/{number}", 5.0))
-        assert len(gossip._unmet) == MOST_KEPT
+            heard.hear(NewsItem("pause", f"elsewhere/{number}", 5.0))
+        assert len(heard._unmet) == MOST_KEPT
 
         await asyncio.sleep(6.0)
-        gossip.hear(NewsItem("pause", "elsewhere/new", 5.0))
+        heard.hear(NewsItem("pause", "elsewhere/new", 5.0))
 
-        assert len(gossip._unmet) == 1
+        assert len(heard._unmet) == 1
         await group.settle()
 
     run(story)
@@ -384,7 +424,7 @@ def test_other_news_goes_to_those_whom_it_concerns() -> None:
 
 
 def test_an_opened_breaker_opens_all() -> None:
-    """With the reason, until the same time, and each further ejection is as long as it would be for the first."""
+    """With the reason, until nearly the same time: whoever failed tries last. Each further ejection is as long as for him."""
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock)
@@ -395,7 +435,8 @@ def test_an_opened_breaker_opens_all() -> None:
         assert group.states() == ["open"] * 3
         assert [breaker.failure_rate(clock.now) for breaker in group.breakers()] == [0.5] * 3
         assert group.breakers()[1].reason == "told by another replica: 5 failures in a row (server_error)"
-        assert [breaker.probe_at for breaker in group.breakers()] == pytest.approx([1004.0] * 3, abs=0.01)
+        ends = [breaker.probe_at for breaker in group.breakers()]
+        assert ends == pytest.approx([1004.0] + [1000.0 + 4.0 * FIRST_GO] * 2, abs=0.01)
         assert [breaker.ejections for breaker in group.breakers()] == [1] * 3
         assert len(group.bus.told) == 1
         await group.settle()
@@ -404,19 +445,19 @@ def test_an_opened_breaker_opens_all() -> None:
 
 
 def test_an_open_one_stays_open_for_the_longest() -> None:
-    """Two have seen it, at different times."""
+    """Another has seen it, too, at another time."""
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock)
         await tell_open(group)
         await asyncio.sleep(2.0)
-        group.breakers()[1].told_open(clock.now + 1.0, 1, "less", clock.now)
-        assert group.breakers()[1].probe_at == pytest.approx(1004.0, abs=0.01)
+        group.breakers()[0].told_open(clock.now + 1.0, 1, "less", clock.now)
+        assert group.breakers()[0].probe_at == pytest.approx(1004.0, abs=0.01)
 
-        group.replicas[1].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(Move(True, 4, "more"))))
+        group.replicas[0].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(Move(True, 4, "more"))))
 
-        assert group.breakers()[1].probe_at - clock.now == pytest.approx(30.0)
-        assert group.breakers()[1].ejections == 4
+        assert group.breakers()[0].probe_at - clock.now == pytest.approx(30.0)
+        assert group.breakers()[0].ejections == 4
         await group.settle()
 
     run(story)
@@ -436,6 +477,74 @@ def test_who_sees_it_well_does_not_believe_it() -> None:
         for replica in group.replicas[1:]:
             assert replica.results() == {200: 700}
             assert replica.breaker_of().transitions["open"] == 0
+        await group.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize(("calls_per_s", "size", "for_s"), [(10, 2, 120), (1, 2, 300), (0.3, 2, 600), (0.3, 4, 600)])
+def test_whoever_cannot_reach_a_provider_does_not_keep_it_from_others(
+    calls_per_s: float, size: int, for_s: float
+) -> None:
+    """One has lost its own way out, the others have just begun, or are seldom asked: they find out, and go on."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, size=size, breaker=BreakerRules())
+        group.fates(refuses(), *[answers()] * (size - 1))
+        await all_at_once(group, calls_per_s, for_s)
+
+        for replica in group.replicas[1:]:
+            assert replica.results().get(200, 0) > 0.8 * len(replica.told)
+        assert 200 not in group.replicas[0].results()
+        await group.settle()
+
+    run(story)
+
+
+def test_who_begins_late_does_not_wait_for_one_who_has_failed_for_long() -> None:
+    """It takes the word for no longer than a first ejection; and if it was right, nobody is told to stay away for longer."""
+
+    async def story(clock: LoopClock) -> None:
+        for is_well in (True, False):
+            group = fleet(clock, refuses(), size=1)
+            await group.replicas[0].traffic(10, 100)
+            late = group.join()
+            late.providers[0].fate = answers() if is_well else refuses()
+            told, began_at = len(group.bus.told), clock.now
+            first_due, ejections = group.breakers()[0].probe_at, late.breaker_of().ejections
+            assert group.states() == ["open"] * 2
+            assert late.breaker_of().probe_at == pytest.approx(began_at + RULES.open_s)
+            traffic = asyncio.ensure_future(late.traffic(4, 8))
+            await asyncio.sleep(RULES.open_s + 1.5)
+
+            if is_well:
+                assert late.results(since=began_at + RULES.open_s + 0.6).keys() == {200}
+            else:
+                assert late.breaker_of().probe_at == pytest.approx(first_due, rel=0.1)
+                assert late.breaker_of().ejections == ejections
+                assert (len(group.bus.told), late.asked()) == (told, 1)
+            await traffic
+            await group.settle()
+
+    run(story)
+
+
+def test_who_waits_for_a_probe_that_is_put_off_is_sent_on() -> None:
+    """A call that came just before the probe's time learns at once that it is later now."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, fails(503), size=1)
+        (replica,) = group.replicas
+        await tell_open(group)
+        await asyncio.sleep(3.9)
+        call = replica.start()
+        await asyncio.sleep(0.02)
+        assert not call.done()
+        replica.gossip.hear(NewsItem("breaker", "p0/m", 25.0, write_move(Move(True, 2, "a probe failed"))))
+        told = await call
+
+        assert told.result == "circuit_open"
+        assert told.took_s < 0.1
         await group.settle()
 
     run(story)
@@ -535,6 +644,101 @@ def test_closed_by_hand_it_is_trusted_by_all() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) -> None:
+    """Who comes later hears of pauses and breakers that came since, in whatever order; only what was set by hand is over."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, answers(), answers(), size=2)
+        for name, to in (("p0/m", "drained"), ("p0/m", "closed"), ("p1/m", "closed")):
+            group.replicas[0].admission.outages.force(name, to)  # type: ignore[arg-type]
+            await group.hop()
+        await asyncio.sleep(3600.0)
+        group.gates(0)[0].leave_alone(30.0, clock.now)
+        group.breakers(1)[0].trip("ill", clock.now, 0.0)
+        await group.hop()
+        hands = {about: kept for about, kept in group.bus.kept.items() if about[0] == "hand"}
+        rest = {about: kept for about, kept in group.bus.kept.items() if about[0] != "hand"}
+        group.bus.kept = {**hands, **rest} if is_first else {**rest, **hands}
+        late = group.join()
+
+        assert late.gate(0).paused_until == pytest.approx(clock.now + 30.0, abs=0.1)
+        assert (late.breaker_of(0).state, late.breaker_of(1).state) == ("closed", "open")
+
+        late.breaker_of(0).force("drained", clock.now)  # of an act that was older still
+        late.gossip._hands.clear()
+        late.gossip.hear(hands["hand", "p0/m"][1]._replace(left_s=HAND_S - 3600.0))
+        assert (late.breaker_of(0).state, late.gate(0).paused_until > clock.now) == ("closed", True)
+        await group.settle()
+
+    run(story)
+
+
+def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
+    """Who was cut off acts, and then hears what was kept of before."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, size=1)
+        (replica,) = group.replicas
+        await asyncio.sleep(100)
+        replica.admission.outages.force("p0/m", "drained")
+        replica.gossip.hear(NewsItem("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
+        assert group.states() == ["drained"]
+
+        replica.gossip.hear(NewsItem("hand", "p0/m", HAND_S, write_hand("closed", "bb")))
+        assert group.states() == ["closed"]
+        await group.settle()
+
+    run(story)
+
+
+def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept again soon, and for as long as it holds; nobody hears of what he knows, and at last nobody says anything."""
+    monkeypatch.setattr(gossip, "HAND_S", 600.0)
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, answers(), answers(), size=2)
+        group.rest()
+        group.replicas[0].admission.outages.force("p0/m", "drained")
+        await asyncio.sleep(100.0)
+        group.bus.kept.clear()
+        await asyncio.sleep(REMIND_S + 1.0)
+        assert group.join().breaker_of().state == "drained"
+
+        group.rest()
+        await asyncio.sleep(1500.0)
+        assert group.join().breaker_of().state == "drained"
+        assert [breaker.transitions["drained"] for breaker in group.breakers()] == [1] * 4
+
+        group.rest()
+        group.replicas[1].admission.outages.force("p0/m", "closed")
+        await asyncio.sleep(2 * REMIND_S)
+        told = len(group.bus.told)
+        await asyncio.sleep(10 * REMIND_S)
+        assert len(group.bus.told) == told
+        assert group.states() == ["closed"] * 4
+        await group.settle()
+
+    run(story)
+
+
+def test_an_account_closed_by_hand_is_so_for_those_who_come_later() -> None:
+    """Its own breaker is not told of as open any more."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, answers(), answers(), accounts=("one", "one"))
+        first = group.replicas[0]
+        first.admission.outages.credential_refused(first.gate(), clock.now)
+        await group.hop()
+        first.admission.outages.force("one", "closed")
+        await group.hop()
+
+        assert group.join().admission.gates.accounts["one"].breaker.state == "closed"
+        await group.settle()
+
+    run(story)
+
+
 def test_a_pause_after_a_hand_is_news_again() -> None:
     """What was told before it was over does not silence what comes after."""
 
@@ -548,6 +752,22 @@ def test_a_pause_after_a_hand_is_news_again() -> None:
         await group.hop()
 
         assert [gate.paused_until > clock.now + 4 for gate in group.gates()] == [True] * 3
+        await group.settle()
+
+    run(story)
+
+
+def test_a_credential_that_is_refused_at_one_replica_serves_the_others() -> None:
+    """While keys are changed each has its own: the refused one is tried at every call, and that is told a few times."""
+
+    async def story(clock: LoopClock) -> None:
+        group = fleet(clock, answers(), size=2, accounts=("one",), breaker=BreakerRules())
+        group.fates(fails(401), answers())
+        await all_at_once(group, 5, 120)
+
+        served = group.replicas[1].results(since=1010.0)
+        assert served.get(200, 0) > 0.9 * sum(served.values())
+        assert len(group.bus.of_kind("breaker")) < 30
         await group.settle()
 
     run(story)
@@ -570,8 +790,8 @@ def test_a_dead_provider_sees_the_probes_of_one_replica() -> None:
         asked = sorted(at for replica in group.replicas for at in replica.providers[0].asked_at if at > since)
         apart = [later - before for before, later in pairwise(asked)]
         assert 3 <= len(asked) <= 10
-        assert min(apart) > RULES.open_s
-        told = [round(told.item.left_s, 1) for told in group.bus.of_kind("breaker")]
+        assert min(apart) > RULES.open_s * FIRST_GO
+        told = [round(told.item.left_s / FIRST_GO, 1) for told in group.bus.of_kind("breaker")]
         assert sorted({*told}) == [4.0, 8.0, 16.0, 32.0, 60.0][: len({*told})]
         assert len(told) <= len({*told}) + 2  # all have seen the first failures themselves
         await group.settle()

@@ -103,6 +103,13 @@ async def test_readiness_tells_how_the_shared_store_is() -> None:
     assert await readiness(InFlight(), None) == (200, {"status": "ready", "calls": 0})
 
 
+async def test_readiness_says_when_the_other_replicas_are_not_heard() -> None:
+    """The limits are shared all the same."""
+    _, said = await readiness(InFlight(), replace(UP, is_deaf=True))
+
+    assert (said["state"]["limits"], said["state"]["news"]) == ("shared", "not heard")
+
+
 async def test_a_gateway_whose_store_is_gone_stays_ready() -> None:
     """It serves on its part of each limit; taking it out of service would make an outage of it."""
     status, said = await readiness(InFlight(), replace(UP, is_up=False))

@@ -821,6 +821,63 @@ def test_told_open_it_opens_with_the_reason() -> None:
     assert breaker.failure_rate(9.0) == 1.0
 
 
+def test_where_nothing_failed_the_word_is_taken_for_a_short_time_only() -> None:
+    """However often it is said; where the own probe fails it was right, and holds as it was told: no news, no ejection more."""
+    for is_well in (True, False):
+        breaker, asked = shared()
+        breaker.told_open(50.0, 4, "a probe failed", 1.0)
+        assert breaker.probe_at == 1.0 + RULES.open_s
+        assert not breaker.told_open(60.0, 5, "a probe failed", 5.0)
+        assert breaker.probe_at == 1.0 + RULES.open_s
+
+        now = breaker.probe_at
+        breaker.wait_s(now, BACKGROUND)
+        assert len(asked) == 1
+        breaker.let_probe(now)
+        if is_well:
+            serve(breaker, RULES.probes, now)
+            assert (breaker.state, breaker.is_news) == ("closed", True)
+            assert not breaker.told_open(now + 50, 6, "a probe failed", now + 1)
+            fail(breaker, 1, now + 2)
+            breaker.told_open(now + 50, 6, "a probe failed", now + 3)
+            assert breaker.transitions["open"] == 2
+        else:
+            fail(breaker, 1, now)
+            assert (breaker.state, breaker.is_news, breaker.probe_at, breaker.ejections) == ("open", False, 60.0, 5)
+            assert breaker.told_open(65.0, 6, "a probe failed", now + 10)
+            assert breaker.probe_at == 65.0
+
+
+def test_what_its_own_probes_have_proved_holds_while_it_is_said_and_nothing_fails() -> None:
+    """Long after it was last said the word counts again."""
+    breaker, _, now = due()
+    breaker.let_probe(now)
+    serve(breaker, RULES.probes, now)
+    for _ in range(5):
+        now += 1.5 * RULES.max_open_s
+        breaker.told_open(now + 10, 1, "ill", now)
+        assert breaker.state == "closed"
+
+    breaker.told_open(now + 3 * RULES.max_open_s + 10, 1, "ill", now + 3 * RULES.max_open_s)
+    assert breaker.transitions["open"] == 2
+
+
+def test_who_gives_its_leave_back_still_only_knows_what_was_told() -> None:
+    """Somebody else tries it meanwhile; its own probe comes later, and is no ejection either."""
+    breaker, _ = shared()
+    breaker.told_open(50.0, 4, "ill", 1.0)
+    now = breaker.probe_at
+    breaker.wait_s(now, BACKGROUND)
+    breaker.let_probe(now)
+    breaker.look_again(now + 1.0, now)
+    assert breaker.probe_at == now + 1.0
+
+    breaker.wait_s(now + 1.0, BACKGROUND)
+    breaker.let_probe(now + 1.0)
+    fail(breaker, 1, now + 1.0)
+    assert (breaker.probe_at, breaker.ejections) == (50.0, 4)
+
+
 @pytest.mark.parametrize(("served", "failed", "opens"), [(20, 0, False), (19, 0, True), (16, 4, False), (14, 6, True)])
 def test_who_saw_much_that_was_well_knows_better(served: int, failed: int, opens: bool) -> None:
     """Enough calls in the window, and less than half of the failures that would open it."""

@@ -16,6 +16,7 @@ class Server:
 
     def __init__(self) -> None:
         self.is_there = True
+        self.words = "nobody there"
         self.probes = 0
         self.changes: list[bool] = []
         self.lost: list[str] = []
@@ -24,7 +25,7 @@ class Server:
     async def probe(self) -> None:
         self.probes += 1
         if not self.is_there:
-            raise OSError("nobody there")
+            raise OSError(self.words)
 
     async def settle(self) -> None:
         """Until the probe has found it."""
@@ -101,6 +102,14 @@ async def test_going_and_coming_are_told_in_turn(server: Server, caplog: pytest.
         "the store can be used again",
     ]
     assert "nobody there" in caplog.messages[0]
+
+
+async def test_a_servers_own_full_stop_is_not_said_twice(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Some of its messages are whole sentences."""
+    server.words = "user is disabled."
+    await server.go()
+
+    assert "disabled. Calls go on" in caplog.messages[0]
 
 
 async def test_flapping_does_not_flood_the_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:

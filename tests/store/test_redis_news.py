@@ -211,6 +211,19 @@ async def test_who_comes_later_hears_what_still_lasts(server: RedisServer, names
             assert max(item.left_s for item in late.heard) == pytest.approx(90.0, abs=1.0)
 
 
+async def test_what_lasts_is_heard_in_the_order_in_which_it_was_told(server: RedisServer, namespace: str) -> None:
+    """Whenever it ends: the last word is the last that a newcomer hears."""
+    lasting = [("hand", 5000.0), ("pause", 50.0), ("quota", 500.0), ("limit", 100.0)]
+    async with joined(server.url, namespace) as first:
+        for kind, left_s in lasting:
+            first.news.tell(NewsItem(kind, "p/m", left_s), lasts=True)  # type: ignore[arg-type]
+            await until(lambda: not first.news._telling)
+        async with joined(server.url, namespace) as late:
+            await until(lambda: len(late.heard) == 4)
+
+            assert [item.kind for item in late.heard] == [kind for kind, _ in lasting]
+
+
 async def test_that_something_is_over_is_heard(server: RedisServer, namespace: str) -> None:
     """With nothing left; and what comes after it is news again, however soon it ends."""
     async with fleet(server, namespace, 2) as replicas:

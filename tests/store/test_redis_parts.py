@@ -12,9 +12,9 @@ from gateway.call import Kept
 from gateway.ports import Claim
 from gateway.store.redis import RedisStore
 from gateway.store.redis_link import StoreGone
-from gateway.store.redis_parts import PART_BYTES, Parts, is_head
+from gateway.store.redis_parts import AT_ONCE, PART_BYTES, Parts, is_head
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked
-from tests.store.redis_support import Lender
+from tests.store.redis_support import PATIENT_S, Lender
 
 MIB = 1024 * KIB
 LARGE = replace(ROOMY, answers={"default": 64 * MIB}, records=256 * MIB)
@@ -28,6 +28,11 @@ async def claim(store: RedisStore) -> Claim:
 
 async def get(store: RedisStore) -> Kept | None:
     return await settle(store.answers.get(KEY, "default"))
+
+
+def soon() -> float:
+    """By then, for who has the time."""
+    return asyncio.get_running_loop().time() + PATIENT_S
 
 
 def long_keys(lends: Lender) -> list[bytes]:
@@ -96,7 +101,7 @@ async def test_parts_of_two_values_are_never_mixed(lends: Lender) -> None:
     head, staged = await parts.stage(place, BODY)
     with Redis.from_url(lends.url) as client:
         client.rename(staged, place)
-        found = await parts.read(place, head)
+        found = await parts.read(place, head, soon())
         _, other = await parts.stage(place, BODY[::-1])
         ttl_s = client.ttl(other)
         client.rename(other, place)
@@ -104,7 +109,7 @@ async def test_parts_of_two_values_are_never_mixed(lends: Lender) -> None:
     assert found == BODY
     assert is_head(head)
     assert 0 < ttl_s <= 60
-    assert await parts.read(place, head) is None
+    assert await parts.read(place, head, soon()) is None
 
 
 @pytest.mark.parametrize("script", ["stage", "records_complete"])
@@ -144,3 +149,47 @@ async def test_a_store_that_goes_while_a_long_answer_is_read_is_gone(
     assert found is None
     assert claimed.state == "claimed"
     assert claimed.fence > 0
+
+
+@pytest.mark.parametrize("in_time", [0, 2])
+async def test_all_parts_together_take_no_longer_than_one_operation_may(
+    lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch, in_time: int
+) -> None:
+    """However soon each of them comes: what takes longer is not there, and whoever claims runs."""
+    store, link = lends.replica(LARGE, wall, now=wall), lends.links[-1]
+    await settle(store.answers.put(KEY, kept(BODY, now=wall())))
+    assert await settle(store.records.complete(RECORD, (await claim(store)).fence, kept(BODY, now=wall())))
+    asked, never = list[object](), list[asyncio.Future[object]]()
+
+    def slow(*parts: bytes | str | int) -> asyncio.Future[object]:
+        asked.append(parts)
+        if len(asked) <= in_time * AT_ONCE:
+            return lends.link.command(*parts)
+        never.append(asyncio.get_running_loop().create_future())
+        return never[-1]
+
+    monkeypatch.setattr(link, "command", slow)
+    monkeypatch.setattr(link, "_timeout_s", 0.05)
+    found = await asyncio.wait_for(get(store), PATIENT_S)
+    asked.clear()
+    claimed = await asyncio.wait_for(claim(store), PATIENT_S)
+
+    assert found is None
+    assert claimed.state == "claimed"
+    assert never
+    assert all(one.cancelled() for one in never)
+
+
+async def test_the_time_for_the_parts_begins_with_the_question(
+    lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks has waited for the head already; what was paid for is waited for all the same."""
+    store, link = lends.replica(LARGE, wall, now=wall), lends.links[-1]
+    await settle(store.answers.put(KEY, kept(BODY, now=wall())))
+    assert await settle(store.records.complete(RECORD, (await claim(store)).fence, kept(BODY, now=wall())))
+
+    monkeypatch.setattr(link, "_timeout_s", 0.0)
+    found, claimed = await get(store), await claim(store)
+
+    assert found is None
+    assert claimed.state == "done"

@@ -98,6 +98,27 @@ async def test_a_claim_that_nobody_waits_for_is_given_back(lends: Lender, wall: 
     assert (await claim(second)).state == "claimed"
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_what_runs_is_not_dropped_for_what_it_was_before(lends: Lender, wall: Wall, is_listed: bool) -> None:
+    """Whether the answer that has run out is found before its record is claimed anew or after, it is dropped later."""
+    first, link, second = two(lends, wall)
+    assert await complete(first, await claim(first), kept(now=wall(), fresh_s=1.0))
+    link.refused = {"shelf_drop"}
+    wall.advance(2.0)
+    if is_listed:
+        await ticked(first)
+    with Redis.from_url(lends.url) as client:  # by itself
+        client.delete(*[key for key in lends.all_keys() if b":value:" in key])
+
+    mine = await claim(first)
+    await ticked(second)
+
+    assert (await claim(second)).state == "running"
+    assert await complete(first, mine, kept(b"new", now=wall()))
+    await ticked(second)
+    assert (await claim(second)).kept is not None
+
+
 class Fleet:
     """Replicas as if they were one store: each claim is made by the next of them, and what follows by the same."""
 

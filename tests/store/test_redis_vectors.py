@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gateway.ports import NewsItem, VectorRow
-from gateway.store import redis_vectors
+from gateway.store import redis, redis_registry, redis_vectors
+from gateway.store.redis import RedisStore
 from gateway.store.redis_purges import Selection, decode_selection
 from gateway.store.redis_vectors import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
 from tests.store.conformance import ROOMY, Wall, digest, entries, row, settle, ticked
-from tests.store.redis_support import Lender, loaded
+from tests.store.redis_support import Lender, Lent, loaded
 
 P1 = digest("partition")
 
@@ -40,7 +42,8 @@ async def test_a_large_partition_is_loaded_in_steps(lends: Lender, wall: Wall) -
     """The newest of it, oldest first, and no step takes long."""
     store = lends.replica(ROOMY, wall, now=wall)
     rows = [row(number, now=wall(), partition=P1) for number in range(2 * ROWS_AT_ONCE + 9)]
-    await asyncio.gather(*[settle(store.vectors.add(one)) for one in rows])
+    await settle(store.vectors.add(rows[0]))  # what is new to the server is told twice, and may come after the rest
+    await asyncio.gather(*[settle(store.vectors.add(one)) for one in rows[1:]])
     before = lends.links[-1].ran.count("vectors_load")
 
     assert await loaded(store, P1, 10_000) == rows
@@ -109,3 +112,73 @@ async def test_a_purge_reaches_more_partitions_than_are_counted(
         await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))
 
     assert await settle(store.vectors.forget()) == 7
+
+
+# Names of partitions.
+
+
+async def seen(store: RedisStore, least: int) -> None:
+    """Give the store time to look through as many rows."""
+    for _ in range(1000):
+        if entries(store, "vectors") >= least:
+            return
+        await ticked(store, 1)
+
+
+async def test_no_operation_reads_all_names(lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be many; a purge finds all of them, and who looks through them comes to all in time."""
+    monkeypatch.setattr(redis_registry, "PAGE", 20)
+    monkeypatch.setattr(redis, "SWEPT_AT_ONCE", 1000)
+    first, second, third = (lends.replica(ROOMY, wall, now=wall) for _ in range(3))
+    read, command = list[int](), Lent.command
+
+    async def counted(link: Lent, *parts: bytes | str | int) -> Any:
+        reply = await command(link, *parts)
+        read.append(len(reply[1]) // 2)
+        return reply
+
+    monkeypatch.setattr(Lent, "command", counted)
+    await asyncio.gather(*[settle(first.vectors.add(row(n, now=wall(), partition=digest(n)))) for n in range(300)])
+    await seen(second, 1)
+    at_first = entries(second, "vectors")
+    await seen(second, 300)
+
+    assert at_first < 100
+    assert entries(second, "vectors") == 300
+    assert await settle(third.vectors.forget()) == 300
+    assert max(read) < 100
+
+
+async def test_there_are_so_many_names_at_most(
+    lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is kept under a new one then, so that a purge finds all there is, until others have run out; it is said once."""
+    monkeypatch.setattr(redis_registry, "MOST_NAMES", 3)
+    first, second = (lends.replica(ROOMY, wall, now=wall) for _ in range(2))
+    for number in range(5):
+        await settle(first.vectors.add(row(number, now=wall(), partition=digest(number), ttl_s=60.0)))
+    for number in range(5):
+        await settle(second.vectors.add(row("again", now=wall(), partition=digest(number), ttl_s=60.0)))
+    before = [len(await loaded(first, digest(number))) for number in range(5)]
+
+    wall.advance(2 * 60.0 + redis_registry.LEAST_S + 1.0)
+    await settle(first.vectors.add(row("new", now=wall(), partition=digest(4))))
+
+    assert before == [2, 2, 2, 0, 0]
+    assert [one.getMessage().split(":")[0] for one in caplog.records if one.name == "gateway.store"] == [
+        "A shared cache has answers of 3 tenants, models and parameters"
+    ] * 2  # of each replica
+    assert len(await loaded(first, digest(4))) == 1
+
+
+async def test_numbers_are_known_of_so_many_partitions_at_most(
+    lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were told last; empty ones take nobody's place."""
+    monkeypatch.setattr(redis_vectors, "MOST_SHELVES", 3)
+    store = lends.replica(ROOMY, wall, now=wall)
+    for number in range(5):
+        await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))
+    await settle(store.vectors.remove(digest("empty"), [digest("none")]))
+
+    assert entries(store, "vectors") == 3

@@ -26,8 +26,11 @@ local function is_free(record, now)
   return not record.state or record.ends <= now
 end
 
--- It runs from now on; one that holds it may come late, so it is kept for longer than its lease.
+-- It runs from now on; one that holds it may come late, so it is kept for longer than its lease. What it was before is
+-- listed no more, nor to be dropped: whoever comes to do so later would drop what runs.
 local function run(id, asked, nonce, fence, now, lease, late)
+  take_out(id)
+  redis.call('SREM', GONE, id)
   redis.call('HSET', RECORD, 'state', 'running', 'asked', asked, 'nonce', nonce, 'fence', fence, 'ends', now + lease)
   redis.call('PEXPIRE', RECORD, ms_of(lease + late))
   redis.call('ZADD', RUNNING, now + lease, id)

@@ -20,8 +20,6 @@ if not is_free(record, now) then
 end
 if record.state == 'done' then
   check()
-  take_out(id)
-  redis.call('SREM', GONE, id)
   redis.call('UNLINK', RECORD, KEYS[8])
 end
 local last = tonumber(redis.call('HGET', KEYS[7], 'last') or '0')
