@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -109,6 +110,8 @@ def times(provider: EmulatorServer, question: Question) -> int:
     return provider.emulator.stats.models[question.model]
 
 
+KEPT_ALIVE = re.compile(rb"\A(?:: waiting[^\n]*\n\n)+")
+"""What a stream that had to wait says before its answer begins."""
 INSISTENCE_S = 60.0
 """For one answer: several holders may die under it, and each has its lease."""
 
@@ -163,7 +166,7 @@ class Trial:
         while (body := await self._hear(question)) is None:
             self.cut_off += 1
         self._runs_then.setdefault(question, times(self._provider, question))
-        self._bodies.setdefault(question, set()).add(body)
+        self._bodies.setdefault(question, set()).add(KEPT_ALIVE.sub(b"", body))
 
     async def _hear(self, question: Question) -> bytes | None:
         try:

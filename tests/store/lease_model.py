@@ -103,7 +103,6 @@ class LeaseModel:
         if ask.kind != "slots":
             self._charge(me, now, ask)
         self._note_want(me, ask, slack)
-        self._bring_back(me, ask)
         self._cap_level(ask)
         self._share_out(ask, slack)
         self._hand_over(me, now, ask, slack)
@@ -208,16 +207,6 @@ class LeaseModel:
         if ask.kind == "window" and self.ends == 0 and due > 0:
             self.window, self.ends = self.window + 1, now + ask.window_s
         self._part_out(now, ask, due)
-
-    def _bring_back(self, me: Replica, ask: LeaseAsk) -> None:
-        """Who lacks something for its next call brings what it holds and cannot use: else several hold parts for ever."""
-        held = me.lent
-        if me.first > 0 and held > 0 and ask.kind != "slots":
-            self.level += held
-            me.granted -= held
-            me.served -= held
-            me.first += held
-            me.want += held
 
     def _note_want(self, me: Replica, ask: LeaseAsk, slack: float) -> None:
         was_waiting = me.lacks > slack

@@ -214,16 +214,6 @@ local function charge()
   part_out(due)
 end
 
--- Who lacks something for its next call brings what it holds and cannot use: else several could hold parts for ever.
-local function bring_back()
-  local held = lent(me)
-  if me[FIRST] > 0 and held > 0 and not is_slots then
-    limit[LEVEL] = limit[LEVEL] + held
-    me[GRANTED], me[SERVED] = me[GRANTED] - held, me[SERVED] - held
-    me[FIRST], me[WANT] = me[FIRST] + held, me[WANT] + held
-  end
-end
-
 -- What was granted in answers that it has not heard it need not be given again.
 local function note_want()
   local was_waiting = waits(me)
@@ -429,7 +419,6 @@ if not is_slots then
   charge()
 end
 note_want()
-bring_back()
 cap_level()
 share_out()
 hand_over()
