@@ -133,7 +133,7 @@ def _same(script: Script, plain: Plain, now: float, id: bytes, ask: LeaseAsk) ->
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.kind}-{shape.capacity:g}")
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_script_and_model_say_the_same(shape: Shape, script: Script, steps: list[dict[str, Any]]) -> None:
     """Whatever replicas tell, in whatever order, the script answers as its model does."""
@@ -154,7 +154,7 @@ HONEST = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.kind}-{shape.capacity:g}")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, derandomize=True, deadline=None)
 @given(steps=st.lists(HONEST, min_size=5, max_size=50))
 def test_replicas_together_stay_within_the_limit(shape: Shape, steps: list[dict[str, Any]]) -> None:
     """Over any span no more is used than the capacity and what refilled, whatever is lost, told twice or late, or killed."""
