@@ -264,9 +264,8 @@ class Share:
         ahead = self._demand.ahead(self.capacity, now, is_whole=self._is_whole, keeps_warm=self.kind != "window")
         if not waiting:  # whoever lacked something has gone
             self._lack = self._keep = 0.0
-        if (
-            0 < held < self._lack and self.kind != "slots"
-        ):  # of no use to its next call: several could hold parts for ever
+        if 0 < held < self._lack and self.kind != "slots":
+            # Of no use to its next call: several replicas could hold such parts for ever.
             self._given += held
             self._held = held = 0.0
         first = max(0.0, self._lack - held)
