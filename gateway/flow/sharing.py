@@ -30,8 +30,6 @@ TRY_AGAIN_S = 0.25
 """After a round that was not answered its shares live alone for so long."""
 BACK_WITHIN_S = 0.2
 """Shares come back to the store spread over this time."""
-ROUNDS = 4
-"""So often a key's call asks again while more comes, before it is refused."""
 _EARLY_S = 0.001  # timers are as exact as that
 _LEAST = 1e-9  # somebody waits, though not for this target alone
 _Part: TypeAlias = Share | Tally

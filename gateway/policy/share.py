@@ -28,6 +28,7 @@ REPORT_S = 0.2
 REFRESH_S = 1.0
 """What is held is told so often, whether or not more is needed; the store forgets who is silent for five times that."""
 FORGOTTEN_S = 6.0
+"""A little more than the silence after which the store forgets a replica (`SILENT_S` of `store/lua/lease.lua`)."""
 IN_FLIGHT_S = 0.5
 """So old may be what the store knows of others when a provider's level is compared with its own."""
 DOUBT = 0.05
@@ -304,14 +305,13 @@ class Share:
         self._ceiling = inf
         return ask
 
-    def heard(self, reply: LeaseReply, now: float) -> bool:
-        """The store has answered; returns whether more is held than before."""
+    def heard(self, reply: LeaseReply, now: float) -> None:
+        """The store has answered."""
         self.is_asked = False
-        if self._own is not None or self._is_closed:
-            return False
-        gained = reply.granted - self._granted
+        if self.is_alone:
+            return
+        self._held += reply.granted - self._granted
         self._granted = reply.granted
-        self._held += gained
         self._level = self._spare = reply.level
         self._known_at, self._most = now, reply.most
         self._wanting = max(1, reply.wanting)
@@ -327,7 +327,6 @@ class Share:
             self._window, self._ends_at = reply.window, now + reply.ends_in_s
         if self._ceiling < inf:  # told by the provider while the answer was on its way
             self._ask_for_more()
-        return gained > 0
 
     def alone(self, replicas: int, now: float) -> None:
         """The store is out of reach: from now on this replica has one of so many equal parts of the limit.

@@ -102,13 +102,12 @@ class Tally:
             known=MOST - self._counted - self._elsewhere if self._is_known else -1.0,
         )
 
-    def heard(self, reply: LeaseReply, now: float) -> bool:
+    def heard(self, reply: LeaseReply, now: float) -> None:
         """The store has answered."""
         self.is_asked, self._is_known = False, True
         self._granted, self._counted = reply.granted, self._told
         self._elsewhere = max(0.0, MOST - reply.level - self._told)
         self.retry_at = now + REPORT_S
-        return False
 
     def alone(self, replicas: int, now: float) -> None:
         """The store is out of reach: each replica counts for itself, from what it has heard."""
