@@ -251,7 +251,9 @@ class Gateway:
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
-        health = health_routes(self._inflight, self._state_health, self._clock.wall)
+        health = health_routes(
+            self._inflight, self._state_health, self._clock.wall, lambda: self._policies.current.emulated
+        )
         operations = [
             metrics_route(self.registry, self._post.gather if self._post else None),
             *admin_routes(

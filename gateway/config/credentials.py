@@ -27,6 +27,27 @@ def check_credentials(document: Document, path: Path, entry: ProviderEntry) -> N
             document.complain((*path, "api_keys", index), f"is the same credential as api_keys[{first[secret]}]")
 
 
+def check_presence(document: Document, path: Path, entry: ProviderEntry, has_keys: bool) -> None:
+    """Note a credential that is written down but empty, where nothing could take its place.
+
+    Without `keys` the caller's own credential is passed through. With them callers send secrets of the gateway, which no
+    provider knows: every call would fail, or be answered by whatever else is there.
+    """
+    if not has_keys or entry.emulate_without_key or secrets_of(entry):
+        return
+    for field in ("api_key", "api_keys"):
+        here = (*path, field)
+        written = document.at(here)
+        if written is None or (any(written) if isinstance(written, list) else written):
+            continue  # nothing is written there, or something that was found wrong already
+        places: list[Path] = [(*here, n) for n in range(len(written))] if isinstance(written, list) else [here]
+        variables = [origin for origin in map(document.origin_of, places) if origin]
+        remedy = f"set {', '.join(variables)}" if variables else "write it down, or leave the field out"
+        document.complain(
+            here, f"is empty, and callers' secrets are the gateway's own (keys), which no provider knows: {remedy}"
+        )
+
+
 def secrets_of(entry: ProviderEntry) -> list[str]:
     """The credentials in order, those that a variable left empty aside; none: the caller's own."""
     return [secret for secret in (entry.api_key, *entry.api_keys) if secret]

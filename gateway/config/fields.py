@@ -27,6 +27,10 @@ SQLITE = "sqlite:///"
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})
 _FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _THE_QUESTION = frozenset({"model", "messages", "input", "prompt"})
+_PLACEHOLDER = re.compile(
+    r"(?i:sk-)?(?:(?i:replace|change)[-_ ]?(?i:me)(?![A-Za-z])|(?i:your[-_ ](?:\w+[-_ ])?key)|<)|(?i:sk-)?(.)\1{7,}\Z"
+)
+"""What files that are meant to be filled in hold in a secret's place: known to everybody, or one repeated character."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
@@ -113,6 +117,15 @@ def _header_safe(text: str) -> str:
     return text
 
 
+def _real_secret(text: str) -> str:
+    """The text itself. Raises for one that stands in a file until somebody puts a secret there."""
+    if _PLACEHOLDER.match(text):
+        raise said(
+            "is a placeholder, which anybody could guess: put a real secret in its place (openssl rand -hex 24 makes one)"
+        )
+    return text
+
+
 def is_label(text: str) -> bool:
     """It can go into a header, a metric and a log line as it is."""
     return bool(text) and text.isascii() and text.isprintable()
@@ -130,7 +143,7 @@ def _label(text: str) -> str:
 
 
 def _api_key(text: str | None) -> str | None:
-    return _header_safe(text) if text else None
+    return _real_secret(_header_safe(text)) if text else None
 
 
 def _two_or_more(keys: list[str | None]) -> list[str | None]:
@@ -149,7 +162,7 @@ def _digest(value: object) -> object:
         return bytes.fromhex(value[7:])
     if len(_header_safe(value)) < MIN_SECRET_CHARS:
         raise said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
-    return sha256(value.encode()).digest()
+    return sha256(_real_secret(value).encode()).digest()
 
 
 def _attempts(number: int) -> int:

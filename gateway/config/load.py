@@ -16,7 +16,7 @@ from gateway.config.caching import store_bounds
 from gateway.config.check import check
 from gateway.config.credentials import account_of
 from gateway.config.env import substitute
-from gateway.config.fields import is_pattern
+from gateway.config.fields import is_loopback, is_pattern
 from gateway.config.notices import find_notices
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
@@ -100,6 +100,7 @@ def load_snapshot(
             *sharing,
             *(tokenizers.notices if tokenizers else ()),
         ),
+        emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),
     )
 
 

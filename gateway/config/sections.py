@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 
 from gateway.config.check import check
 from gateway.config.counting import kind_of_provider
-from gateway.config.credentials import Groups, check_credentials, group_of, secrets_of
+from gateway.config.credentials import Groups, check_credentials, check_presence, group_of, secrets_of
 from gateway.config.failclosed import check_fail_closed
 from gateway.config.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
@@ -62,6 +62,7 @@ def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, di
         entry = check(ProviderEntry, document, ("providers", name))
         if entry is not None:
             _check_provider(document, name, entry)
+            check_presence(document, ("providers", name), entry, bool(config.keys))
             groups[name] = group_of(_provider(document, name, entry), secrets_of(entry))
             kinds[name] = kind_of_provider(entry, groups[name][0])
     return groups, kinds
@@ -112,6 +113,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
         group=name,
+        is_stand_in=emulated,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any, Literal
@@ -46,11 +46,16 @@ log = logging.getLogger("gateway.admin")
 
 
 def health_routes(
-    inflight: InFlight, state: Callable[[], StoreHealth | None] = lambda: None, wall: Callable[[], float] = time.time
+    inflight: InFlight,
+    state: Callable[[], StoreHealth | None] = lambda: None,
+    wall: Callable[[], float] = time.time,
+    emulated: Callable[[], Sequence[str]] = tuple,
 ) -> list[BaseRoute]:
     """Alive as long as it answers; ready until it leaves, whether or not the store that replicas share can be reached.
 
-    `state` tells how that store is, None where there is none; `wall` is the clock of its `since`.
+    `state` tells how that store is, None where there is none; `wall` is the clock of its `since`. `emulated` names the
+    providers in whose place the emulator answers others than this machine: made-up answers are not service, so no
+    balancer may send calls here.
     """
 
     async def live(_request: Request) -> Response:
@@ -58,9 +63,15 @@ def health_routes(
 
     async def ready(_request: Request) -> Response:
         health = state()
-        is_ready = not (inflight.leaving or inflight.draining)
-        status = "ready" if is_ready else "draining" if inflight.draining else "leaving"
+        made_up = emulated()
+        is_ready = not (inflight.leaving or inflight.draining or made_up)
+        status = (
+            "draining" if inflight.draining else "leaving" if inflight.leaving else "emulating" if made_up else "ready"
+        )
         said: dict[str, Any] = {"status": status, "calls": len(inflight)}
+        if made_up:
+            said["emulated"] = list(made_up)
+            said["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
         if health is not None:
             said["state"] = _store_health(health, wall())
         return json_response(said, status=200 if is_ready else 503)

@@ -48,6 +48,8 @@ class Provider:
     idle_expiry_s: float = 60.0
     group: str = ""
     """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
+    is_stand_in: bool = False
+    """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,8 @@ class PolicySnapshot:
     """Where the other /v1 endpoints go."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
+    emulated: tuple[str, ...] = ()
+    """The providers in whose place the emulator answers callers of other machines: the gateway is not ready then."""
 
     def find_key(self, secret: bytes) -> Key | None:
         """The key with this secret, compared in constant time; None when there is none."""

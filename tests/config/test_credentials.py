@@ -191,3 +191,81 @@ def test_changed_credential_counts_for_the_digest(tmp_path: Path) -> None:
     }
 
     assert len(digests) == 4
+
+
+KEYED = "keys: [{name: app, key: a-secret-of-the-gateway}]\n"
+
+
+@pytest.mark.parametrize(
+    ("credentials", "problem"),
+    [
+        ("api_key: '${EMPTY}'", "api_key: is empty, {}: set ${{EMPTY}}"),
+        ("api_key: '${EMPTY:-}'", "api_key: is empty, {}: set ${{EMPTY}}"),
+        ("api_key: '${NOWHERE:-}'", "api_key: is empty, {}: set ${{NOWHERE}}"),
+        ("api_key: ''", "api_key: is empty, {}: write it down, or leave the field out"),
+        ("api_keys: ['${EMPTY}', '${NOWHERE:-}']", "api_keys: is empty, {}: set ${{EMPTY}}, ${{NOWHERE}}"),
+    ],
+)
+def test_empty_credential_is_a_mistake_where_callers_have_keys(tmp_path: Path, credentials: str, problem: str) -> None:
+    """No provider knows a secret of the gateway, so nothing could take the credential's place."""
+    said = problem.format("and callers' secrets are the gateway's own (keys), which no provider knows")
+
+    assert problems_of(tmp_path, config(credentials) + KEYED, ENVIRON) == [f"config.yaml:1: providers.openai.{said}"]
+
+
+@pytest.mark.parametrize(
+    "credentials", ["", "api_key: '${A}'", "api_keys: ['${EMPTY}', '${B}']", "api_key: '', emulate_without_key: true"]
+)
+def test_credential_that_nobody_wrote_down_is_none(tmp_path: Path, credentials: str) -> None:
+    """A server of one's own needs none; one of several may be empty; and the emulator stands in where that is asked for."""
+    assert problems_of(tmp_path, config(credentials) + KEYED, ENVIRON) == []
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *(
+            "replace-me-with-24-random-bytes",
+            "REPLACE_ME_0123456789",
+            "changeme0123456789",
+            "change-me-please-now",
+        ),
+        *("your-api-key-goes-here", "your_openai_key_goes_here", "<the secret>".replace(" ", "-") * 2),
+        *("xxxxxxxxxxxxxxxxxxxxxxxx", "0000000000000000", "sk-xxxxxxxxxxxxxxxxxxxxxxxxxxx"),
+    ],
+)
+def test_placeholders_are_no_secrets(tmp_path: Path, secret: str) -> None:
+    """Neither of callers, nor of operators, nor at a provider; no message repeats them."""
+    text = config("api_key: '${SECRET}'") + "keys: [{name: app, key: '${SECRET}'}]\nadmin: {key: '${SECRET}'}\n"
+
+    problems = problems_of(tmp_path, text, {**ENVIRON, "SECRET": secret})
+
+    assert sorted(problem.split(": ")[1] for problem in problems) == [
+        *("admin.key", "keys[0].key", "providers.openai.api_key"),
+    ]
+    assert all("is a placeholder" in problem and secret not in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "secret", ["EMPTY", "none", "x", "sk-real", "replacement-parts-0123", "exchange-me-0123456789"]
+)
+def test_odd_credentials_are_not_taken_for_placeholders(tmp_path: Path, secret: str) -> None:
+    """Servers of one's own often want any word."""
+    assert problems_of(tmp_path, config("api_key: '${SECRET}'"), {**ENVIRON, "SECRET": secret}) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "credentials", "emulated"),
+    [
+        ("0.0.0.0", "api_key: '', emulate_without_key: true", ("openai",)),
+        ("127.0.0.1", "api_key: '', emulate_without_key: true", ()),
+        ("0.0.0.0", "api_key: '${A}', emulate_without_key: true", ()),
+    ],
+)
+def test_snapshot_names_whom_the_emulator_stands_in_for(
+    tmp_path: Path, host: str, credentials: str, emulated: tuple[str, ...]
+) -> None:
+    """Only where callers of other machines would take its answers for a provider's."""
+    text = config(credentials) + KEYED + f"server: {{host: {host}}}\n"
+
+    assert load_text(tmp_path, text, ENVIRON).emulated == emulated

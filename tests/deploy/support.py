@@ -37,7 +37,8 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def compiled(path: Path, host: str | None = None, **environ: str) -> PolicySnapshot:
-    """What `gateway check` makes of a config. Raises ConfigError."""
+    """What `gateway check` makes of a config; the provider's key is there, unless said otherwise. Raises ConfigError."""
+    environ = {"OPENAI_API_KEY": "sk-of-the-provider", **environ}
     return load_snapshot(path, environ, connect=connect, version=1, now_wall=NOW, host=host)
 
 

@@ -288,3 +288,14 @@ async def test_no_secret_and_no_prompt_shows_anywhere(start: StartGateway) -> No
     everything += b"".join(b": ".join(map(str.encode, each)) for answer in answers for each in answer.headers)
     for secret in (WEB_KEY, NIGHTLY_KEY, ADMIN_KEY, PROVIDER_KEY, own, header, PROMPT):
         assert secret.encode() not in everything, secret
+
+
+async def test_it_is_not_ready_while_the_emulator_stands_in_for_others() -> None:
+    """Made-up answers are no service: a balancer has to look elsewhere, and the operator is told what to do."""
+    app = Starlette(routes=health_routes(InFlight(), emulated=lambda: ("openai",)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        ready, live = await client.get("/readyz"), await client.get("/healthz")
+
+    assert (ready.status_code, live.status_code) == (503, 200)
+    assert (ready.json()["status"], ready.json()["emulated"]) == ("emulating", ["openai"])
+    assert "api_key" in ready.json()["remedy"]
