@@ -23,7 +23,6 @@ from gateway.flow.rawrelay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse
 from gateway.ingress.inflight import InFlight, Serving
-from gateway.ingress.protocol import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
 from gateway.ingress.render import (
     around_json,
     error_event,
@@ -34,6 +33,7 @@ from gateway.ingress.render import (
     send_whole,
     whole_as_events,
 )
+from gateway.ingress.writing import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
 from gateway.policy import headers as allow_lists
 from gateway.policy.convert import as_stream
 from gateway.policy.snapshot import Policies, Server

@@ -1,0 +1,79 @@
+"""Answers on their way out of uvicorn's request cycles, without the messages of ASGI in between.
+
+A whole answer is one write, a part of a stream is one write. It must not know what an answer means. Invariant: whoever sends
+a part waits until the client has taken enough of what was written before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+
+async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Give a whole answer to a uvicorn request cycle in one write, instead of the two that ASGI messages make.
+
+    The headers are trusted: those of a provider have passed a strict parser, ours are made here.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
+    end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
+    cycle.transport.write(STATUS_LINE[status] + lines + end + (body if cycle.scope["method"] != "HEAD" else b""))
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+def begin_stream(cycle: Any, headers: list[tuple[bytes, bytes]], first: bytes) -> None:
+    """Write the head and the first part of a 200 whose length nobody knows; `send_chunk` and `end_stream` do the rest.
+
+    Chunked, or for a client of HTTP/1.0, which does not know chunks, up to the end of the connection.
+    """
+    cycle.response_started = True
+    cycle.chunked_encoding = cycle.scope["http_version"] == "1.1"
+    if cycle.chunked_encoding:
+        headers = [*headers, (b"transfer-encoding", b"chunked")]
+    else:
+        cycle.keep_alive = False
+    lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
+    end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
+    cycle.transport.write(STATUS_LINE[200] + lines + end + _framed(cycle, first))
+
+
+def write_chunk(cycle: Any, chunk: bytes) -> None:
+    """Write a part of a stream, however much waits for the client already."""
+    cycle.transport.write(_framed(cycle, chunk))
+
+
+async def send_chunk(cycle: Any, chunk: bytes) -> None:
+    """Give the next part of a stream to a uvicorn request cycle: what its `send` does, without the message."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if chunk and not cycle.disconnected:  # an empty chunk would end the body
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk)
+
+
+async def end_stream(cycle: Any, last: bytes = b"") -> None:
+    """End what `begin_stream` began, behind these bytes."""
+    await send_chunk(cycle, last)
+    if cycle.disconnected:
+        return
+    if cycle.chunked_encoding:
+        cycle.transport.write(b"0\r\n\r\n")
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+def _framed(cycle: Any, chunk: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk
