@@ -3,8 +3,8 @@
 Workers are forked, at any time, from a process that has neither an event loop nor a thread: that is why this one has a
 selector and no asyncio, and why it imports what workers need but runs none of it. A config that cannot be used, a port that
 is taken and a worker that cannot start are one message and the end of all; once they have started, a worker that dies is
-replaced, the later the more often that came, and meanwhile another tends its listeners. When the supervisor itself dies, its
-workers read the end of their channels, stop listening, and drain.
+replaced, the later the more often that came, and meanwhile another tends its listeners. One that hangs loses its listeners
+at once, and is killed. When the supervisor itself dies, its workers read the end of their channels, stop listening, and drain.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gateway.settings import Settings
 from gateway.workers.census import Census
 from gateway.workers.channel import Channel, Message
 from gateway.workers.commonlog import make_turns
+from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
 from gateway.workers.places import Place, is_one_for_all, places, require_fork, require_shared
 from gateway.workers.worker import Berth, run_worker
 
@@ -62,6 +63,7 @@ class Supervisor:
         self._policy = policy
         self._places = places(settings, policy)
         self._census = Census(self._places)
+        self._heartbeat = Heartbeat()
         self._has_started = False
         self._stops_by: float | None = None
         """While it stops: when what still runs is killed."""
@@ -133,9 +135,8 @@ class Supervisor:
                 wanted = READ | WRITE if place.channel.has_unsent else READ
                 self._selector.modify(place.channel.socket, wanted, partial(self._hear, place))
         due = [place.changed_at for place in self._places if not place.pid and self._stops_by is None]
-        due += [at for at in (self._census.due_at, self._stops_by) if at is not None]
-        timeout = max(min(due) - time.monotonic(), 0.0) if due else None
-        for key, _ in self._selector.select(timeout):
+        due += [at for at in (self._census.due_at, self._stops_by, self._heartbeat.due_at) if at is not None]
+        for key, _ in self._selector.select(max(min(due) - time.monotonic(), 0.0)):
             key.data()
 
     def _keep_time(self) -> None:
@@ -147,7 +148,29 @@ class Supervisor:
         for place in self._places:
             if not place.pid and self._stops_by is None and now >= place.changed_at:
                 self._refill(place, now)
+        if now >= self._heartbeat.due_at:
+            self._look_for_hung(now)
         self._census.go_on(now)
+
+    def _look_for_hung(self, now: float) -> None:
+        """Ask the workers whether they are there; one that is not loses its listeners first, and then its life."""
+        by_number = {place.number: place for place in self._places if place.pid}
+        ready = [number for number, place in by_number.items() if place.is_ready]
+        starting = [(number, place.changed_at) for number, place in by_number.items() if not place.is_ready]
+        for number, order in self._heartbeat.beat(now, ready, starting):
+            place = by_number[number]
+            if order == "ask":
+                place.send({"do": "answer"})
+            elif order == "give_up":
+                what = f"has not answered for {SILENT_S:g} s" if place.is_ready else "does not become ready"
+                log.error("worker %d %s: it is killed, and tells before that where it hangs if it can", number, what)
+                place.is_ready = False
+                if self._stops_by is not None:
+                    self._code = 1  # its calls are lost
+                self._deal()
+                os.kill(place.pid, STACK_SIGNAL)
+            else:
+                os.kill(place.pid, signal.SIGKILL)
 
     def _fill(self, place: Place) -> None:
         """Raises OSError where the machine has no room for another process."""
@@ -195,6 +218,7 @@ class Supervisor:
             return
         channel.flush()
         for message in channel.receive():
+            self._heartbeat.heard(place.number)
             self._take(place, message)
         if channel.has_ended:
             self._selector.unregister(channel.socket)
@@ -243,6 +267,7 @@ class Supervisor:
         now = time.monotonic()
         place.pid, place.is_ready = 0, False
         self._census.died(place)
+        self._heartbeat.ended(place.number)
         self._deal()
         if self._stops_by is not None:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, Message, pack
 from gateway.workers.commonlog import TakingTurns
+from gateway.workers.heartbeat import STACK_SIGNAL
 from gateway.workers.numbers import Gathered, dump, families_of
 
 SUM_S = 1.0
@@ -82,8 +84,8 @@ class Worker:
         with contextlib.suppress(asyncio.CancelledError):
             await self._gateway.drain(self._hurry)
         self._say({"say": "numbers", "families": dump(self._gateway.registry)})  # the last it will ever tell
-        listening.cancel()
         await self._gateway.stop()
+        listening.cancel()  # only now: until then the supervisor is told that this worker does not hang
         return FAILED if self._hurry.is_set() else 0
 
     def _listen(self, host: str, port: int) -> socket.socket:
@@ -120,6 +122,8 @@ class Worker:
                 self._say({"say": "numbers", "families": dump(self._gateway.registry)})
             case "show":
                 self._show(Gathered(families_of(message)))
+            case "answer":
+                self._say({"say": "here"})
             case "tend":
                 self._tended = message["numbers"]
                 if self._tending is None or self._tending.done():
@@ -181,6 +185,7 @@ def _run(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
+    faulthandler.register(STACK_SIGNAL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {berth.number}: %(message)s"))

@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gateway.cli import main
-from gateway.workers import places, supervisor
+from gateway.ingress.protocol import GatewayProtocol
+from gateway.workers import heartbeat, places, supervisor
 from tests.e2e.harness import connect, get, until
 from tests.soak.support import wait_for
 
@@ -101,6 +102,25 @@ def share_a_listener() -> None:
     """As where the kernel does not deal connections out."""
     share_nothing()
     setattr(places, "deals_out", lambda: False)  # noqa: B010 - as above
+
+
+HANG = b"GET /hang HTTP/1.1\r\n\r\n"
+"""To a gateway that has lost patience: let your loop turn no more."""
+
+
+def lose_patience() -> None:
+    """Notice a worker that hangs within a moment; those that are asked to do so, hang."""
+    share_nothing()
+    data_received = GatewayProtocol.data_received
+
+    def hang_if_asked(connection: GatewayProtocol, data: bytes) -> None:
+        while data == HANG:
+            pass
+        data_received(connection, data)
+
+    setattr(GatewayProtocol, "data_received", hang_if_asked)  # noqa: B010 - as above
+    for name in ("ASK_S", "SILENT_S"):
+        setattr(heartbeat, name, getattr(heartbeat, name) / 20)
 
 
 def _serve(config: Path, said: Path, arguments: tuple[str, ...], before: Callable[[], None] | None) -> None:

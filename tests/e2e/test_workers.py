@@ -17,7 +17,7 @@ import pytest
 
 from gateway.cli import main
 from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, WEB_KEY, Peer, connect, get, post, until
-from tests.e2e.lives import Life, life, share_a_listener, share_nothing
+from tests.e2e.lives import HANG, Life, life, lose_patience, share_a_listener, share_nothing
 from tests.e2e.test_process import CHAT, STREAM, Provider, provider, rewrite, status_of, write
 from tests.soak.support import wait_for
 from tests.store.redis_servers import RedisServer
@@ -296,6 +296,37 @@ async def test_a_worker_that_does_not_answer_is_left_out_of_a_scrape(config: Pat
 
     assert [one["gateway_workers_answered"] for one in (before, without, again)] == [2, 1, 2]
     assert [served(one) for one in (before, without, again)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("how", ["stopped", "busy"])
+async def test_a_worker_that_hangs_is_replaced(config: Path, provider: Provider, how: str) -> None:
+    """Nobody is left at its door, whether its process is stopped or its loop turns no more; the log says where it hung."""
+    async with life(config, "--workers", "2", before=lose_patience) as supervisor, one_to_each(supervisor.url) as peers:
+        provider.may_go_on.set()
+        _, stuck = await who(peers[1])
+        if how == "stopped":
+            os.kill(stuck, signal.SIGSTOP)
+        else:
+            peers[1].send(HANG)
+        answers = [await status_of(supervisor.url, post()) for _ in range(20)]
+        await supervisor.says("worker 1 is ready again")
+
+        assert answers == [200] * 20
+        assert "worker 1 has not answered for " in supervisor.said
+        assert "worker 1 was killed by signal 9" in supervisor.said
+        assert ("in hang_if_asked" in supervisor.said) == (how == "busy")
+
+
+async def test_a_worker_that_hangs_does_not_hold_up_the_end(config: Path) -> None:
+    """The others drain, it is killed; exit code 1, for what it had taken on is lost."""
+    async with life(config, "--workers", "2", before=lose_patience) as supervisor, one_to_each(supervisor.url) as peers:
+        _, stuck = await who(peers[1])
+        os.kill(stuck, signal.SIGSTOP)
+        supervisor.tell(signal.SIGTERM)
+        code = await supervisor.ends()
+
+    assert code == 1
+    assert "workers that do not end are killed" not in supervisor.said
 
 
 async def test_metrics_on_a_port_of_their_own_tell_of_all(config: Path) -> None:
