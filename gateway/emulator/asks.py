@@ -53,6 +53,8 @@ _RANGES: Mapping[str, tuple[float | None, float | None, bool]] = MappingProxyTyp
         "dimensions": (1, None, True),
     }
 )
+_STORED = ("previous_response_id", "conversation", "prompt")
+STORED_PROMPTS_MODEL = "gpt-4o"
 _MULTIPART_MODEL = re.compile(rb'name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]+)')
 
 
@@ -67,6 +69,8 @@ def read_json(body: bytes, deployment: str | None, default_model: str | None = N
         raise ProblemError(Problem(400, f"Invalid body: expected a JSON object, but got {_an(data)} instead."))
     if deployment:
         data["model"] = deployment
+    if isinstance(data.get("prompt"), dict):  # a stored prompt of the Responses API names its own model
+        default_model = default_model or STORED_PROMPTS_MODEL
     model = data.setdefault("model", default_model)
     if model is None or model == "":
         raise ProblemError(Problem(400, "you must provide a model parameter"))
@@ -107,12 +111,12 @@ def read_completion(data: dict[str, Any]) -> Ask:
 
 
 def read_response(data: dict[str, Any]) -> Ask:
-    """A Responses call; `input` is a string or a list of items."""
+    """A Responses call; `input` is a string or a list of items, or stands at the provider already."""
     given = data.get("input")
-    if given is None:
+    if given is None and not any(data.get(name) for name in _STORED):
         raise _missing("input")
-    if isinstance(given, str):
-        texts = [given]
+    if given is None or isinstance(given, str):
+        texts = [given or ""]
     else:
         texts = [_text_of(item, f"input[{index}]") for index, item in enumerate(_array(data, "input"))]
     _check_numbers(data)

@@ -16,7 +16,7 @@ from gateway.emulator.asks import Ask
 from gateway.emulator.chat import answer_chat, answer_completion
 from gateway.emulator.media import answer_image, answer_speech, answer_transcription
 from gateway.emulator.reply import Reply, Stream
-from gateway.emulator.responses import answer_response
+from gateway.emulator.responses import answer_compaction, answer_input_tokens, answer_response
 from gateway.emulator.vectors import answer_embedding, answer_moderation
 from gateway.emulator.writer import Writer
 
@@ -38,6 +38,10 @@ _ENDPOINTS = (
     Endpoint("completions", "Completions_Create", asks.read_completion, answer_completion),
     Endpoint("embeddings", "Embeddings_Create", asks.read_embedding, answer_embedding),
     Endpoint("responses", "Responses_Create", asks.read_response, answer_response),
+    Endpoint("responses/compact", "Responses_Compact", asks.read_response, answer_compaction),
+    Endpoint(
+        "responses/input_tokens", "Responses_InputTokens", asks.read_response, answer_input_tokens, model="gpt-4o"
+    ),
     Endpoint(
         "moderations", "Moderations_Create", asks.read_moderation, answer_moderation, model="omni-moderation-latest"
     ),
