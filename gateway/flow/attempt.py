@@ -172,8 +172,10 @@ class Attempts:
         return step
 
     def _give_up(self, call: Call, last: Opened | UpstreamFailed | None, step: GiveUp) -> Opened:
-        """The last provider's own error if clients can read it, else one of ours."""
-        if isinstance(last, Opened) and (is_openai_shaped(last.body) or _is_final_word(last, step)):
+        """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
+        if isinstance(last, Opened) and (
+            call.endpoint.request == "any" or is_openai_shaped(last.body) or _is_final_word(last, step)
+        ):
             return last
         if isinstance(last, Opened) and last.status < 500:
             return _in_openai_shape(last)
