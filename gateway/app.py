@@ -23,7 +23,7 @@ from gateway import __version__
 from gateway.calllog import CallLog
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
-from gateway.config.fields import SQLITE
+from gateway.config.fields import SQLITE, is_loopback
 from gateway.config.load import load_snapshot
 from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
@@ -254,8 +254,14 @@ class Gateway:
         health = health_routes(
             self._inflight, self._state_health, self._clock.wall, lambda: self._policies.current.emulated
         )
+        admin = policy.server.admin_listen
+        is_local = is_loopback(host if admin is None else admin[0])
         operations = [
-            metrics_route(self.registry, self._post.gather if self._post else None),
+            metrics_route(
+                self.registry,
+                self._post.gather if self._post else None,
+                lambda: is_local and not self._policies.current.keys,
+            ),
             *admin_routes(
                 self._policies,
                 {
@@ -269,7 +275,6 @@ class Gateway:
             *cache_routes(self._policies, self._cache_desk, self._savings),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
-        admin = policy.server.admin_listen
         listen = self._post.listen if self._post else listen_on
         if admin is None:
             front = build_front(edge, self._policies, health + operations, meter)

@@ -50,6 +50,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         },
         "errors": _errors(snapshot),
         "passthrough": snapshot.passthrough.provider if snapshot.passthrough else None,
+        "passthrough_admin": snapshot.passthrough_admin,
         "keys": [describe_key(key) for key in snapshot.keys.values()],
     }
 

@@ -7,20 +7,19 @@ or `ConfigError` carries every problem of every file, each on its line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
 
 from gateway.config.caching import store_bounds
 from gateway.config.check import check
-from gateway.config.credentials import account_of
 from gateway.config.env import substitute
 from gateway.config.fields import is_loopback, is_pattern
 from gateway.config.notices import find_notices
+from gateway.config.passing import passthrough_section, passthrough_target
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
-from gateway.config.problems import Document, Path, Problem, did_you_mean, printable
+from gateway.config.problems import Document, Path, Problem, printable
 from gateway.config.routes import Route, build_models, check_routes, compile_patterns, places_of
 from gateway.config.schema import ConfigFile
 from gateway.config.sections import key_section, provider_section, server_section
@@ -62,11 +61,11 @@ def load_snapshot(
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
-    _check_passthrough(document, config, providers)
+    relayed = passthrough_section(document, config, providers)
     if problems:
         raise _config_error(problems)
 
-    pairs = [*pairs_of(places_of(routes), groups), *([(config.passthrough, None)] if config.passthrough else [])]
+    pairs = [*pairs_of(places_of(routes), groups), *([(relayed.provider, None)] if relayed else [])]
     upstreams = _connect_all(document, pairs, providers, connect)
     if problems:
         raise _config_error(problems)
@@ -75,7 +74,7 @@ def load_snapshot(
     tokenizers = _load_tokenizers(routes, policies)
     parts = Parts(groups, upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
     models, sharing = build_models(routes, policies, parts)
-    passthrough = _passthrough(providers.get(config.passthrough or ""), policies, parts)
+    passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)
     documents = (document, *policies.documents)
     return PolicySnapshot(
@@ -95,6 +94,7 @@ def load_snapshot(
         shared=shared,
         store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
+        passthrough_admin=relayed is not None and relayed.admin,
         notices=(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
@@ -135,19 +135,6 @@ def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str,
         return read_policies(None, environ, document.problems)
 
 
-def _check_passthrough(document: Document, config: ConfigFile, providers: Mapping[str, Provider]) -> None:
-    path: Path = ("passthrough",)
-    name = config.passthrough
-    provider = providers.get(name or "")
-    if name is not None and name not in config.providers:
-        suggestion = "" if document.origin_of(path) else did_you_mean(name, config.providers)
-        document.complain(path, f"no provider {document.show(path, name)}{suggestion}")
-    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
-        document.complain(
-            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
-        )
-
-
 def _connect_all(
     document: Document,
     pairs: Iterable[Pair],
@@ -175,27 +162,6 @@ def _load_tokenizers(routes: Mapping[str, Route], policies: Policies) -> Tokeniz
     """For the models that are to be counted exactly; None when there are none."""
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
     return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
-
-
-def _passthrough(provider: Provider | None, policies: Policies, parts: Parts) -> Target | None:
-    """Its answers come from endpoints of every kind: what they tell of limits is not that of the models."""
-    if provider is None:
-        return None
-    kind = parts.kinds[provider.group]
-    timeouts = policies.timeouts["default"]
-    counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
-    return Target(
-        name=f"{provider.name}/*",
-        provider=provider.name,
-        model=None,
-        upstream=parts.upstreams[provider.name, None],
-        clocks=timeouts.default,
-        clocks_by=timeouts.by,
-        counting=replace(counting, learns=False),
-        account=account_of(provider),
-        breaker=policies.breakers["default"],
-        errors=policies.errors.of(kind),
-    )
 
 
 def _look_up_known_prices(targets: Iterable[Target]) -> None:

@@ -92,7 +92,7 @@ class ConfigFile(Entry):
     policies: Text | None = None
     providers: Section = {}
     models: Section = {}
-    passthrough: Text | None = None
+    passthrough: Any = None
     keys: list[Any] = []
 
 
@@ -127,6 +127,18 @@ class ProviderEntry(Entry):
     max_connections: Count = 1000
     idle_expiry: Duration = 60.0
     emulate_without_key: Flag = False
+
+
+class PassthroughEntry(Entry):
+    """Where the endpoints go that the gateway knows nothing of."""
+
+    provider: Text
+    admin: Flag = False
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """The provider's name alone."""
+        return {"provider": data} if isinstance(data, str) else data
 
 
 class PriceEntry(Entry):

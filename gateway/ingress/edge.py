@@ -21,7 +21,7 @@ from gateway.flow.overload import Overload
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.rawrelay import StreamBroken
 from gateway.flow.trail import trail_headers
-from gateway.ingress import parse
+from gateway.ingress import parse, passing
 from gateway.ingress.inflight import InFlight, Serving
 from gateway.ingress.render import (
     around_json,
@@ -125,7 +125,7 @@ class Edge:
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
-            peeked, model = parse.Peeked(""), parse.passthrough_model(policy, key)
+            peeked, model = parse.Peeked(""), passing.passthrough_model(policy, key)
             allowed = self._passed_through
         else:
             allowed = self._forwarded
@@ -155,7 +155,7 @@ class Edge:
             deadline=deadline,
             deadline_is_callers=is_callers,
             method=exchange.scope["method"],
-            path=endpoint.path or parse.passthrough_path(exchange.scope),
+            path=endpoint.path or passing.passthrough_path(exchange.scope),
             query=exchange.scope["query_string"],
             echo_request_id=exchange.is_echo,
             tenant=tenant,

@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 from gateway import __version__
 from gateway.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorised
 from gateway.ingress.inflight import InFlight
+from gateway.ingress.pages import refuse_pages
 from gateway.ingress.routes import json_response
 from gateway.policy.snapshot import Policies
 from gateway.policy.sse import json_object
@@ -91,10 +92,17 @@ def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
     }
 
 
-def metrics_route(registry: CollectorRegistry, gather: Gather | None = None) -> BaseRoute:
-    """Prometheus text, or OpenMetrics where the scraper asks for it; `gather` gives what is shown in the registry's place."""
+def metrics_route(
+    registry: CollectorRegistry, gather: Gather | None = None, is_private: Callable[[], bool] = lambda: False
+) -> BaseRoute:
+    """Prometheus text, or OpenMetrics where the scraper asks for it; `gather` gives what is shown in the registry's place.
+
+    `is_private`: only this machine is to read it, and no web page that is open there. Then it raises Forbidden for others.
+    """
 
     async def metrics(request: Request) -> Response:
+        if is_private():
+            refuse_pages(dict(request.scope["headers"]))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         shown = registry if gather is None else await gather()
         return Response(encode(shown), headers={"content-type": content_type})

@@ -7,14 +7,14 @@ the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from gateway.call import LANES, PASSTHROUGH, Endpoint, Lane
+from gateway.call import LANES, Endpoint, Lane
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.ingress.pages import refuse_pages
 from gateway.policy.body import is_written_once
 from gateway.policy.headers import AllowList
 from gateway.policy.multipart import MultipartError, boundary_of, find_fields
@@ -29,9 +29,7 @@ SDK_MARGIN_S = 0.15
 """So long before an SDK's own timeout it is told that there will be no answer: a sweep of the watch, and the way to it."""
 
 _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
-_LOCAL_HOST = re.compile(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(rb"""(?s:"((?:[ !#-\[\]-~]|\\["\\]){1,255})"|([!#-~][ -~]{0,254}))""")
 _ESCAPED = re.compile(rb"\\(.)")
 _JSON_TYPE = (b"content-type", b"application/json")
@@ -84,7 +82,7 @@ def authenticate(policy: PolicySnapshot, index: dict[bytes, bytes]) -> tuple[Key
     """
     authorization = index.get(b"authorization")
     if not policy.keys:
-        _refuse_pages(index)
+        refuse_pages(index)
         return policy.anonymous, authorization or _as_bearer(index.get(b"x-api-key") or index.get(b"api-key"))
     bearer = _bearer_token(authorization)
     if bearer is not None:
@@ -110,26 +108,6 @@ def _is_another_token(policy: PolicySnapshot, authorization: bytes | None, secre
     return bearer is not None and secret not in bearer[1] and policy.find_key(bearer[1]) is None
 
 
-def _refuse_pages(index: dict[bytes, bytes]) -> None:
-    """Raises Forbidden for a request of a web page: without keys, any page open on this machine could spend money.
-
-    A page of another site gives itself away by its `Origin`, one whose name was made to resolve to this machine (DNS
-    rebinding) by its `Host`. Without keys the gateway listens on loopback only, so whoever may call it says so.
-    """
-    origin = index.get(b"origin")
-    if origin is not None and not _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]):
-        raise Forbidden(
-            "Without keys, pages of other sites may not call this gateway; add 'keys' to the config.",
-            code="origin_not_allowed",
-        )
-    host = index.get(b"host")
-    if host and not _LOCAL_HOST.fullmatch(host):
-        raise Forbidden(
-            "Without keys, this gateway answers to localhost and 127.0.0.1 only; add 'keys' to the config.",
-            code="host_not_allowed",
-        )
-
-
 def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
     """The entry that serves this model name. Raises NotFound, or Forbidden when the key may not use it."""
     if key.allows is not None and not key.allows.match(name):
@@ -142,26 +120,6 @@ def find_model(policy: PolicySnapshot, key: Key, name: str) -> Model:
             code="model_not_found",
         )
     return model
-
-
-def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
-    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
-    target = policy.passthrough
-    if target is None:
-        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
-    if key.allows is not None:
-        raise Forbidden(
-            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
-        )
-    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
-
-
-def passthrough_path(scope: Mapping[str, Any]) -> str:
-    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start."""
-    path: bytes = scope["raw_path"]
-    if not path.startswith(b"/v1/") or _CLIMBS.search(path):
-        raise NotFound("Unknown path.")
-    return path.removeprefix(b"/v1").decode("ascii")
 
 
 def refuse_encoded(index: dict[bytes, bytes]) -> None:

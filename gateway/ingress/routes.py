@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
-from gateway.ingress import parse
+from gateway.ingress import parse, passing
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
@@ -72,14 +72,14 @@ class Front:
 
 
 class PassThrough(Route):
-    """Every other path and method below /v1, as long as the config says where to relay them."""
+    """Every other path and method that the config has relayed to a provider."""
 
     def __init__(self, policies: Policies, app: ASGIApp) -> None:
-        super().__init__("/v1/{path:path}", app, methods=ANY_METHOD)
+        super().__init__("/{path:path}", app, methods=ANY_METHOD)
         self._policies = policies
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if self._policies.current.passthrough is None:
+        if not passing.is_relayed(self._policies.current, scope["path"]):
             return Match.NONE, {}
         return super().matches(scope)
 

@@ -283,7 +283,9 @@ class PolicySnapshot:
     store: StoreBounds = field(default_factory=lambda: StoreBounds({}, 256 * 1024 * 1024))
     """How much of it."""
     passthrough: Target | None = None
-    """Where the other /v1 endpoints go."""
+    """Where the other endpoints go."""
+    passthrough_admin: bool = False
+    """Also those that manage the account."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

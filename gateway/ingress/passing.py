@@ -1,0 +1,69 @@
+"""Pass-through: which paths are relayed as they are, to whom, and who may ask for that.
+
+Everything below `/v1`, and without `/v1` below the first segments of OpenAI's API alone, so that no path of the gateway's own
+or of whatever stands beside it is taken for a provider's. What manages an account is relayed only where the config says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from gateway.call import PASSTHROUGH
+from gateway.errors import Forbidden, NotFound
+from gateway.policy.snapshot import Key, Model, PolicySnapshot
+
+SEGMENTS = frozenset((
+    "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
+    "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
+))  # fmt: skip
+"""What may come first below `/`."""
+ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
+"""Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
+_MOST_DECODINGS = 3
+_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
+
+
+def is_relayed(policy: PolicySnapshot, path: str) -> bool:
+    """Whether a path (decoded) that nobody else answers belongs to the provider of `passthrough`."""
+    if policy.passthrough is None:
+        return False
+    below, _, rest = path[1:].partition("/")
+    if below == "v1":
+        below = rest.partition("/")[0]
+        return bool(rest) and (policy.passthrough_admin or not is_admin(below))
+    return below in SEGMENTS or (policy.passthrough_admin and below == "organization")
+
+
+def is_admin(segment: str) -> bool:
+    """Whether it leads to the administration of an account, however often it is encoded."""
+    for _ in range(_MOST_DECODINGS):
+        segment = unquote(segment)
+    return segment.lower() in ADMIN_SEGMENTS
+
+
+def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
+    """The pseudo-model of other endpoints. Raises NotFound without `passthrough:`, Forbidden for a restricted key."""
+    target = policy.passthrough
+    if target is None:
+        raise NotFound("Unknown path; to relay other endpoints to a provider, set 'passthrough' in the config.")
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
+        )
+    return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
+
+
+def passthrough_path(scope: Mapping[str, Any]) -> str:
+    """The path below the base URL, as the client sent it. Raises NotFound for one that climbs or hides its start.
+
+    Whether there is a `/v1` to take away is told by the path that was matched (`scope["path"]`, decoded).
+    """
+    path: bytes = scope["raw_path"]
+    start = b"/v1/" if scope["path"].startswith("/v1/") else b"/" + scope["path"][1:].partition("/")[0].encode()
+    is_whole = start.endswith(b"/") or path[len(start) : len(start) + 1] in (b"/", b"")
+    if not path.startswith(start) or not is_whole or _CLIMBS.search(path):
+        raise NotFound("Unknown path.")
+    return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")
