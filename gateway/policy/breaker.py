@@ -6,11 +6,11 @@
     others: what they tell of it opens it, holds it open for longer, or closes it; where they probe, too, it asks for leave;
             whoever has seen no failure of its own takes their word for a short time, then finds out with one probe
 
-pybreaker holds the state and tells its listener; when to move is decided here, with our clock: `health.py` says who is ill,
-`recovery.py` who may go on the way back. It must not know calls, targets or providers: its owner tells it the outcomes that
-speak of health. Invariants: a half-open breaker never has more than `probes` calls out; every state but those set by hand
-is left again; a call sent before the last ejection is no evidence after it. Every permit is given back exactly once, by
-`succeeded`, `failed` or `forget`.
+pybreaker holds the state while it is not closed, and tells its listener; when to move is decided here, with our clock:
+`health.py` says who is ill, `recovery.py` who may go on the way back. It must not know calls, targets or providers: its owner
+tells it the outcomes that speak of health. Invariants: a half-open breaker never has more than `probes` calls out; every state
+but those set by hand is left again; a call sent before the last ejection is no evidence after it. Every permit is given back
+exactly once, by `succeeded`, `failed` or `forget`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _MS = 1000
 _SENT_BITS = 44
 _SENT = (1 << _SENT_BITS) - 1
 _NOBODY = -1
+_MOVES: tuple[State, ...] = ("closed", "open", "half_open", "drained")
 _STATES: Mapping[str, State] = {"closed": "closed", "open": "open", "half-open": "half_open"}  # pybreaker's, and ours
 
 
@@ -91,6 +92,7 @@ class Breaker:
         "_healthy_since",
         "_is_asking",
         "_is_drained",
+        "_moves",
         "_on_change",
         "_out",
         "_pending",
@@ -112,7 +114,6 @@ class Breaker:
         "reason",
         "rules",
         "state",
-        "transitions",
     )
 
     def __init__(
@@ -132,7 +133,7 @@ class Breaker:
         """When the first probe may go, while it is open; inf: never by itself."""
         self.ejections = 0
         """In a row; one is forgotten for each `max_open_s` of health."""
-        self.transitions: dict[State, int] = {"closed": 0, "open": 0, "half_open": 0, "drained": 0}
+        self._moves = [0] * len(_MOVES)
         self.is_news = False
         """It moved by what was seen here, or found out: others should know. Neither by hand, nor by rules, nor by hearsay."""
         self.ask_leave: Callable[[Breaker], object] | None = None
@@ -154,7 +155,7 @@ class Breaker:
         self._usual_per_s = 0.0
         self._ramp: Growth | None = None
         self._health = Health(rules, now)
-        self._circuit = CircuitBreaker(reset_timeout=_NEVER_S, listeners=[_Mirror(self)], name=name)
+        self._circuit: CircuitBreaker | None = None  # while it is not closed: most never are anything else
         self.configure(rules, now)
 
     def configure(self, rules: BreakerRules, now: float) -> None:
@@ -249,6 +250,11 @@ class Breaker:
                 self._open("no longer held by hand", now, now, is_news=False)
         elif self.is_by_hand:
             self._close("disabled", now, ramp_s=0.0)
+
+    @property
+    def transitions(self) -> dict[State, int]:
+        """How often it has come into each state."""
+        return dict(zip(_MOVES, self._moves, strict=True))
 
     @property
     def slow_after_s(self) -> float:
@@ -435,7 +441,7 @@ class Breaker:
             self._told_rate = None
         self._new_generation()
         self.reason, self.is_news = reason, is_news
-        self._circuit.open()
+        self._moving().open()
 
     def _new_generation(self) -> None:
         """Calls that are out are no evidence any more."""
@@ -448,7 +454,7 @@ class Breaker:
         self._probes = Probes(self.probe_at)
         self._is_asking, self._has_leave = False, True
         self.reason, self.is_news = reason, False
-        self._circuit.half_open()
+        self._moving().half_open()
 
     def _close(self, reason: str, now: float, ramp_s: float, *, is_news: bool = False) -> None:
         self.is_by_hand = self._is_drained = self._is_asking = False
@@ -459,11 +465,29 @@ class Breaker:
         self._ramp = Growth(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None
         self.is_clear = self._ramp is None
         self.reason, self.is_news = reason, is_news
-        self._circuit.close()
+        self._moving().close()
+        self.retire()
+
+    def retire(self) -> None:
+        """Nobody uses it any more, or it is closed: takes the circuit apart, whose parts refer to each other and to this.
+
+        So whatever is dropped is gone at once, and no collection of thousands of them stops the loop.
+        """
+        circuit, self._circuit = self._circuit, None
+        if circuit is not None:
+            vars(circuit).clear()
+
+    def _moving(self) -> CircuitBreaker:
+        """The circuit, which is closed at first; made anew for each ejection."""
+        circuit = self._circuit
+        if circuit is None:
+            circuit = CircuitBreaker(reset_timeout=_NEVER_S, listeners=[_Mirror(self)], name=self.name)
+            self._circuit = circuit
+        return circuit
 
     def _became(self, state: State) -> None:
         self.state = "drained" if state == "open" and self._is_drained else state
-        self.transitions[self.state] += 1
+        self._moves[_MOVES.index(self.state)] += 1
         if self._on_change is not None:
             self._on_change(self.name, self.state, self.reason)
 

@@ -7,6 +7,7 @@ correction stays within a factor of four.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from math import ceil, exp, log
 from typing import Any, Literal, NamedTuple
@@ -139,6 +140,7 @@ class Calibration:
 _PER_OCTAVE = 4
 _BUCKETS = 1 + 24 * _PER_OCTAVE
 _HEAVY = 1e150
+_NO_WEIGHTS = array("d")
 
 
 class HighPercentile:
@@ -151,7 +153,7 @@ class HighPercentile:
     __slots__ = ("_below", "_next", "_pointer", "_weights", "weight")
 
     def __init__(self) -> None:
-        self._weights = [0.0] * _BUCKETS
+        self._weights = _NO_WEIGHTS  # its own with the first count
         self._pointer = 0
         self._below = 0.0
         self._next = 1.0
@@ -159,6 +161,8 @@ class HighPercentile:
 
     def add(self, tokens: int) -> None:
         """Counts one answer of `tokens`, 1 or more."""
+        if not self.weight:
+            self._weights = array("d", bytes(8 * _BUCKETS))
         index = min(_BUCKETS - 1, ceil(log(tokens, 2) * _PER_OCTAVE - 1e-9))
         self._weights[index] += self._next
         self.weight += self._next
@@ -184,7 +188,7 @@ class HighPercentile:
             self._below -= weights[self._pointer]
 
     def _scale_down(self) -> None:
-        self._weights = [weight / _HEAVY for weight in self._weights]
+        self._weights = array("d", [weight / _HEAVY for weight in self._weights])
         self._next /= _HEAVY
         # Summed anew: what rounding has left in the running sums goes with it.
         self.weight = sum(self._weights)

@@ -8,6 +8,7 @@ between two observations nothing gets worse; every step is O(1), in a fixed amou
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from itertools import accumulate
 from math import exp, log2
@@ -26,6 +27,7 @@ _LAST = int(log2(LONGEST_S)) * _PER_OCTAVE - _FIRST - 1
 _GROWTH = 2 ** (1 / 200)  # half of the weight is the last 200 answers
 _HEAVY = 1e150
 _LEAST_SHARE = 1 / 200  # of one answer in the mean
+_NOTHING = array("d")
 
 
 class Latency:
@@ -38,7 +40,7 @@ class Latency:
         """Answers that were measured."""
         self._peak = self._mean = 0.0
         self._at = 0.0
-        self._weights = [0.0] * (_LAST + 1)
+        self._weights = _NOTHING  # by steps of time; its own with the first answer
         self._next = 1.0
 
     def observe(self, seconds: float, now: float) -> None:
@@ -48,6 +50,8 @@ class Latency:
         floor = seconds if seconds < mean else mean
         faded = floor + (self._peak - floor) * exp((self._at - now) / DECAY_S)
         self._peak = seconds if seconds > faded else faded
+        if count == 1:
+            self._weights = array("d", bytes(8 * (_LAST + 1)))
         self._mean = mean + (seconds - mean) * (1 / count if count < 200 else _LEAST_SHARE)
         self._at = now
         index = int(log2(seconds) * _PER_OCTAVE - _FIRST) if seconds > SHORTEST_S else 0
@@ -82,5 +86,5 @@ class Latency:
         return float(2 ** ((index + _FIRST + 0.5) / _PER_OCTAVE))
 
     def _scale_down(self) -> None:
-        self._weights = [weight / _HEAVY for weight in self._weights]
+        self._weights = array("d", [weight / _HEAVY for weight in self._weights])
         self._next /= _HEAVY

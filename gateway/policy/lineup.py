@@ -73,7 +73,7 @@ class Lineup(Generic[TicketT]):
     __slots__ = ("_age_after_s", "_aged", "_aged_share", "_busy", "_lanes", "_saved_requests", "_saved_tokens")
 
     def __init__(self, age_after_s: Mapping[Lane, float] | None = None, aged_percent: float = 5.0) -> None:
-        self._lanes: list[_LaneLine[TicketT]] = [_LaneLine() for _ in LANES]
+        self._lanes: list[_LaneLine[TicketT] | None] = [None] * len(LANES)  # each made for the first who waits in it
         self._busy = 0  # a bit for each lane in which somebody waits
         self._aged: TicketT | None = None  # as of the last look
         self._saved_requests = self._saved_tokens = 0.0
@@ -81,11 +81,11 @@ class Lineup(Generic[TicketT]):
 
     def configure(self, age_after_s: Mapping[Lane, float], aged_percent: float) -> None:
         """Puts other ageing in force."""
-        self._age_after_s = [age_after_s.get(lane) for lane in LANES]
+        self._age_after_s = age_after_s
         self._aged_share = aged_percent / max(1.0, 100 - aged_percent)  # of what the others are granted
 
     def __len__(self) -> int:
-        return sum([lane.live for lane in self._lanes])
+        return sum([lane.live for lane in self._lanes if lane is not None])
 
     @property
     def is_busy(self) -> bool:
@@ -115,7 +115,7 @@ class Lineup(Generic[TicketT]):
     def left(self, ticket: TicketT) -> None:
         """The call waits here no more: it has gone elsewhere, or nowhere. Called once, after `place.is_gone` is set."""
         rank = ticket.place.rank
-        self._lanes[rank].left(ticket)
+        self._lane(rank).left(ticket)
         self._note(rank)
 
     def peek(self, now: float, *, counts_tokens: bool = True) -> Next[TicketT] | None:
@@ -126,7 +126,7 @@ class Lineup(Generic[TicketT]):
         elif self._saved_requests >= _ENOUGH and (not counts_tokens or self._saved_tokens >= _ENOUGH * _tokens(aged)):
             return Next(aged)
         for lane in self._lanes:
-            if lane.live:
+            if lane is not None and lane.live:
                 ticket = lane.peek()
                 return Next(ticket, ticket.keep_percent, self._saved_requests, self._saved_tokens)
         return None
@@ -141,7 +141,7 @@ class Lineup(Generic[TicketT]):
     def pop(self, ticket: TicketT) -> None:
         """The call whose turn it was goes. `ticket` is the one that `peek` gave last."""
         rank = ticket.place.rank
-        self._lanes[rank].pop(ticket)
+        self._lane(rank).pop(ticket)
         aged = self._aged
         if aged is ticket:
             self._saved_requests = self._saved_tokens = 0.0
@@ -152,13 +152,13 @@ class Lineup(Generic[TicketT]):
 
     def above(self, rank: int) -> Cost:
         """The sum of those who wait in the higher lanes."""
-        sums = [lane.sums for lane in self._lanes[:rank] if lane.live]
+        sums = [lane.sums for lane in self._lanes[:rank] if lane is not None and lane.live]
         return Cost(*[max(0.0, sum(column)) for column in zip(*sums, strict=True)]) if sums else NOTHING
 
     def ahead(self, rank: int, tenant: str, tokens: float) -> Cost:
         """The sum of those who go before a newcomer: the higher lanes, and its share of its own."""
         above, own = self.above(rank), self._lanes[rank]
-        if not own.sums[0]:
+        if own is None or not own.sums[0]:
             return above
         share = own.share_ahead(tenant, tokens)
         return Cost(*[max(0.0, part + mine * share) for part, mine in zip(above, own.sums, strict=True)])
@@ -166,13 +166,14 @@ class Lineup(Generic[TicketT]):
     def settle_home(self, ticket: TicketT) -> None:
         """Counts the call among those ahead here."""
         ticket.is_home = True
-        self._lanes[ticket.place.rank].count(ticket, 1)
+        self._lane(ticket.place.rank).count(ticket, 1)
 
     def depths(self) -> dict[tuple[Lane, str], int]:
         """How many wait, by lane and tenant."""
         return {
             (LANES[rank], tenant): line.live
             for rank, lane in enumerate(self._lanes)
+            if lane is not None
             for tenant, line in lane.tenants.items()
             if line.live
         }
@@ -182,6 +183,7 @@ class Lineup(Generic[TicketT]):
         return {
             (LANES[rank], tenant): head.place.joined_at
             for rank, lane in enumerate(self._lanes)
+            if lane is not None
             for tenant, line in lane.tenants.items()
             if line.live and (head := line.head()) is not None
         }
@@ -189,7 +191,7 @@ class Lineup(Generic[TicketT]):
     def youngest(self, rank: int, tenant: str | None = None) -> TicketT | None:
         """The last to join of the lowest lane below `rank` (of this tenant): the first to make room for another."""
         for lane in reversed(self._lanes[rank + 1 :]):
-            ticket = lane.youngest(tenant) if lane.live else None
+            ticket = lane.youngest(tenant) if lane is not None and lane.live else None
             if ticket is not None:
                 return ticket
         return None
@@ -199,6 +201,7 @@ class Lineup(Generic[TicketT]):
         return [
             ticket
             for lane in self._lanes
+            if lane is not None
             for line in lane.tenants.values()
             for ticket in line.all()
             if not ticket.place.is_gone
@@ -206,11 +209,17 @@ class Lineup(Generic[TicketT]):
 
     def _add(self, ticket: TicketT, *, is_back: bool) -> None:
         rank = ticket.place.rank
-        self._lanes[rank].add(ticket, is_back=is_back)
+        self._lane(rank).add(ticket, is_back=is_back)
         self._busy |= 1 << rank
 
+    def _lane(self, rank: int) -> _LaneLine[TicketT]:
+        lane = self._lanes[rank]
+        if lane is None:
+            lane = self._lanes[rank] = _LaneLine()
+        return lane
+
     def _note(self, rank: int) -> None:
-        if not self._lanes[rank].live:
+        if not self._lane(rank).live:
             self._busy &= ~(1 << rank)
             if not self._busy:
                 self._aged = None
@@ -221,9 +230,10 @@ class Lineup(Generic[TicketT]):
             return None
         oldest: TicketT | None = None
         is_first = True
-        for lane, age_after_s in zip(self._lanes, self._age_after_s, strict=True):
-            if not lane.live:
+        for name, lane in zip(LANES, self._lanes, strict=True):
+            if lane is None or not lane.live:
                 continue
+            age_after_s = self._age_after_s.get(name)
             if not is_first and age_after_s is not None:
                 ticket = lane.peek()
                 joined_at = ticket.place.joined_at

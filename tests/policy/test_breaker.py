@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import random
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pybreaker import CircuitBreaker
 
 from gateway.policy.breaker import LEAVE_S, Breaker, BreakerRules, account_rules
 
@@ -680,16 +680,37 @@ def test_transitions_are_told_and_counted() -> None:
 
 
 def test_pybreaker_holds_the_state_and_its_clock_never_moves_it() -> None:
-    """Ours and its state agree; its own timer is years away."""
+    """Ours and its state agree; its own timer is years away. A breaker that is closed needs none."""
     breaker = opened()
-    circuit: CircuitBreaker = breaker._circuit
+    circuit = breaker._circuit
 
+    assert circuit is not None
     assert circuit.current_state == "open"
     assert circuit.reset_timeout > 1e8
     breaker.wait_s(breaker.probe_at, BACKGROUND)
+    assert breaker._circuit is circuit
     assert circuit.current_state == "half-open"
     serve(breaker, 3, breaker.probe_at)
-    assert circuit.current_state == "closed"
+    assert breaker.state == "closed"
+    assert breaker._circuit is None
+
+
+@pytest.mark.parametrize("state", ["never opened", "open", "half open", "closed again", "drained"])
+def test_a_breaker_that_is_dropped_is_gone_at_once(state: str) -> None:
+    """Without the garbage collector: one that had to look for thousands of them would stop the loop."""
+    gc.collect()
+    breaker = Breaker("site", RULES, 0.0) if state == "never opened" else opened()
+    if state in ("half open", "closed again"):
+        breaker.wait_s(breaker.probe_at, BACKGROUND)
+    if state == "closed again":
+        serve(breaker, 3, breaker.probe_at)
+    if state == "drained":
+        breaker.force("drained", 100.0)
+
+    breaker.retire()
+    del breaker
+
+    assert gc.collect() == 0
 
 
 def test_an_account_bears_more_than_a_target() -> None:
