@@ -268,3 +268,24 @@ traduce traducir traduzca traducción corrige corregir reformula reformular orto
 español italiano
 """
 """Of all languages: in a question with one of these, every letter may matter."""
+
+ABOUT_WORDS = """
+define defines defined defining definition definitions synonym synonyms synonymous antonym antonyms opposite rhyme rhymes
+rhyming homophone homophones homonym anagram anagrams palindrome syllable syllables letter letters vowel vowels consonant
+consonants character characters plural singular noun nouns verb verbs adjective adverb conjugate conjugation declension
+etymology acronym abbreviation abbreviations abbreviate numeral numerals roman digits word words term terms mean means meaning
+meanings meant stands connotation prefix suffix hyphenate capitalize capitalise uppercase lowercase
+definiere definieren definiert synonyme antonym gegenteil reim reime reimt buchstabiere buchstabieren buchstaben silbe silben
+mehrzahl einzahl substantiv abkürzung bedeutet bedeuten bedeutung wort wörter begriff
+définis définir définissez définition synonyme contraire antonyme rime rimes épelle épeler épelez lettre lettres syllabe
+syllabes pluriel singulier nom verbe abréviation signifie signification mot mots terme
+definir defina definición sinónimo sinónimos antónimo contrario rima rimas deletrea deletrear letra letras sílaba sílabas
+sustantivo verbo abreviatura significa significado palabra palabras término
+"""
+"""Of all languages: a question with one of these may be about a word itself, and then no other word says the same."""
+
+WRITING = (
+    "write writes writing written express expressed schreibe schreibt geschrieben écrire écris écrit escribe escribir"
+)
+WRITTEN_AS = "as als comme como"
+"""With a word of each: a question about how something is written (`write 3 as a word`)."""

@@ -1,7 +1,8 @@
 """From a text to tokens: white space parts it, tables say what its words mean, the rest stands for itself.
 
 Quotations are taken out first and compared to the letter; so are addresses, paths, identifiers and versions, whatever
-follows a colon or a line's end, and all of a question about wording that quotes nothing (`translate I am`). Invariant: nothing
+follows a colon or a line's end, and all of a question about wording that quotes nothing (`translate I am`). The words of a
+question about words (`define buy`) are compared as they are written, too. Invariant: nothing
 else is dropped but chaff and punctuation between words, and the time is linear whatever the text is.
 """
 
@@ -22,6 +23,7 @@ from gateway.policy.guards_words import (
     Meaning,
     Phrases,
     Token,
+    is_about_words,
     language_of,
 )
 
@@ -62,6 +64,9 @@ def read(text: str) -> tuple[str, list[Token]]:
         tokens.append(("text", text[start:]))
     elif not quotations and not ON_TEXT.isdisjoint(lowered):
         tokens.append(("text", " ".join(text.split())))
+    elif not quotations and is_about_words(lowered):
+        words = language.words  # `define buy` is not `define purchase`, though greetings and manners still say nothing
+        tokens.append(("text", " ".join([low for low in lowered if words.get(low) != ()])))
     return language.name, tokens
 
 

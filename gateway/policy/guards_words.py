@@ -13,7 +13,16 @@ from typing import Any, TypeAlias
 
 from gateway.policy import guards_english, guards_european
 from gateway.policy.guards_english import ENGLISH, ONE_OF_MANY, PLURAL_ONLY, VERBS
-from gateway.policy.guards_european import FRENCH, GERMAN, SPANISH, UNITS, WORDING
+from gateway.policy.guards_european import (
+    ABOUT_WORDS,
+    FRENCH,
+    GERMAN,
+    SPANISH,
+    UNITS,
+    WORDING,
+    WRITING,
+    WRITTEN_AS,
+)
 
 Token: TypeAlias = tuple[str, str]
 """A kind, and what it says."""
@@ -113,10 +122,17 @@ NO_LANGUAGE = Language("", {unit: (("units", token),) for unit, token in UNIT_NA
 HOMOGRAPHS = frozenset(guards_english.HOMOGRAPHS.split())
 SINGLING = frozenset(ONE_OF_MANY.split())
 ON_TEXT = frozenset(WORDING.split())
+ON_WORDS = frozenset(ABOUT_WORDS.split())
+ON_WRITING, ON_FORM = frozenset(WRITING.split()), frozenset(WRITTEN_AS.split())
 NOT_PLURAL = frozenset(PLURAL_ONLY.split())
 EVERY_WORD = "".join(
     str(value) for module in (guards_english, guards_european) for name, value in vars(module).items() if name.isupper()
 )
+
+
+def is_about_words(lowered: list[str]) -> bool:
+    """Whether these words ask about a word itself: what it means, how it is spelled or written, what may stand for it."""
+    return not ON_WORDS.isdisjoint(lowered) or not (ON_WRITING.isdisjoint(lowered) or ON_FORM.isdisjoint(lowered))
 
 
 def language_of(lowered: list[str]) -> Language:

@@ -19,6 +19,30 @@ WORDS = [*KNOWN, "Ann", "Bob", "3", "3 km", "x>1", '"a b"']
 TEXTS = st.text(max_size=80) | st.lists(st.sampled_from([*WORDS, ".", ",", "?", "\n"]), max_size=12).map(" ".join)
 
 
+ABOUT_A_WORD = (
+    *(
+        "Define {}",
+        "define the word {}",
+        "What is the definition of {}?",
+        "What does {} mean?",
+        "The meaning of {}, please",
+    ),
+    *(
+        "Give me a synonym of {}",
+        "Which words are synonymous with {}?",
+        "What is another word for {}?",
+        "antonym of {}",
+    ),
+    *(
+        "What rhymes with {}?",
+        "How many letters are in {}?",
+        "How many syllables does {} have?",
+        "What is the plural of {}?",
+    ),
+    *("Is {} a noun?", "Write {} as an abbreviation", "etymology of {}", "How do you spell {}?", "an anagram of {}"),
+)
+
+
 def objects(a: str, b: str) -> str | None:
     """What keeps two texts apart, in either order."""
     one, other = facts_of(a), facts_of(b)
@@ -41,6 +65,7 @@ def objects(a: str, b: str) -> str | None:
         ("How far is 3 km?", "How far is 3km?"),
         ("How far are three kilometres?", "How far are 3 kilometers?"),
         ("Is 5 % a lot?", "Is 5 percent a lot?"),
+        ("What does buy mean?", "Hello! What does buy mean, please?"),
         ("Why doesn’t it start?", "Why doesn't it start?"),  # noqa: RUF001 - the typographic apostrophe
         ("Which birds don't fly?", "Which birds do not fly?"),
         ("How do I buy stamps for a photo?", "How do I purchase stamps for a picture?"),
@@ -72,6 +97,12 @@ def test_what_is_only_said_otherwise_agrees(a: str, b: str) -> None:
         ("text", "Make this formal: I am late", "Make this formal: We are late"),
         ("text", "Make this formal\nI am late", "Make this formal\nI'm late"),
         ("text", "¿Cómo se traduce lo tengo?", "¿Cómo se traduce los tengo?"),
+        *(("text", *(question.format(word) for word in ("buy", "purchase"))) for question in ABOUT_A_WORD),
+        ("text", "Write 3 as a word", "Write three as a word"),
+        ("text", "Write 1000 in roman numerals", "Write 1,000 in roman numerals"),
+        ("text", "Wie viele Buchstaben hat km?", "Wie viele Buchstaben hat Kilometer?"),
+        ("text", "Que signifie km ?", "Que signifie kilomètre ?"),
+        ("text", "Sinónimo de km", "Sinónimo de kilómetro"),
         ("quoted", 'Define "bank".', 'Define "Bank".'),
         ("quoted", "Fix `a = 1`", "Fix `a = 2`"),
         ("quoted", "Was heißt „Zug“?", "Was heißt „Flug“?"),
