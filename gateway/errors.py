@@ -1,7 +1,7 @@
 """Every way a call can fail, in one tree.
 
     GatewayError                    answered to the client in OpenAI's error shape
-    ├── CallerFault            4xx  the request itself is wrong
+    ├── CallerFault            4xx  the request itself is wrong, or asks for what HTTP servers answer with 501 and 505
     │   ├── InvalidRequest     400
     │   ├── Unauthorised       401
     │   ├── Forbidden          403
@@ -12,7 +12,9 @@
     │   ├── BodyTooLarge       413
     │   ├── RequestExceedsLimits 413  asks for more than a limit ever holds
     │   ├── KeyReused          422  the Idempotency-Key was used for another request
-    │   └── HeadersTooLarge    431
+    │   ├── HeadersTooLarge    431
+    │   ├── NotSupported       501  a protocol or a transfer coding that is not spoken here
+    │   └── VersionNotSupported 505
     ├── AdmissionDenied        503  good as it is, but cannot be let through, now or in time
     │   ├── KeyRateLimited     429  the caller's own limit
     │   ├── BudgetExceeded     429  the caller's own budget for the day
@@ -187,6 +189,19 @@ class HeadersTooLarge(CallerFault):
 
     status = 431
     code = "headers_too_large"
+
+
+class NotSupported(CallerFault):
+    """A protocol or a transfer coding that this server does not speak (RFC 9110, 15.6.2); `code` says which."""
+
+    status = 501
+
+
+class VersionNotSupported(CallerFault):
+    """A version of HTTP that this port does not speak (RFC 9110, 15.6.6)."""
+
+    status = 505
+    code = "http_version_not_supported"
 
 
 class AdmissionDenied(GatewayError):

@@ -6,9 +6,35 @@ a part waits until the client has taken enough of what was written before.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sized
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.errors import GatewayError
+from gateway.ingress.render import error_body, error_headers
+
+
+class PatientFlow(FlowControl):
+    """Reads nothing more while requests are waiting for their turn: a peer cannot queue up without bound."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
+def refusal_bytes(error: GatewayError, request_id: str) -> bytes:
+    """The bytes of an error that answers no request."""
+    body = error_body(error)
+    headers = error_headers(error, len(body))
+    headers += [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    return b"".join((STATUS_LINE[error.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body))
 
 
 async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
