@@ -7,12 +7,16 @@ do; the admin key goes to the address the operator named and nowhere else (no re
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 TIMEOUT_S = 10.0
+BACKUP_TIMEOUT_S = 600.0
+"""The gateway answers when the copy is made, which takes a large file's time."""
+PIECE_BYTES = 1_048_576
 HEADINGS = ("", "state", "next probe", "in flight", "p95", "failures", "reason")
 
 
@@ -70,8 +74,21 @@ class AdminClient:
         """How a request (`body`, `endpoint`, `tenant`) would fare now."""
         return self._ask("POST", "/admin/cache/why", question)
 
+    def backup(self) -> Iterator[bytes]:
+        """The state file as it is now, piece by piece."""
+        with self._asked("GET", "/admin/state/backup", None, BACKUP_TIMEOUT_S) as response:
+            if response.status != 200:
+                self._answer(response.status, response.read())
+            while piece := response.read(PIECE_BYTES):
+                yield piece
+            if response.length:  # http.client ends quietly where a connection breaks
+                raise AdminRefused(f"the copy broke off {response.length} bytes before its end; try again")
+
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        status, text = self._exchange(method, path, body)
+        with self._asked(method, path, body, TIMEOUT_S) as response:
+            return self._answer(response.status, response.read())
+
+    def _answer(self, status: int, text: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(text)
         except ValueError:
@@ -82,15 +99,15 @@ class AdminClient:
             raise _refusal(status, answer, self._url)
         return answer
 
-    def _exchange(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+    @contextmanager
+    def _asked(self, method: str, path: str, body: object, timeout_s: float) -> Iterator[HTTPResponse]:
         kind = HTTPSConnection if self._is_tls else HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        connection = kind(self._host, self._port, timeout=timeout_s)
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, self._base + path, content, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+            yield connection.getresponse()
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise AdminRefused(

@@ -38,6 +38,7 @@ from gateway.flow.pipeline import Pipeline
 from gateway.flow.savings import Savings
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight, targets
+from gateway.ingress.backup import StateFile, backup_route
 from gateway.ingress.caching import cache_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
@@ -132,6 +133,7 @@ class Gateway:
         self._state = first.state, first.shared
         self._policies = Policies(first)
         self._draw = random.Random().random  # noqa: S311  # backoffs and choices: nothing to gain from guessing them
+        self._state_file: StateFile | None = None
         self._store, self._shared = self._open_store(first)
         leases = None if self._shared is None else self._shared.leases
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
@@ -273,6 +275,7 @@ class Gateway:
             ),
             *switch_routes(self._policies, self._show_targets, self._admission.outages.force),
             *cache_routes(self._policies, self._cache_desk, self._savings),
+            backup_route(self._policies, self._state_file),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._post.listen if self._post else listen_on
@@ -296,7 +299,9 @@ class Gateway:
         from gateway.store.sqlite import SqliteStore  # as above
 
         sys.setswitchinterval(SWITCH_S)
-        return SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store), None
+        store = SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
+        self._state_file = StateFile(store.path, store.backup)
+        return store, None
 
     def _hear_vector(self, detail: bytes) -> None:
         """Another replica has kept a question."""

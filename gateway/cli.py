@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, targets, cache, stats, demo, emulate, version.
+"""The command line: serve, check, explain, targets, cache, stats, state, demo, emulate, version.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
 failure is a sentence on standard error, never a traceback.
@@ -20,7 +20,7 @@ from typing import Any
 import uvloop
 from pydantic import ValidationError
 
-from gateway import __version__, adminclient, cacheclient
+from gateway import __version__, adminclient, cacheclient, stateclient
 from gateway.adminclient import AdminClient, AdminRefused
 from gateway.app import serve
 from gateway.clock import SystemClock
@@ -142,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
+    _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
+
     command = commands.add_parser(
         "demo",
         help="see it work: a storm of calls, or a provider's outage, with and without the gateway; no key needed",
@@ -239,6 +241,19 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
     action.add_argument("--tenant", help="whose request it is (default: the only one of the config)")
     _add_admin(action)
     action.set_defaults(command=_cache_why)
+
+
+def _add_state(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser(
+        "backup",
+        help="copy the state file while the gateway runs",
+        description="Copy the state file (state: sqlite:///…) of a running gateway, and check the copy. Calls go on meanwhile.",
+    )
+    action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
+    _add_admin(action)
+    action.set_defaults(command=_state_backup)
 
 
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
@@ -395,6 +410,12 @@ def _cache_why(options: argparse.Namespace) -> int:
         return client.explain({"body": body, **whose})
 
     return _ask(options, ask, cacheclient.story)
+
+
+def _state_backup(options: argparse.Namespace) -> int:
+    from gateway.store.sqlite_schema import damage_of  # no other command needs sqlite
+
+    return _ask(options, lambda client: stateclient.save(client.backup(), options.file, damage_of), stateclient.saved)
 
 
 def _ask(

@@ -29,6 +29,7 @@
     ├── NotCached              504  only a cached answer was asked for, and there is none
     ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
     ├── ShuttingDown           503  the process is draining
+    ├── BackupFailed           503  the state file could not be copied for an operator
     └── InternalError          500  a defect of ours: logged with its traceback, shown without
     UpstreamFailed                  one attempt got no usable answer (phase and class); never shown to a client as it is
     ConfigError                     the config cannot be used; happens while loading only, never on a request
@@ -323,6 +324,13 @@ class ShuttingDown(GatewayError):
     should_retry: bool | None = True
     retry_after_s = 1.0
     code = "shutting_down"
+
+
+class BackupFailed(GatewayError):
+    """The state file could not be copied; nothing has happened to it."""
+
+    status = 503
+    code = "backup_failed"
 
 
 class InternalError(GatewayError):

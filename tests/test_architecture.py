@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "demo": {"app", "emulator", "settings", "upstream"},
     "adminclient": set(),
     "cacheclient": {"adminclient"},
-    "cli": EVERYTHING | {"adminclient", "cacheclient", "app", "demo", "workers"},
+    "stateclient": {"adminclient"},
+    "cli": EVERYTHING | {"adminclient", "cacheclient", "stateclient", "app", "demo", "workers"},
     "__main__": {"cli"},
     "__init__": set(),
 }

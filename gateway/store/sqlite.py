@@ -42,6 +42,7 @@ class SqliteStore:
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._path = path
         self._wall = wall
         trouble = Trouble(path, monotonic)
         self._room = Room(bounds, wall)
@@ -97,6 +98,15 @@ class SqliteStore:
     def dropped(self) -> int:
         """Cache writes that the disk was too slow for."""
         return self._thread.dropped
+
+    async def backup(self, path: str) -> str | None:
+        """Copy the file to `path`, which must not exist, while calls go on; what went wrong, None: nothing."""
+        return await self._thread.backup(path)
+
+    @property
+    def path(self) -> str:
+        """Where the file is."""
+        return self._path
 
     async def aclose(self) -> None:
         """Everything taken so far is in the file, if the disk lets it; nothing more is taken."""

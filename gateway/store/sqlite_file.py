@@ -10,6 +10,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from gateway.errors import StoreUnusable
@@ -21,6 +22,9 @@ log = logging.getLogger("gateway.store")
 
 LOG_BYTES = 32 * 1024 * 1024
 """The write-ahead log is not to stay larger; sqlite begins it anew by itself, unless something is in its way."""
+
+COPIED_PAGES = 256
+"""A backup copies so many, 1 MiB, before others have their turn."""
 
 Total = tuple[str, int, int]
 """Table, or table and group; rows and bytes."""
@@ -181,6 +185,28 @@ class File:
             self._db = open_to_read(self._path, connect=self._connect)
             self._is_for_reading = self._db is not None
         self._trouble.began(error)
+
+    def copy(self, path: str, between: Callable[[], None]) -> str | None:
+        """Copy the whole file to `path`, with what is written meanwhile; what went wrong, None: nothing.
+
+        `between` is called after every few hundred pages, and may do jobs (https://www.sqlite.org/backup.html: what the
+        connection that is copied from writes itself goes into the copy as well).
+        """
+        try:
+            db = self._usable(is_writing=False)
+
+            def go_on(_status: int, _left: int, _all: int) -> None:
+                between()
+                if self._db is not db:
+                    raise StoreUnusable("the state file was opened anew meanwhile; try again")
+
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            with closing(sqlite3.connect(path, isolation_level=None)) as copied:
+                db.backup(copied, pages=COPIED_PAGES, progress=go_on, sleep=0.0)
+                copied.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
+        except (sqlite3.Error, OSError, StoreUnusable) as error:
+            return str(error)
+        return None
 
     def shorten_log(self) -> None:
         """Begin the write-ahead log anew when it has become long; says in the log what is in its way."""

@@ -29,6 +29,16 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of the whole file, to be made while jobs go on."""
+
+    path: str
+    """A file that does not exist yet."""
+    told: Callable[[str | None], None]
+    """Called in the event loop with what went wrong; None: the copy is there, and on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rest:
     """What is left of some work."""
 

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from gateway.errors import StoreUnusable
 
@@ -122,6 +122,16 @@ def open_to_read(path: str, *, connect: Connect = sqlite3.connect) -> sqlite3.Co
     return db
 
 
+def damage_of(path: str) -> str | None:
+    """What is wrong with a file that nobody uses; None: every page of it is sound."""
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return str(error)
+    return None if found == "ok" else str(found)
+
+
 def _close(db: sqlite3.Connection | None) -> None:
     if db is not None:
         db.close()
@@ -191,5 +201,9 @@ def _remedy(path: str, error: Exception) -> str:
     if not os.access(folder, os.W_OK) or not os.access(path, os.R_OK | os.W_OK):
         return f"This user has to be able to read and write it, and its folder {folder}."
     if type(error) is sqlite3.DatabaseError:
-        return "Move it away: a new one is made, and what was kept is asked for again."
+        return (
+            "Put a backup in its place (`gateway state backup FILE` makes one), or try `sqlite3 FILE .recover`. Moved away, "
+            "with the -wal file beside it, it is replaced by an empty one: then answers that were kept are paid for again, "
+            "and a repeated Idempotency-Key runs again."
+        )
     return "There has to be room on a disk that works."

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.store.sqlite_file import File
-from gateway.store.sqlite_job import Effort, Job, Rest
+from gateway.store.sqlite_job import Backup, Effort, Job, Rest
 from gateway.store.sqlite_trouble import Trouble
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class FileThread:
         self._file = file
         self._trouble = trouble
         self._monotonic = monotonic
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | Backup | None] = SimpleQueue()
         self._waiting: dict[Job, None] = {}
         """Those with a `then`, the oldest first."""
         self._queued_bytes = 0
@@ -94,6 +94,16 @@ class FileThread:
             self.dropped += 1
         else:
             self._put(Job(work, None, "cache", size))
+
+    def backup(self, path: str) -> asyncio.Future[str | None]:
+        """Copy the file to `path` while jobs go on; resolves to what went wrong, None: nothing."""
+        self._loop = asyncio.get_running_loop()
+        done: asyncio.Future[str | None] = self._loop.create_future()
+        if self._is_open:
+            self._jobs.put(Backup(path, lambda said: None if done.done() else done.set_result(said)))
+        else:
+            done.set_result("the gateway is stopping")
+        return done
 
     def watch(self) -> None:
         """Called now and then: gives up what has waited too long."""
@@ -151,12 +161,23 @@ class FileThread:
         finally:
             self._opened.set()
         while batch := self._next():
-            self._serve(batch)
+            self._serve([job for job in batch if isinstance(job, Job)])
+            for job in batch:
+                if isinstance(job, Backup):
+                    self._say(job.told, self._file.copy(job.path, self._serve_meanwhile))
         self._file.finish()
 
-    def _next(self) -> list[Job]:
-        """Whatever there is, at least one job; nothing when it is over."""
-        batch: list[Job] = []
+    def _serve_meanwhile(self) -> None:
+        """Do the jobs that have come in while a backup is being made; the end, and other backups, wait for it."""
+        came = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
+        for one in came:
+            if not isinstance(one, Job):
+                self._jobs.put(one)
+        self._serve([job for job in came if isinstance(job, Job)])
+
+    def _next(self) -> list[Job | Backup]:
+        """Whatever there is, at least one thing to do; nothing when it is over."""
+        batch: list[Job | Backup] = []
         job = self._jobs.get()
         while job is not None:
             batch.append(job)
@@ -172,6 +193,8 @@ class FileThread:
         return batch
 
     def _serve(self, batch: list[Job]) -> None:
+        if not batch:
+            return
         results = self._file.do(batch)
         self._file.shorten_log()
         done = []
@@ -181,8 +204,12 @@ class FileThread:
                 self._jobs.put(job)
             else:
                 done.append((job, result))
-        if done and self._loop is not None:
+        if done:
+            self._say(self._tell_all, done)
+
+    def _say(self, tell: Callable[[Any], None], what: Any) -> None:
+        if self._loop is not None:
             try:
-                self._loop.call_soon_threadsafe(self._tell_all, done)
+                self._loop.call_soon_threadsafe(tell, what)
             except RuntimeError:  # the loop is closed: nobody waits any more
-                log.debug("nobody heard how %d jobs ended", len(done))
+                log.debug("nobody heard how jobs ended")

@@ -65,7 +65,7 @@ class Trouble:
             self._told_at, self._is_told = now, True
             log.warning(
                 "%s Calls go on; what they would leave for others is kept in memory only, until the file works again. "
-                "There has to be room on a disk that works; move a broken file away, and a new one is made.",
+                "There has to be room on a disk that works; a broken file is to be replaced by a backup, or moved away.",
                 error if isinstance(error, StoreUnusable) else f"state file {self._path}: {error}.",
             )
 

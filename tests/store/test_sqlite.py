@@ -162,7 +162,7 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(path: str, damage: bytes | 
         damage = whole[:4096] + b"\xa5" * (len(whole) - 4096)
     Path(path).write_bytes(damage)
 
-    assert "Move it away" in refusal(path)
+    assert "gateway state backup FILE" in refusal(path)
     assert Path(path).read_bytes() == damage
 
 
