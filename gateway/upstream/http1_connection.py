@@ -9,6 +9,7 @@ callers. Invariant: after the answer's last byte, exactly one of `release` (clea
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from math import inf
 from typing import Any, Protocol
@@ -65,6 +66,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         "_parser",
         "_pool",
         "_reason",
+        "_tls",
         "_transport",
         "_unfruitful_bytes",
         "_writer",
@@ -81,6 +83,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().create_future
         )  # looking the loop up is a system call on Python 3.11
         self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
+        self._tls: ssl.SSLObject | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
         self._writer: asyncio.Task[None] | None = None  # only for bodies that do not fit into one write
@@ -173,6 +176,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._tls = transport.get_extra_info("ssl_object")
         if self.is_closed:  # given up while the handshake was finishing
             self._transport.abort()
 
@@ -302,10 +306,11 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _end(self, exc: Exception | None) -> None:
         """The provider closed, or the socket broke."""
+        is_said = self._read_rest() if self._tls is not None and self._exchange is not None else True
         exchange = self._exchange
         if exchange is None:
             self._close_unused()
-        elif exchange.status and self._ends_with_connection and exc is None:
+        elif exchange.status and self._ends_with_connection and exc is None and is_said:
             self._is_clean = False
             self._finish(exchange)
         else:
@@ -313,9 +318,28 @@ class Http1Connection(asyncio.BufferedProtocol):
             is_stale = is_silent and self._now() < exchange.replay_until
             self.fail(self._why_ended(exchange, exc, is_silent), is_stale=is_stale)
 
+    def _read_rest(self) -> bool:
+        """Take what TLS still holds, and tell whether the provider's close_notify follows it.
+
+        Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop tells the two ends apart
+        by its callbacks, and both forget what is decrypted when the connection closes behind a reader who pauses.
+        """
+        tls, self._is_clean = self._tls, False
+        try:
+            while tls is not None and self._exchange is not None:
+                data = tls.read(PIECE_BYTES)
+                if not data:
+                    return True
+                self.data_received(data)
+        except ssl.SSLError:  # wants more, which will not come; or what came is not of this session
+            return False
+        return False
+
     def _why_ended(self, exchange: Exchange, exc: Exception | None, is_silent: bool) -> httpx.TransportError:
         if exc is None:
             where = "without answering" if is_silent else "in the middle of its answer"
+            if exchange.status and self._ends_with_connection:
+                where = "without saying that its answer was over (TLS close_notify)"
             return httpx.RemoteProtocolError(f"the provider closed the connection {where}")
         kind = httpx.ReadError if self._is_sent or exchange.status else httpx.WriteError
         error = kind(f"the connection broke: {exc}")
