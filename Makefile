@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= config.example.yaml
 
-.PHONY: run test lint fmt types check bench bench-peers sim soak lock clean help
+.PHONY: run test lint fmt types check bench bench-peers sim soak audit lock clean help
 .DEFAULT_GOAL := help
 
 help:            ## what you can do here
@@ -13,8 +13,8 @@ help:            ## what you can do here
 run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for another); answers at once, key or no key
 	@exec $(BIN)/gateway serve --config $(CONFIG)
 
-test: $(VENV)/.dev ## all tests, on all cores
-	@$(BIN)/pytest -n auto --dist worksteal
+test: $(VENV)/.dev ## all tests, on all cores; one that takes three minutes has hung, and fails with every thread's stack
+	@$(BIN)/pytest -n auto --dist worksteal --timeout 180
 
 lint: $(VENV)/.dev ## ruff (rules and format) and mypy strict
 	@$(BIN)/ruff check .
@@ -35,7 +35,11 @@ sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls:
 	@$(BIN)/python -m tests.sim
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out
-	@$(BIN)/pytest -m soak
+	@$(BIN)/pytest -m soak --timeout 3600
+
+audit: $(VENV)/audit ## look every locked package up among the known vulnerabilities (by hand, before a release: needs the network)
+	@for lock in requirements.lock requirements-dev.lock requirements-bench.lock deploy/build.lock; do \
+	  echo "$$lock" && $(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $$lock || exit 1; done
 
 lock:            ## renew the hashed locks from pyproject.toml (needs uv)
 	@for group in "" "--group dev" "--group dev --group bench"; do \
@@ -65,3 +69,6 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.run
 $(VENV)/.bench: requirements-bench.lock $(VENV)/.dev
 	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements-bench.lock
 	@touch $@
+
+$(VENV)/audit: | $(BIN)/python
+	@$(BIN)/python -m venv $@ && $@/bin/pip install -q --disable-pip-version-check pip-audit  # the newest: it finds more
