@@ -15,6 +15,7 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.httpx_transport import HttpxTransport
 
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and tells its base URL."""
@@ -91,12 +92,13 @@ class Pools:
             return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator)
         context = self._tls(provider)
         if provider.transport == "httpx":
-            limits = httpx.Limits(
+            return HttpxTransport(
+                ssl_context=context,
                 max_connections=provider.max_connections,
-                max_keepalive_connections=provider.max_connections,
-                keepalive_expiry=provider.idle_expiry_s,
+                idle_expiry_s=provider.idle_expiry_s,
+                http2=provider.http2,
+                proxy=provider.proxy,
             )
-            return httpx.AsyncHTTPTransport(verify=context, limits=limits, http2=provider.http2, proxy=provider.proxy)
         return Http1Transport(
             ssl_context=context, max_connections=provider.max_connections, idle_expiry_s=provider.idle_expiry_s
         )

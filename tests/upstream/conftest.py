@@ -13,6 +13,7 @@ import trustme
 import uvloop
 
 from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.httpx_transport import HttpxTransport
 
 
 def pytest_asyncio_loop_factories(
@@ -68,10 +69,10 @@ def _ours(tls: ssl.SSLContext | None) -> httpx.AsyncBaseTransport:
 
 
 def _stock(tls: ssl.SSLContext | None) -> httpx.AsyncBaseTransport:
-    return httpx.AsyncHTTPTransport(verify=tls if tls is not None else ssl.create_default_context(), retries=0)
+    return HttpxTransport(ssl_context=tls if tls is not None else ssl.create_default_context())
 
 
-@pytest.fixture(params=[_ours, _stock], ids=["Http1Transport", "AsyncHTTPTransport"])
+@pytest.fixture(params=[_ours, _stock], ids=["Http1Transport", "HttpxTransport"])
 async def transport(
     request: pytest.FixtureRequest, trusting: ssl.SSLContext
 ) -> AsyncIterator[httpx.AsyncBaseTransport]:

@@ -24,11 +24,19 @@ class Step(Enum):
     READ = "read one request"
     READ_HEAD = "read one request's head"
     CLOSE = "close the connection"
+    DROP = "end the connection without TLS's goodbye"
     RESET = "reset the connection"
     STOP_READING = "leave what the peer sends in the kernel"
 
 
-READ, READ_HEAD, CLOSE, RESET, STOP_READING = Step.READ, Step.READ_HEAD, Step.CLOSE, Step.RESET, Step.STOP_READING
+READ, READ_HEAD, CLOSE, DROP, RESET, STOP_READING = (
+    Step.READ,
+    Step.READ_HEAD,
+    Step.CLOSE,
+    Step.DROP,
+    Step.RESET,
+    Step.STOP_READING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,10 @@ class RawServer:
                 case Step.CLOSE:
                     writer.close()
                     await writer.wait_closed()
+                    return
+                case Step.DROP:
+                    await yield_to_peer()
+                    writer.transport.abort()  # closes the socket; no close_notify
                     return
                 case Step.RESET:
                     _reset(writer)

@@ -15,7 +15,7 @@ from gateway.upstream.http1 import Http1Transport
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, head, lowered
 from tests.upstream.conftest import fetch, read_body, server_tls
-from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RESET, Cut, RawServer, Script
+from tests.upstream.raw_server import CLOSE, DROP, READ, READ_HEAD, RESET, Cut, RawServer, Script, Step
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -299,6 +299,39 @@ async def test_a_certificate_that_proves_nothing_is_refused(
             await fetch(transport, httpx.Request("GET", f"https://localhost:{server.port}/"))
         assert not server.requests
     assert phase_of(caught.value) == Phase.NOTHING_SENT
+
+
+@pytest.mark.parametrize("size", [4, 200_000])
+@pytest.mark.parametrize("end", [CLOSE, DROP, RESET], ids=["close_notify", "no close_notify", "reset"])
+async def test_only_a_goodbye_ends_an_answer_without_a_length(
+    transport: httpx.AsyncBaseTransport, authority: trustme.CA, end: Step, size: int
+) -> None:
+    """Over TLS anybody on the way can cut such an answer: it is whole after a close_notify only (RFC 8446, 6.1)."""
+    body = bytes(range(256)) * (size // 256 + 1)
+    async with RawServer(
+        [[READ, b"HTTP/1.1 200 OK\r\n\r\n" + body, end]], tls=server_tls(authority, "localhost")
+    ) as server:
+        response = await transport.handle_async_request(httpx.Request("GET", f"https://localhost:{server.port}/"))
+        if end is CLOSE:
+            assert await read_body(response) == body
+            return
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)) as caught:
+            await read_body(response)
+    assert phase_of(caught.value, answered=True) == Phase.ANSWERED
+
+
+@pytest.mark.parametrize("tail", [CLOSE, DROP], ids=["close_notify", "no close_notify"])
+async def test_an_answer_with_a_length_is_whole_however_the_connection_ends(
+    transport: httpx.AsyncBaseTransport, authority: trustme.CA, tail: Step
+) -> None:
+    """What has all its bytes is whole, also when its reader is slower than the provider's goodbye."""
+    body = bytes(range(256)) * 600
+    wire = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with RawServer([[READ, wire + body, tail]], tls=server_tls(authority, "localhost")) as server:
+        response = await transport.handle_async_request(httpx.Request("GET", f"https://localhost:{server.port}/"))
+        for _ in range(100):  # until the connection is over; all of it happens in this loop
+            await asyncio.sleep(0)
+        assert await read_body(response) == body
 
 
 async def test_the_default_context_verifies(authority: trustme.CA) -> None:
