@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gateway.policy.budgets import Retry
     from gateway.policy.gate import Grant
+    from gateway.policy.largebody import Large
     from gateway.policy.limits import Cost
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
@@ -213,7 +214,10 @@ class Call:
     max_tokens: int | None = None
     """The most tokens that its answer may have, all choices together; None: the caller did not say."""
     parsed: dict[str, Any] | None = None
-    """The body, parsed, until its tokens are counted or it is known that nobody wants to know."""
+    """The body, parsed, until its tokens are counted or it is known that nobody wants to know; of one that is not parsed its
+    top-level fields, as far as they were read."""
+    large: Large | None = None
+    """What is remembered of a large body; None: it is small, or nobody reads it."""
     comment: Callable[[bytes], bool] | None = None
     """Set by the edge for a stream: begins the answer if it has not begun, and sends an SSE comment. False: too late."""
     task: asyncio.Task[None] | None = None

@@ -3,6 +3,7 @@
     GatewayError                    answered to the client in OpenAI's error shape
     ├── CallerFault            4xx  the request itself is wrong, or asks for what HTTP servers answer with 501 and 505
     │   ├── InvalidRequest     400
+    │   ├── BodyTooComplex     400
     │   ├── Unauthorised       401
     │   ├── Forbidden          403
     │   ├── NotFound           404
@@ -107,6 +108,12 @@ class CallerFault(GatewayError):
 
 class InvalidRequest(CallerFault):
     """The body or a header is malformed."""
+
+
+class BodyTooComplex(CallerFault):
+    """The body has more values, or they stand deeper in each other, than may be taken."""
+
+    code = "body_too_complex"
 
 
 class Unauthorised(CallerFault):

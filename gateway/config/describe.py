@@ -169,6 +169,7 @@ def _server(server: Server) -> dict[str, Any]:
         "host": server.host,
         "port": server.port,
         "max_body_bytes": server.max_body_bytes,
+        "max_json_values": server.max_json_values,
         "body_timeout_s": server.body_timeout_s,
         "grace_s": server.grace_s,
         "notice_s": server.notice_s,

@@ -19,6 +19,7 @@ from gateway.config.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
 from gateway.config.targets import limits_of
+from gateway.policy.largebody import LARGE_BYTES
 from gateway.policy.snapshot import Key, Provider, Server
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -42,6 +43,8 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
         host=host,
         port=server.port,
         max_body_bytes=server.max_body,
+        max_json_values=server.max_json_values,
+        small_body_bytes=min(LARGE_BYTES, 2 * server.max_json_values),  # no value takes less than two bytes
         body_timeout_s=server.body_timeout,
         grace_s=server.grace,
         notice_s=server.notice,

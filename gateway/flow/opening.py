@@ -20,6 +20,7 @@ from gateway.flow.relay import SseRelay
 from gateway.flow.watch import Watch
 from gateway.policy import body as body_edits
 from gateway.policy.diagnosis import Diagnosis, in_band_status
+from gateway.policy.largebody import Large, edited
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.policy.sse import json_object
@@ -273,12 +274,21 @@ def _outgoing(call: Call, target: Target, clocks: Clocks, now: float) -> Outgoin
 
 def _body_for(call: Call, model: str) -> bytes:
     """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
-    body = call.body
+    body, large = call.body, call.large
+    if large is not None and large.model is not None:
+        return _large_body(call, large, None if model == call.model_name else model)
     if model != call.model_name:
         body = _with_model(body, model, call.model_span)
     if _adds_usage(call):
         body = body_edits.with_include_usage(body, call.stream_options)
     return body
+
+
+def _large_body(call: Call, large: Large, model: str | None) -> bytes:
+    adds_usage = _adds_usage(call)
+    if model is None and not adds_usage:
+        return call.body
+    return edited(call.body, large, model, call.stream_options, adds_usage=adds_usage)
 
 
 def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:

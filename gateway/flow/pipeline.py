@@ -197,4 +197,7 @@ class Pipeline:
         """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""
         if call.endpoint.tokens == "none":
             return None
-        return estimate_usage(call.body, output_tokens if call.endpoint.tokens == "both" else 0)
+        output_tokens = output_tokens if call.endpoint.tokens == "both" else 0
+        if call.large is not None and call.large.tokens >= 0:
+            return Usage(call.large.tokens, output_tokens, estimated=True)
+        return estimate_usage(call.body, output_tokens)

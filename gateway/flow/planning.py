@@ -42,8 +42,11 @@ class Planner:
         model = call.model
         if not model.restricts:
             return Plan(model.targets, model.others, model.context_plan)
-        parsed = call.parsed or json_object(call.body) or {}
-        needs = needs_of(parsed, estimate_of(call) + (call.max_tokens or 0))
+        tokens = estimate_of(call) + (call.max_tokens or 0)
+        if call.large is not None and call.large.needs is not None:
+            needs = call.large.needs._replace(tokens=tokens)
+        else:
+            needs = needs_of(call.parsed or json_object(call.body) or {}, tokens)
         missing = {target.name: lacks(needs, target.capabilities) for target in (*model.plan, *model.context_plan)}
         able = Plan(
             *(
@@ -142,7 +145,11 @@ def estimate_of(call: Call) -> int:
     """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
     if call.estimate < 0:
         call.estimate = 0
-        if call.endpoint.tokens != "none" and call.endpoint.request == "json":
+        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+            return 0
+        if call.large is not None and call.large.tokens >= 0:
+            call.estimate = call.large.tokens
+        else:
             parsed = call.parsed or json_object(call.body)
             if parsed is not None:
                 target = call.model.targets[0]

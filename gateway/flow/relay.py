@@ -208,6 +208,8 @@ class SseRelay:
         return ErrorClass.STREAM_INTERRUPTED, last + self._last_event(why, ErrorClass.STREAM_INTERRUPTED)
 
     def _choices(self) -> int:
+        if self._call.large is not None:
+            return self._call.large.choices
         asked = sse.json_object(self._call.body)
         count = asked.get("n") if asked is not None else None
         return count if isinstance(count, int) else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from io import BytesIO
 from typing import Any
 
 from gateway.call import Call, Endpoint, Reply
@@ -23,6 +24,7 @@ from gateway.flow.rawrelay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse, passing
 from gateway.ingress.inflight import InFlight, Serving
+from gateway.ingress.largebodies import LargeBodies
 from gateway.ingress.render import (
     around_json,
     error_event,
@@ -75,6 +77,7 @@ class Edge:
         self._meter = meter
         self._clock = clock
         self._inflight = inflight
+        self._large_bodies = LargeBodies()
         self._forwarded = allow_lists.request_headers()
         self._passed_through = allow_lists.passthrough_request_headers()
         self._account = allow_lists.account_headers()
@@ -129,7 +132,10 @@ class Edge:
             allowed = self._passed_through
         else:
             allowed = self._forwarded
-            peeked = parse.peek(endpoint, body, index)
+            if len(body) <= policy.server.small_body_bytes:
+                peeked = parse.peek(endpoint, body, index)
+            else:
+                peeked = await self._large_bodies.peek(endpoint, body, index, policy.server.max_json_values)
             model = parse.find_model(policy, key, peeked.model)
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
@@ -161,12 +167,14 @@ class Edge:
             tenant=tenant,
             max_tokens=peeked.max_tokens,
             parsed=peeked.parsed,
+            large=peeked.large,
             task=serving.task,
             server=serving.task,
             sdk_retry=parse.sdk_retry(index),
             idempotency_key=parse.idempotency_key(index, endpoint) if b"idempotency-key" in index else None,
             cache_control=parse.cache_control(headers) if b"cache-control" in index else None,
         )
+        del peeked  # or what was parsed would live as long as the call
         if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
             reply = await self._handle_alive(exchange, call, now)
         else:
@@ -190,7 +198,8 @@ class Edge:
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")
         serving.reading_until = self._clock.monotonic() + server.body_timeout_s
-        parts: list[bytes] = []
+        first = b""
+        rest: BytesIO | None = None  # takes each part as it comes: to join them all at the end would take milliseconds
         length = 0
         while True:
             message = await receive()
@@ -200,10 +209,17 @@ class Edge:
             length += len(part)
             if length > limit:
                 raise BodyTooLarge(f"The request body is larger than the limit of {limit} bytes.")
-            parts.append(part)
+            if rest is not None:
+                rest.write(part)
+            elif not first:
+                first = part
+            else:
+                rest = BytesIO()
+                rest.write(first)
+                rest.write(part)
             if not message.get("more_body", False):
                 serving.reading_until = None
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return first if rest is None else rest.getvalue()
 
     async def _reply(self, exchange: _Exchange, reply: Reply) -> None:
         cycle = exchange.cycle

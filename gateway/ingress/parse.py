@@ -7,6 +7,7 @@ the matched endpoint and the top-level `model` alone: `api_base`, `base_url` and
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Una
 from gateway.ingress.pages import refuse_pages
 from gateway.policy.body import is_written_once
 from gateway.policy.headers import AllowList
+from gateway.policy.jsontext import is_too_deep, too_deep
+from gateway.policy.largebody import Large
 from gateway.policy.multipart import MultipartError, boundary_of, find_fields
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.ports import RawHeaders
 
 MAX_MODEL_CHARS = 256
-MAX_DEPTH = 1024  # the parser's own bound
 MAX_CHOICES = 128
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 SDK_MARGIN_S = 0.15
@@ -56,6 +58,7 @@ class Peeked:
     model_span: tuple[int, int] | None = None
     max_tokens: int | None = None
     parsed: dict[str, Any] | None = None
+    large: Large | None = None
 
 
 def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
@@ -130,7 +133,7 @@ def refuse_encoded(index: dict[bytes, bytes]) -> None:
 
 
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
-    """What the body asks for. Raises InvalidRequest, naming the field and the remedy."""
+    """What the body asks for; of a large one see `largebodies.py`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
     return _peek_json(body)
@@ -223,23 +226,40 @@ def choose_tenant(key: Key, index: dict[bytes, bytes]) -> str:
 def _peek_json(body: bytes) -> Peeked:
     if not body.strip():
         raise InvalidRequest("The request body is empty; send a JSON object.", code="empty_body")
+    value = json_value(body)
+    if is_too_deep(body):
+        raise too_deep()
+    peeked = read_fields(value)
+    if not is_written_once(body, "model"):
+        raise written_twice("model")
+    return peeked
+
+
+def json_value(body: bytes) -> dict[str, Any]:
+    """The body, parsed. Raises InvalidRequest, or BodyTooComplex where it is deeper than the parser goes."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise InvalidRequest(
-            f"The request body is not valid JSON: {_json_problem(body, exc)}.", code="invalid_json"
-        ) from None
+        raise _not_json(body, exc) from None
     if not isinstance(value, dict):
         raise InvalidRequest('The request body must be a JSON object, such as {"model": …}.', code="invalid_json")
+    return value
+
+
+def read_fields(value: dict[str, Any]) -> Peeked:
+    """What these top-level fields ask for. Raises InvalidRequest."""
     model = _model_name(value.get("model"), present="model" in value)
-    if not is_written_once(body, "model"):
-        raise InvalidRequest(
-            "The field 'model' occurs more than once; send it once.", param="model", code="duplicate_field"
-        )
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
     return Peeked(model, bool(stream), value.get("stream_options"), max_tokens=_max_tokens(value), parsed=value)
+
+
+def written_twice(name: str) -> InvalidRequest:
+    """What is said of a field that two parsers may read differently."""
+    return InvalidRequest(
+        f"The field '{name}' occurs more than once; send it once.", param=name, code="duplicate_field"
+    )
 
 
 def _max_tokens(body: dict[str, Any]) -> int | None:
@@ -252,20 +272,31 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
 
 
 def _peek_multipart(body: bytes, content_type: bytes) -> Peeked:
+    try:
+        found = find_fields(body, form_boundary(content_type), ("model", "stream"))
+    except MultipartError as exc:
+        raise malformed_form(exc) from None
+    return read_form(body, found["model"], found["stream"])
+
+
+def form_boundary(content_type: bytes) -> bytes:
+    """The boundary of a form. Raises InvalidRequest for another content type, MultipartError without a boundary."""
     if not content_type.lower().startswith(b"multipart/form-data"):
         raise InvalidRequest(
             "This endpoint takes multipart/form-data; set the content type.", code="invalid_content_type"
         )
-    try:
-        boundary = boundary_of(content_type)
-        spans = find_fields(body, boundary, "model")
-        streams = find_fields(body, boundary, "stream")
-    except MultipartError as exc:
-        raise InvalidRequest(f"The multipart body is malformed: {exc}.", code="invalid_multipart") from None
+    return boundary_of(content_type)
+
+
+def malformed_form(problem: MultipartError) -> InvalidRequest:
+    """What is said of a form that is none."""
+    return InvalidRequest(f"The multipart body is malformed: {problem}.", code="invalid_multipart")
+
+
+def read_form(body: bytes, spans: Sequence[tuple[int, int]], streams: Sequence[tuple[int, int]]) -> Peeked:
+    """What a form asks for whose fields `model` and `stream` stand there. Raises InvalidRequest."""
     if len(spans) > 1:
-        raise InvalidRequest(
-            "The field 'model' occurs more than once; send it once.", param="model", code="duplicate_field"
-        )
+        raise written_twice("model")
     raw = body[slice(*spans[0])] if spans else b""
     try:
         text = raw.decode()
@@ -292,6 +323,12 @@ def _model_name(value: Any, *, present: bool) -> str:
     return value
 
 
+def _not_json(body: bytes, exc: orjson.JSONDecodeError) -> CallerFault:
+    if "depth" in exc.msg or "ecursion" in exc.msg:  # its words depend on the version
+        return too_deep()
+    return InvalidRequest(f"The request body is not valid JSON: {_json_problem(body, exc)}.", code="invalid_json")
+
+
 def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
     """The parser's words, made plain where they are not."""
     if body[:3] == b"\xef\xbb\xbf" or body[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -300,8 +337,6 @@ def _json_problem(body: bytes, exc: orjson.JSONDecodeError) -> str:
         body.decode()
     except UnicodeDecodeError as broken:
         return f"it is not valid UTF-8 at byte {broken.start}"
-    if "depth" in exc.msg or "ecursion" in exc.msg:  # its words depend on the version
-        return f"it is nested deeper than {MAX_DEPTH} levels"
     return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
 
 

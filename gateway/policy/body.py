@@ -8,7 +8,8 @@ because two parsers may disagree about which of two wins.
 from __future__ import annotations
 
 import re
-from itertools import accumulate, chain, islice
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import orjson
@@ -54,15 +55,25 @@ def _key_pattern(body: bytes, name: str) -> re.Pattern[bytes]:
 
     Its first quote is not the escaped one inside a longer key, and what ends in a quote and a colon is a key.
     """
-    if _LETTERS.fullmatch(name) and not _ESCAPED_LETTER.search(body):
-        plain = name.encode()  # a search for one fixed text is several times as fast
-        return re.compile(rb'"%s"(?<!\\"%s")\s*:\s*' % (plain, plain))
+    may_be_escaped = b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
+    return _any_key(name) if may_be_escaped or not name.isidentifier() else _plain_key(name)
+
+
+@lru_cache(maxsize=64)
+def _plain_key(name: str) -> re.Pattern[bytes]:
+    """For a name that is written as it is: a search for one fixed text is several times as fast."""
+    plain = name.encode()
+    return re.compile(rb'"%s"(?<!\\"%s")\s*:\s*' % (plain, plain)) if _LETTERS.fullmatch(name) else _any_key(name)
+
+
+@lru_cache(maxsize=64)
+def _any_key(name: str) -> re.Pattern[bytes]:
     return re.compile(rb'"(?<!\\")%s"\s*:\s*' % b"".join(map(_spellings, name)))
 
 
 def _only_match(key: re.Pattern[bytes], body: bytes) -> re.Match[bytes] | None:
-    first, second = islice(chain(key.finditer(body), (None, None)), 2)
-    return first if second is None else None
+    first = key.search(body)
+    return first if first is not None and key.search(body, first.end()) is None else None
 
 
 def _spellings(character: str) -> bytes:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from gateway.policy.outline import UNREAD
+
 CONTEXT_TOLERANCE = 1.25
 """Estimates err by so much: who may fit is let through, and the provider has the last word."""
 
@@ -53,6 +55,11 @@ def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
     )
 
 
+def needs_of_fields(fields: dict[str, Any], *, images: bool) -> Needs:
+    """What a request needs of which only the top level is known; what was not read is taken to need what it may need."""
+    return needs_of(fields)._replace(images=images)
+
+
 def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
     """The first thing needed that is not there, as a word for the error message; None: the target can serve the call."""
     if needs.tools and not capabilities.tools:
@@ -68,16 +75,16 @@ def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
 
 
 def _is_filled(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0
+    return value is UNREAD or (isinstance(value, list) and len(value) > 0)
 
 
 def _field(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, dict) else None
+    return value.get(name) if isinstance(value, dict) else UNREAD if value is UNREAD else None
 
 
 def _has_schema(value: object) -> bool:
     """`json_object` asks for any JSON and is served by every model that is asked in words."""
-    return _field(value, "type") == "json_schema"
+    return value is UNREAD or _field(value, "type") == "json_schema"
 
 
 def _shows_images(messages: object) -> bool:

@@ -56,6 +56,15 @@ def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | No
     return ceil(tokens) or _body_tokens(body) or 1
 
 
+def estimate_large(body: bytes, data_bytes: int, data_strings: int) -> int:
+    """Input tokens of a body that is not parsed, by its length and script; at least 1.
+
+    `data_bytes` of it are Base64, in `data_strings` strings: each is taken for a picture, whose bytes say nothing.
+    """
+    text = _body_tokens(body) * (len(body) - data_bytes) / len(body)
+    return ceil(text + data_strings * _IMAGE_TOKENS) or 1
+
+
 def charge(
     rule: ChargeRule,
     input_tokens: int,

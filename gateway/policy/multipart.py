@@ -1,4 +1,4 @@
-"""Finds one text field in a multipart/form-data body, by its offsets, so that the rest can be relayed as it came.
+"""Finds text fields in a multipart/form-data body, by its offsets, so that the rest can be relayed as it came.
 
 Source: RFC 7578; RFC 2046, 5.1.1. Works on the delimiter lines only: file parts are skipped, never copied.
 """
@@ -6,6 +6,8 @@ Source: RFC 7578; RFC 2046, 5.1.1. Works on the delimiter lines only: file parts
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Generator
+from hashlib import sha256
 
 _BOUNDARY = re.compile(rb"""[;\s]boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))(?![^\s;])""", re.IGNORECASE)
 # Whole parameters are skipped on the way to `name`: a file may be called `; name=model`.
@@ -16,6 +18,9 @@ _NAME = re.compile(
     re.I | re.M,
 )
 MAX_PARTS = 1000
+_PARTS_A_STEP = 16
+_SEARCHED_BYTES = 262_144
+Spans = dict[str, list[tuple[int, int]]]
 _MAX_PART_HEAD = 8192
 
 
@@ -31,28 +36,79 @@ def boundary_of(content_type: bytes) -> bytes:
     return found.group(1) or found.group(2)
 
 
-def find_fields(body: bytes, boundary: bytes, name: str) -> list[tuple[int, int]]:
-    """Start and end offsets of the values of all fields called `name`. Raises MultipartError on a malformed body."""
+def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
+    """Start and end offsets of the values of all fields with these names. Raises MultipartError on a malformed body."""
+    steps = find_in_steps(body, boundary, names)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as found:
+            spans: Spans = found.value
+            return spans
+
+
+def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Generator[None, None, Spans]:
+    """As `find_fields`, in steps of a millisecond or two, each taken by whoever drives the generator."""
     delimiter = b"--" + boundary
-    wanted = name.encode()
-    spans: list[tuple[int, int]] = []
-    at = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
-    if at < 2 and not body.startswith(delimiter):
-        raise MultipartError("the boundary does not occur in the body")
-    for _ in range(MAX_PARTS):
+    line = b"\r\n" + delimiter
+    spans: Spans = {name: [] for name in names}
+    at = 0
+    if not body.startswith(delimiter):
+        at = (yield from _find(body, line, 0)) + 2
+        if at < 2:
+            raise MultipartError("the boundary does not occur in the body")
+    for number in range(MAX_PARTS):
+        if number % _PARTS_A_STEP == 0:
+            yield
         line_end = at + len(delimiter)
         if body[line_end : line_end + 2] == b"--":
             return spans
         if body[line_end : line_end + 2] != b"\r\n":
             raise MultipartError("a boundary does not end its line")
-        part_end = body.find(b"\r\n" + delimiter, line_end)
+        part_end = yield from _find(body, line, line_end)
         if part_end < 0:
             raise MultipartError("a part does not end")
         head_end = body.find(b"\r\n\r\n", line_end, min(part_end + 2, line_end + _MAX_PART_HEAD))
         if head_end < 0:
             raise MultipartError("the head of a part does not end")
         field = _NAME.search(body, line_end, head_end)
-        if field is not None and (field.group(1) or field.group(2)) == wanted:
-            spans.append((head_end + 4, max(head_end + 4, part_end)))
+        name = (field.group(1) or field.group(2) or b"").decode("latin-1") if field is not None else ""
+        if name in spans:
+            spans[name].append((head_end + 4, max(head_end + 4, part_end)))
         at = part_end + 2
     raise MultipartError(f"more than {MAX_PARTS} parts")
+
+
+def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes]:
+    """SHA-256 of what stands between the boundaries, each piece behind its length: clients draw a boundary anew each time."""
+    whole, line = sha256(), b"\r\n--" + boundary
+    start = 0 if body.startswith(line[2:]) else -1  # the first boundary may lack its line end
+    if start == 0:
+        whole.update(b"0:")
+        start = len(line) - 2
+    else:
+        start = 0
+    lead = b"\r\n" if start == 0 else b""
+    while True:
+        end = yield from _find(body, line, start)
+        stop = len(body) if end < 0 else end
+        whole.update(b"%d:%b" % (stop - start + len(lead), lead))
+        lead = b""
+        for at in range(start, stop, _SEARCHED_BYTES):
+            whole.update(memoryview(body)[at : min(stop, at + _SEARCHED_BYTES)])
+            yield
+        if end < 0:
+            return whole.digest()
+        start = end + len(line)
+
+
+def _find(body: bytes, what: bytes, start: int) -> Generator[None, None, int]:
+    """As `bytes.find`, a piece of the body at a time."""
+    while start < len(body):
+        found = body.find(what, start, start + _SEARCHED_BYTES + len(what) - 1)
+        if found >= 0:
+            return found
+        start += _SEARCHED_BYTES
+        if start < len(body):
+            yield
+    return -1

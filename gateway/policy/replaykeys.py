@@ -42,10 +42,10 @@ def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()
     """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
     A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
-    large: programs write it the same way again.
+    large: programs write it the same way again. For one that is not parsed its digest stands.
     """
     if len(call.body) > LARGE_BYTES:
-        return call.body
+        return call.body if call.large is None else call.large.digest or call.body
     return _sorted(parsed, left_out) if reads_one_way(call.body, parsed) else call.body
 
 
@@ -110,7 +110,7 @@ def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
     try:
         options = _sorted({"options": parsed.get("stream_options")})
     except TypeError:
-        options = call.body
+        options = canonical(call, {})
     return digest(exact, b"stream", options)
 
 
@@ -140,6 +140,8 @@ def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 def _multipart(call: Call) -> bytes:
     """Of what stands between the boundaries, so that nothing else can pass for one."""
+    if call.large is not None and call.large.digest:
+        return call.large.digest
     try:
         boundary = boundary_of(dict(call.headers).get(b"content-type", b""))
     except MultipartError:

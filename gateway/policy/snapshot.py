@@ -229,6 +229,10 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 8080
     max_body_bytes: int = 20_000_000
+    max_json_values: int = 1_000_000
+    """Of one body: objects, lists, strings, numbers and the like, at any depth."""
+    small_body_bytes: int = 262_144
+    """Bodies up to here have fewer values in any case, and are parsed at once."""
     body_timeout_s: float = 60.0
     grace_s: float = 30.0
     notice_s: float = 0.0

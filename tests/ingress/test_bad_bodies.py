@@ -56,7 +56,9 @@ def form(*parts: tuple[str, bytes], end: bytes = b"--b0undary--\r\n") -> bytes:
 AUDIO = "/v1/audio/transcriptions"
 NESTED_ARRAYS = b'{"model":"gpt-4o","x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
 NESTED_OBJECTS = b'{"model":"gpt-4o","x":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001
-NESTED_A_LITTLE = b'{"model":"gpt-4o","x":' + b"[" * 300 + b"]" * 300 + b"}"
+NESTED_A_LITTLE = b'{"model":"gpt-4o","x":' + b"[" * 127 + b"]" * 127 + b"}"
+NESTED_TOO_MUCH = b'{"model":"gpt-4o","x":' + b"[" * 128 + b"]" * 128 + b"}"
+A_MILLION = orjson.dumps({"messages": [{}] * 1_000_000, "model": "gpt-4o"})
 
 REFUSED = [
     Refused("1_empty", b"", "empty_body", says="empty"),
@@ -70,8 +72,29 @@ REFUSED = [
     Refused("4_infinity", raw_chat(b'"model":"gpt-4o","temperature":-Infinity'), "invalid_json"),
     Refused("5_model_twice", raw_chat(b'"model":"gpt-4o","model":"gpt-5"'), "duplicate_field", "model"),
     Refused("5_model_twice_escaped", raw_chat(b'"model":"gpt-4o","mod\\u0065l":"x"'), "duplicate_field", "model"),
-    Refused("6_deep_arrays", NESTED_ARRAYS, "invalid_json", says="nested"),
-    Refused("6_deep_objects", NESTED_OBJECTS, "invalid_json", says="nested"),
+    Refused("6_deep_arrays", NESTED_ARRAYS, "body_too_complex", says="nested deeper than 128 levels"),
+    Refused("6_deep_objects", NESTED_OBJECTS, "body_too_complex", says="nested deeper than 128 levels"),
+    Refused("6_129_levels", NESTED_TOO_MUCH, "body_too_complex", says="nested deeper than 128 levels"),
+    Refused("6_large_and_deep", raw_chat(b'"model":"gpt-4o","x":' + b"[" * 200_000 + b"]" * 200_000),
+            "body_too_complex", says="nested deeper than 128 levels"),
+    Refused("6_1000000_messages", A_MILLION, "body_too_complex", says="more than 1,000,000 JSON values"),
+    Refused("6_1000000_token_numbers_of_a_chat", orjson.dumps(chat(x=[1] * 1_000_000)), "body_too_complex",
+            says="server.max_json_values"),
+    Refused("6_1000000_messages_of_a_response", orjson.dumps({"model": "gpt-4o", "input": [[]] * 1_000_000}),
+            "body_too_complex", path="/v1/responses", says="server.max_json_values"),
+    Refused("6_300000_models", raw_chat(b'"model":"gpt-4o"' + b',"model":"x"' * 300_000), "body_too_complex",
+            says="4,096 fields"),
+    Refused("5_model_twice_in_a_large_body", raw_chat(b'"model":"gpt-4o","x":"%b","mod\\u0065l":"y"' % (b"x" * 5_000_000)),
+            "duplicate_field", "model"),
+    Refused("18_no_model_in_a_large_body", orjson.dumps({"messages": [], "x": "y" * 5_000_000}), "missing_field", "model"),
+    Refused("23_stream_as_string_in_a_large_body", orjson.dumps(chat(stream="true", x="y" * 5_000_000)), "invalid_type",
+            "stream"),
+    Refused("9_invalid_utf8_in_a_large_body", raw_chat(b'"model":"gpt-4o","user":"%b\xff"' % (b"x" * 5_000_000)),
+            "invalid_json", says="UTF-8"),
+    Refused("1_large_and_blank", b" " * 5_000_000, "invalid_json"),
+    Refused("2_large_and_cut_off", orjson.dumps(chat(x="y" * 5_000_000))[:-1], "invalid_json", says="not valid JSON"),
+    Refused("10_large_with_bom", b"\xef\xbb\xbf" + orjson.dumps(chat(x="y" * 5_000_000)), "invalid_json",
+            says="byte order mark"),
     Refused("7_million_digits", raw_chat(b'"model":"gpt-4o","seed":' + b"9" * 1_000_000), "invalid_json"),
     Refused("8_lone_surrogate", raw_chat(b'"model":"gpt-4o","user":"\\ud800"'), "invalid_json"),
     Refused("9_invalid_utf8", raw_chat(b'"model":"gpt-4o","user":"\xff\xfe"'), "invalid_json", says="UTF-8"),
@@ -148,11 +171,13 @@ LOOP_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#"}}}
 PROVIDERS_TO_JUDGE = {
     "4_number_out_of_range": raw_chat(b'"model":"gpt-4o","user":1e308'),
     "5_other_key_twice": raw_chat(b'"model":"gpt-4o","user":"a","user":"b"'),
-    "6_nested_300_levels": NESTED_A_LITTLE,
+    "6_nested_128_levels": NESTED_A_LITTLE,
     "7_integer_of_many_digits": raw_chat(b'"model":"gpt-4o","max_tokens":' + b"9" * 20),
     "14_100000_messages": orjson.dumps(long_chat(100_000)),
     "14_100000_tools": orjson.dumps(chat(tools=[{"type": "function", "function": {"name": "f"}}] * 100_000)),
-    "14_1000000_keys": orjson.dumps(chat() | {f"k{number}": 0 for number in range(1_000_000)}),
+    "14_4000_keys": orjson.dumps(chat() | {f"k{number}": "x" * 100 for number in range(4_000)}),
+    "14_a_table_in_one_string": orjson.dumps(chat(messages=[{"role": "user", "content": "1,2,[3],{4}\n" * 1_500_000}])),
+    "14_900000_numbers": orjson.dumps(chat(x=[7] * 900_000)),
     "19_model_that_climbs": orjson.dumps(chat("../../admin/../v1")),
     "19_model_with_emoji": orjson.dumps(chat("gpt-\N{ROCKET}")),
     "20_messages_missing": orjson.dumps({"model": "gpt-4o"}),

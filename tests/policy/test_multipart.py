@@ -24,7 +24,7 @@ def form(*parts: bytes, boundary: bytes = b"B0") -> bytes:
 
 def values_of(body: bytes, name: str = "model", boundary: bytes = b"B0") -> list[bytes]:
     """The values of all fields with that name."""
-    return [body[start:end] for start, end in find_fields(body, boundary, name)]
+    return [body[start:end] for start, end in find_fields(body, boundary, [name])[name]]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_malformed_bodies_are_refused_or_read(pieces: list[bytes]) -> None:
     """Nothing but MultipartError is raised, and offsets lie inside the body."""
     body = b"".join(pieces)
     with contextlib.suppress(MultipartError):
-        for start, end in find_fields(body, b"B0", "model"):
+        for start, end in find_fields(body, b"B0", ["model"])["model"]:
             assert 0 < start <= end < len(body)
 
 
@@ -115,7 +115,7 @@ def test_a_truncated_body_is_refused_at_every_length() -> None:
 
     for length in range(end):
         with pytest.raises(MultipartError):
-            find_fields(body[:length], b"B0", "model")
+            find_fields(body[:length], b"B0", ["model"])
     assert values_of(body[:end]) == [b"whisper-1"]
 
 
@@ -135,7 +135,7 @@ def test_a_truncated_body_is_refused_at_every_length() -> None:
 def test_a_malformed_body_says_what_is_wrong(body: bytes, problem: str) -> None:
     """A part without a head would let two parsers see different fields."""
     with pytest.raises(MultipartError, match=problem):
-        find_fields(body, b"B0", "model")
+        find_fields(body, b"B0", ["model"])
 
 
 class CountedBody(bytes):
@@ -155,7 +155,7 @@ def test_a_body_of_very_many_parts_is_refused_after_the_first_thousand(part: byt
     body = CountedBody(form(*[part] * (100_000 if len(part) < 100 else 2000)))
 
     with pytest.raises(MultipartError, match=f"more than {MAX_PARTS} parts"):
-        find_fields(body, b"B0", "model")
+        find_fields(body, b"B0", ["model"])
 
     assert body.searched <= 3 * MAX_PARTS * (len(part) + 20)
 

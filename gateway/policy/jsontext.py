@@ -1,0 +1,163 @@
+"""Passes over JSON text that nobody parses: a piece at a time, each pass in C, so that a body of any size stops nobody.
+
+What is found is exact for valid JSON. Text that is none is told where its tokens tell it (what stands outside strings is no
+JSON, two strings meet), so that no parser can take for structure what was taken for text here. It must not know what the
+fields of a request mean. Invariants: a piece costs a few milliseconds at most, whatever is in it; nothing is kept of it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, islice
+
+from gateway.errors import BodyTooComplex
+
+MAX_DEPTH = 128
+"""Objects and lists within each other. Parsers of providers stop at 128 (Go's protobuf) to 1,000 (Python's); requests at 20."""
+PIECE_BYTES = 32_768
+FIRST_PIECE_BYTES = 1_024
+"""Where a value begins: most are short."""
+
+_SPACE = b" \t\r\n"
+_NUMBER = b"0123456789+-.eE"
+_OUTSIDE = _SPACE + _NUMBER + b'"{}[]:,truefalsn'
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_"
+_FOLD = bytes.maketrans(b"[]", b"{}")
+_NO_BRACKET = bytes(set(range(256)).difference(b"{}[]"))
+_RISE = [{0x7B: 1, 0x7D: -1}.get(byte, 0) for byte in range(256)]
+_MARK = re.compile(rb'"[^"]*+"?|[{}\[\]]')
+_NUMBERS = re.compile(rb"(?:(?<=\[)|\A),++(?=\]|\Z)")
+_ESCAPE = b"\0\0"  # as long as what it stands for, and nothing that may stand outside a string
+
+
+class MalformedJson(ValueError):
+    """The text is no JSON; the message says why, in words that go behind `the body is not valid JSON:`."""
+
+
+def is_too_deep(body: bytes) -> bool:
+    """Whether valid JSON is nested deeper than MAX_DEPTH; of most bodies the number of brackets says that it is not."""
+    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+        return False
+    bare = b"".join(without_escapes(body).split(b'"')[::2])
+    return max(accumulate(map(_RISE.__getitem__, bare.translate(_FOLD, _NO_BRACKET)))) > MAX_DEPTH
+
+
+def without_escapes(text: bytes) -> bytes:
+    """JSON text in which every quote begins or ends a string, every byte where it was."""
+    return text.replace(rb"\\", _ESCAPE).replace(rb"\"", _ESCAPE) if b"\\" in text else text
+
+
+def piece_at(body: bytes, at: int, size: int) -> bytes:
+    """About `size` bytes of the body from there, without escapes, and none cut in two."""
+    piece = body[at : at + size]
+    if b"\\" not in piece:
+        return piece
+    backslashes = len(piece) - len(piece.rstrip(b"\\"))
+    if backslashes % 2 and at + size < len(body):
+        piece = piece[:-1]
+    return without_escapes(piece)
+
+
+class Tally:
+    """What has been counted in a body so far."""
+
+    __slots__ = ("_counts_numbers", "_in_data", "_max_values", "data_bytes", "data_strings", "values")
+
+    def __init__(self, max_values: int, *, counts_numbers: bool) -> None:
+        """`counts_numbers` is False where lists of token numbers are usual: these count as their list alone."""
+        self._max_values = max_values
+        self._counts_numbers = counts_numbers
+        self._in_data = False
+        self.values = 0
+        self.data_bytes = 0
+        """Of strings that are Base64 as far as can be told, and longer than two pieces: pictures, sound, files."""
+        self.data_strings = 0
+
+    def add(self, values: int) -> None:
+        """Raises BodyTooComplex when there are more than the body may have."""
+        self.values += values
+        if self.values > self._max_values:
+            raise BodyTooComplex(
+                f"The request body has more than {self._max_values:,} JSON values; send less at a time, or raise "
+                "server.max_json_values."
+            )
+
+    def count(self, tight: bytes, last: bytes) -> None:
+        """The values of this text without strings and white space; `last` is the character before it."""
+        openings = tight.count(b"{") + tight.count(b"[")
+        commas = tight.count(b",")
+        joined = last + tight
+        if not self._counts_numbers and commas:
+            bare = tight.translate(None, _NUMBER)
+            commas -= len(bare) - len(_NUMBERS.sub(b"", bare))
+        self.add(commas + openings - joined.count(b"{}") - joined.count(b"[]"))
+
+    def inside_string(self, piece: bytes) -> None:
+        """A piece that is part of a string, and no quote in it."""
+        is_data = len(piece) > PIECE_BYTES // 2 and not piece.replace(rb"\/", b"").translate(None, _BASE64)
+        if is_data:
+            self.data_bytes += len(piece)
+            self.data_strings += not self._in_data
+        self._in_data = is_data
+
+
+class Container:
+    """An object or a list, from its opening bracket to its closing one, a piece at a time."""
+
+    __slots__ = ("_above", "_depth", "_in_string", "_last", "_tally")
+
+    def __init__(self, tally: Tally, depth: int) -> None:
+        """`depth` is that of what it stands in."""
+        self._tally = tally
+        self._above = self._depth = depth
+        self._in_string = False
+        self._last = b""
+
+    def feed(self, piece: bytes) -> int | None:
+        """Where in the piece it ends, behind its bracket; None: further on.
+
+        Raises MalformedJson or BodyTooComplex.
+        """
+        if self._in_string and b'"' not in piece:
+            self._tally.inside_string(piece)
+            return None
+        bare, in_string = self._bare(piece)
+        brackets = bare.translate(_FOLD, _NO_BRACKET)
+        end = None
+        if brackets:
+            heights = list(accumulate(map(_RISE.__getitem__, brackets), initial=self._depth))
+            if min(heights[1:]) <= self._above:
+                closing = heights.index(self._above, 1)
+                end = self._bracket(piece, closing)
+                bare, in_string = self._bare(piece[:end])
+                del heights[closing + 1 :]
+            if max(heights) > MAX_DEPTH:
+                raise too_deep()
+            self._depth = heights[-1]
+        tight = bare.translate(None, _SPACE)
+        if b'""' in self._last + tight or tight.translate(None, _OUTSIDE):
+            raise MalformedJson("what stands between its strings is no JSON")
+        self._tally.count(tight, self._last)
+        self._last = tight[-1:] or self._last
+        self._in_string = in_string
+        return end
+
+    def _bare(self, piece: bytes) -> tuple[bytes, bool]:
+        """What stands outside strings, with a quote for each string that begins; and whether the end is in a string."""
+        parts = piece.split(b'"')
+        in_string = self._in_string ^ (len(parts) % 2 == 0)
+        bare = b'"'.join(parts[self._in_string :: 2])
+        return (bare + b'"' if in_string else bare), in_string
+
+    def _bracket(self, piece: bytes, number: int) -> int:
+        """Where the bracket of this number, from 1, ends; those in strings do not count."""
+        start = piece.index(b'"') + 1 if self._in_string else 0
+        brackets = (mark for mark in _MARK.finditer(piece, start) if piece[mark.start()] != 0x22)
+        return next(islice(brackets, number - 1, None)).end()
+
+
+def too_deep() -> BodyTooComplex:
+    """What is said of a body that is nested too deeply."""
+    return BodyTooComplex(
+        f"The request body is nested deeper than {MAX_DEPTH} levels, the most that is taken; send it flatter."
+    )
