@@ -20,7 +20,7 @@ from gateway.config.schema import AdmissionSet, CountingEntry, Kind, ProviderEnt
 from gateway.policy.estimate import ChargeRule
 from gateway.policy.hints import provider_of
 from gateway.policy.limits import AZURE, CONTINUOUS, Style
-from gateway.policy.snapshot import Counting, Provider
+from gateway.policy.snapshot import Counting, LimitsAre, Provider
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 WINDOWS: Final[Mapping[Windows, Style]] = {
@@ -62,6 +62,7 @@ BUILT_IN_RULES: Final[Mapping[Kind, Rule]] = {
     "tgi": Rule("real"),
     "other": Rule("real"),
 }
+SELF_HOSTED: Final[frozenset[Kind]] = frozenset(("vllm", "sglang", "tgi", "ollama", "llamacpp"))
 # Hosts that `hints` does not list: their headers need no reading of their own, but they count and fail in their own way.
 _HOSTS: Final[Mapping[str, Kind]] = {
     "*.x.ai": "xai",
@@ -115,6 +116,11 @@ def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
     ours = (kind for pattern, kind in _HOSTS.items() if fnmatchcase(f".{host}", pattern))
     known = provider_of(provider.base_url) or next(ours, "other")
     return next((kind for kind in KINDS if kind == known), "other")
+
+
+def limits_by_kind(kind: Kind) -> LimitsAre:
+    """Whose the limits of such a provider are: hosted ones count by credential, a server of one's own counts everybody."""
+    return "server" if kind in SELF_HOSTED else "account"
 
 
 def windows_of(style: Style) -> str:

@@ -67,6 +67,7 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         "dialect": provider.dialect,
         "base_url": _masked(provider.base_url),
         "api_key": "set" if provider.api_key else "absent (caller's own)",
+        "limits_are": provider.limits_are,
         "headers": [name for name, _ in provider.headers],
         "api_version": provider.api_version,
         "transport": provider.transport,

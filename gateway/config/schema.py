@@ -34,7 +34,7 @@ from gateway.config.fields import (
     Usd,
 )
 from gateway.policy.estimate import ChargeRule
-from gateway.policy.snapshot import Choice
+from gateway.policy.snapshot import Choice, LimitsAre
 
 Kind = Literal[
     "openai",
@@ -127,6 +127,7 @@ class ProviderEntry(Entry):
     ca_file: Text | None = None
     max_connections: Count = 1000
     idle_expiry: Duration = 60.0
+    limits_are: LimitsAre | None = None
     emulate_without_key: Flag = False
 
 

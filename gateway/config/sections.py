@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase, translate
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from gateway.config.check import check
-from gateway.config.counting import kind_of_provider
+from gateway.config.counting import kind_of_provider, limits_by_kind
 from gateway.config.credentials import Groups, check_credentials, check_presence, group_of, secrets_of
 from gateway.config.failclosed import check_fail_closed
 from gateway.config.fields import EMULATOR, is_loopback, is_pattern
@@ -66,8 +67,10 @@ def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, di
         if entry is not None:
             _check_provider(document, name, entry)
             check_presence(document, ("providers", name), entry, bool(config.keys))
-            groups[name] = group_of(_provider(document, name, entry), secrets_of(entry))
-            kinds[name] = kind_of_provider(entry, groups[name][0])
+            provider = _provider(document, name, entry)
+            kinds[name] = kind = kind_of_provider(entry, provider)
+            provider = replace(provider, limits_are=entry.limits_are or limits_by_kind(kind))
+            groups[name] = group_of(provider, secrets_of(entry))
     return groups, kinds
 
 

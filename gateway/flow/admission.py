@@ -166,7 +166,8 @@ class Admission:
             gate.failed(grant, now, is_overload=error_class is ErrorClass.TIMEOUT)
         if error_class is ErrorClass.AUTH:
             self.outages.credential_refused(gate, now)
-        if diagnosis.delay_s is not None:
+        # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
+        if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self.gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)
             self.outages.told_to_wait(gate, diagnosis, now)
         self._freed(gate.name)
@@ -359,3 +360,6 @@ class Admission:
         line = self.gates.lines.get(name)
         if line is not None:
             self.queue.freed(line)
+            if self.gates.callers and line.gate.vitals.is_probed:
+                for other in self.gates.kin(name):  # a probe has ended that they wait for, too
+                    self.queue.freed(other)

@@ -191,7 +191,8 @@ class Gossip:
         self._note_act(name, act)
         self._tell_act(name, act, HAND_S)
         if to == "closed":
-            for one in {line.gate.name for line in self._lines_named(name)} | ({name} & self._gates.accounts.keys()):
+            gates = {line.gate.name for line in self._lines_named(name) if not self._gates.is_callers(line.gate.name)}
+            for one in gates | ({name} & self._gates.accounts.keys()):
                 self._tell_over(one)
 
     def _note_act(self, name: str, act: _Act) -> None:
@@ -366,7 +367,7 @@ class Gossip:
 
     def _lines_named(self, name: str) -> list[Line]:
         """Those that an operator means by the name: a gate's, a target's, or an account's."""
-        lines = [line for key, line in self._gates.lines.items() if name in (key, self._gates.label(key))]
+        lines = self._gates.meant(name)
         account = self._gates.accounts.get(name)
         return lines or ([] if account is None else self._gates.of_account(account))
 
@@ -374,7 +375,8 @@ class Gossip:
         """Those that are set when an operator says the name."""
         if name in self._gates.accounts and name not in self._gates.lines:
             return [self._gates.accounts[name].breaker]
-        return [line.gate.vitals.breaker for line in self._lines_named(name)]
+        lines = self._lines_named(name)
+        return [line.gate.vitals.breaker for line in lines if not self._gates.is_callers(line.gate.name)]
 
     def _breaker(self, name: str) -> Breaker | None:
         line, account = self._gates.lines.get(name), self._gates.accounts.get(name)

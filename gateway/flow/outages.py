@@ -44,7 +44,7 @@ class Outages:
     def credential_refused(self, gate: Gate, now: float) -> None:
         """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
         account = gate.vitals.account
-        if account.name in self._gates.accounts:
+        if self._gates.pays(gate):
             account.is_refused = True
             account.breaker.trip("its credential is refused", now, self._draw())
 
@@ -66,7 +66,7 @@ class Outages:
         """By hand: opens, drains or closes a target or an account; None undoes that, and tries with probes.
 
         What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
-        gates of their own means all of these. Raises KeyError for unknown names.
+        gates of their own means all of these; one caller's own can only be closed. Raises KeyError for unknown names.
         """
         self.told_force(name, to)
         if self.on_force is not None:
@@ -76,8 +76,10 @@ class Outages:
         """The same, where it was another replica that was told."""
         now = self._clock.monotonic()
         gates = self._gates
-        lines = [line for key, line in gates.lines.items() if name in (key, gates.label(key))]
-        breakers = [line.gate.vitals.breaker for line in lines]
+        lines = gates.meant(name)
+        breakers = [line.gate.vitals.breaker for line in lines if not gates.is_callers(line.gate.name)]
+        if lines and not breakers and to != "closed":
+            raise KeyError(name)  # a caller's own gate has pauses, and no breaker of its own
         if not lines:
             account = gates.accounts[name]
             account.is_refused = account.is_refused and to != "closed"
@@ -87,13 +89,13 @@ class Outages:
         for line in lines if to == "closed" else ():
             line.gate.resume()
             self._queue.freed(line)
+        if to == "closed":
+            gates.trust(lines)
 
     def lines_of(self, name: str) -> Sequence[Line]:
         """Those for whom the breaker of this name matters: a target's own, or all that an account pays for."""
-        line, account = self._gates.lines.get(name), self._gates.accounts.get(name)
-        if line is not None:
-            return [line]
-        return self._gates.of_account(account) if account is not None else []
+        account = self._gates.accounts.get(name)
+        return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
 
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""
@@ -109,6 +111,7 @@ class Outages:
         for line in lines:
             if state in ("open", "drained"):
                 self._queue.shut(line)
+                self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
                 self._suspect_account(line.gate.vitals.account)
             else:
                 self._queue.freed(line)
@@ -125,9 +128,14 @@ class Outages:
             account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
 
     def _siblings(self, gate: Gate, scope: Scope) -> list[Line]:
-        """The other lines that a diagnosis of this scope concerns: of the credential, or of all credentials there."""
+        """The other lines that a diagnosis of this scope concerns: of the credential, or of all of the config's there.
+
+        A caller's own credential concerns his own lines at most.
+        """
         account = gate.vitals.account
-        if scope == "key" or account.name not in self._gates.accounts:
+        if not self._gates.pays(gate):
+            lines = self._gates.of_payer(gate)
+        elif scope == "key":
             lines = self._gates.of_account(account)
         else:
             group = account.name.partition("#")[0]

@@ -41,7 +41,8 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
     """The state of each breaker under the name that the config has for it: a label for a metric, which may come twice."""
     gates = admission.gates
     for name, line in gates.lines.items():
-        yield gates.label(name), line.gate.vitals.breaker.state
+        if not gates.is_callers(name):  # these share their target's
+            yield gates.label(name), line.gate.vitals.breaker.state
     for account, _ in _paid(admission):
         yield account.name, account.breaker.state
 

@@ -26,6 +26,7 @@ from gateway.policy.hints import Learned, Reading, read_limit_headers
 from gateway.policy.latency import Latency
 from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
 from gateway.policy.ramp import RAMP_S, Ramp
+from gateway.policy.remembered import Kept
 from gateway.policy.snapshot import Counting, Limits
 from gateway.policy.vitals import UNHEALTHY, Account, Vitals
 from gateway.ports import RawHeaders
@@ -171,13 +172,17 @@ class Gate:
         now: float,
         vitals: Vitals | None = None,
         share_out: ShareOut | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """Without `vitals` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits."""
+        """Without `vitals` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits.
+
+        `calibration` is that of the same model at the same target, for another caller.
+        """
         self.name = name
         rules = BreakerRules()
         self.vitals = vitals or Vitals(name, Account(name, rules, now), rules, now, None)
         self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
-        self.calibration = Calibration(counting.first_output_tokens)
+        self.calibration = calibration or Calibration(counting.first_output_tokens)
         self.answer_s = 0.0
         """From a grant to the answer, a running mean."""
         self.in_flight = 0
@@ -454,6 +459,22 @@ class Gate:
         self._pause.end()
         self.exhausted_until = -inf
         self._barren = 0
+
+    def kept(self, now: float) -> Kept | None:
+        """What is to be known of it when it is used again; None: nothing. Only to be asked when no call is in flight."""
+        used = self.limits.used(now)
+        if self.paused_until <= now and not used:
+            return None
+        return Kept(now, self._pause.until, self.exhausted_until, self._barren, used)
+
+    def remember(self, kept: Kept, now: float) -> None:
+        """It is used again, under the same name; a quota that was spent is spent until it resets."""
+        self.limits.use_again(kept.used, now)
+        self._barren = kept.refusals
+        if kept.paused_until > now:
+            self._wait_until(kept.paused_until, now)
+        if kept.exhausted_until > now:
+            self._spend_until(kept.exhausted_until)
 
     def settle(self, grant: Grant, usage: Usage | None, now: float) -> None:
         """The attempt has ended: corrects the reservation to what was used (None: nobody knows, it stands)."""

@@ -7,12 +7,13 @@ refused reservation changes no level.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import floor, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.remembered import Used
 from gateway.policy.share import Share
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _PART_OF = {
     "tokens_per_min": _TOKENS,
     "concurrency": _SLOT,
 }
+_PARTS = tuple(_PART_OF)
 _FEWEST_TOKENS = 100.0
 _SECOND_OF_TOKENS_LASTS_S = 10.0  # the burst of a limit told per second: one large call must still fit
 
@@ -345,6 +347,28 @@ class LimitSet:
                 few = max(1.0, 0.2 * limit.rate_per_s)
                 if limit.level_at(now) > few:
                     limit.correct(few, now)
+
+    def used(self, now: float) -> tuple[Used, ...]:
+        """What of the operator's own limits is used up, and not there again yet; nothing of those that replicas share."""
+        known = [(_PARTS.index(row.name), row.limit) for row in self._rows if row.configured is not None]
+        found = [
+            Used(index, limit.level_at(now), limit.ready_at(limit.capacity, now))
+            for index, limit in known
+            if isinstance(limit, Bucket | Window)
+        ]
+        return tuple(one for one in found if now < one.full_at < inf)
+
+    def use_again(self, used: Iterable[Used], now: float) -> None:
+        """Sets the levels to what `used` has told, some time ago, of these limits under the same name."""
+        for index, level, full_at in used:
+            row = self._find(_PARTS[index])
+            if row is None or full_at <= now:
+                continue
+            limit = row.limit
+            if isinstance(limit, Bucket):
+                level = limit.capacity - (full_at - now) * limit.rate_per_s
+            if isinstance(limit, Bucket | Window):
+                limit.correct(level, now)
 
     def refills_per_s(self, *, requests: bool) -> float:
         """The slowest refill among the requests or the tokens per minute, of those that refill all the time; inf: none."""

@@ -25,6 +25,9 @@ from gateway.policy.limits import CONTINUOUS, Style
 from gateway.policy.retry import Retries
 from gateway.ports import Clocks, StoreBounds, Upstream
 
+LimitsAre = Literal["account", "server"]
+"""Each credential's own, as hosted providers count; or those of one server, whoever asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Provider:
@@ -46,6 +49,8 @@ class Provider:
     ca_file: str | None = None
     max_connections: int = 1000
     idle_expiry_s: float = 60.0
+    limits_are: LimitsAre = "account"
+    """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
     group: str = ""
     """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
     is_stand_in: bool = False

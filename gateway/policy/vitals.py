@@ -63,13 +63,20 @@ class Vitals:
     __slots__ = ("_busiest", "_busiest_at", "account", "breaker", "first_byte", "retries", "tokens", "whole_answer")
 
     def __init__(
-        self, name: str, account: Account, rules: BreakerRules, now: float, on_change: OnChange | None
+        self,
+        name: str,
+        account: Account,
+        rules: BreakerRules,
+        now: float,
+        on_change: OnChange | None,
+        kin: Vitals | None = None,
     ) -> None:
+        """`kin` is of the same target, seen by another caller: how well the target is, they tell each other."""
         self.account = account
-        self.breaker = Breaker(name, rules, now, on_change)
-        self.first_byte = Latency()
+        self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
+        self.first_byte: Latency = Latency() if kin is None else kin.first_byte
         """Of streams."""
-        self.whole_answer = Latency()
+        self.whole_answer: Latency = Latency() if kin is None else kin.whole_answer
         """Of answers in one piece: their time grows with their length."""
         self._busiest = 0
         self._busiest_at = now

@@ -212,3 +212,30 @@ def test_exact_counts_without_their_package_are_a_problem(tmp_path: Path, monkey
         "rules/admission.yaml:2: x.tokenizer: exact counts need the Python package tiktoken, which is not installed "
         "(the extra tokenizer: pip install 'llm-gateway-sidecar[tokenizer]')"
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "whose"),
+    [
+        ("base_url: 'https://api.openai.com/v1'", "account"),
+        ("base_url: 'https://llm.example/v1'", "account"),
+        ("base_url: 'https://llm.example/v1', kind: vllm", "server"),
+        ("base_url: 'https://llm.example/v1', kind: ollama", "server"),
+        ("base_url: 'https://llm.example/v1', kind: tgi, limits_are: account", "account"),
+        ("base_url: 'https://api.openai.com/v1', limits_are: server", "server"),
+    ],
+)
+def test_whose_limits_are_goes_by_the_kind_of_provider(tmp_path: Path, fields: str, whose: str) -> None:
+    """A hosted provider counts by credential, a server of one's own counts everybody; the entry may say otherwise."""
+    text = f"providers: {{p: {{dialect: openai, {fields}}}}}\nmodels: {{m: {{targets: [p]}}}}\n"
+
+    assert load_text(tmp_path, text).providers["p"].limits_are == whose
+
+
+def test_limits_of_nobody_are_an_error(tmp_path: Path) -> None:
+    """With what may be said."""
+    text = "providers: {p: {dialect: openai, base_url: 'https://x', limits_are: mine}}\nmodels: {m: {targets: [p]}}\n"
+
+    (problem,) = problems_of(tmp_path, text)
+    assert "account" in problem
+    assert "server" in problem

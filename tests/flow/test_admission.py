@@ -22,7 +22,6 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.flow.gates import MOST_NAMED
 from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.limits import Cost, Style
 from gateway.policy.snapshot import Counting, Limits, QueueBounds
@@ -1023,30 +1022,6 @@ async def test_each_model_of_a_wildcard_has_limits_of_its_own() -> None:
     held_one.cancel()
 
 
-async def test_names_that_clients_make_up_are_bounded() -> None:
-    """Who is in use or paused stays; what is idle is forgotten first, and if nothing is the target's own gate serves."""
-    bench = Bench([ScriptedUpstream()])
-    wildcard(bench)
-    gates = bench.admission.gates
-    (target,) = bench.policy.models["m"].targets
-    busy = gates.line(target, bench.call(model_name="busy")).gate.reserve(Cost(), bench.clock.now)
-    paused = gates.line(target, bench.call(model_name="paused"))
-    paused.gate.exhausted_until = bench.clock.now + 10
-
-    for number in range(5 * MOST_NAMED):
-        gates.line(target, bench.call(model_name=f"made-up-{number}"))
-        assert len(gates.lines) <= MOST_NAMED + 2
-
-    assert busy is not None
-    assert gates.line(target, bench.call(model_name="new")).gate.name == "p0/new"
-    assert gates.line(target, bench.call(model_name="busy")).gate is busy.gate
-    assert gates.line(target, bench.call(model_name="paused")) is paused
-    for number in range(MOST_NAMED):
-        gates.line(target, bench.call(model_name=f"busy-{number}")).gate.reserve(Cost(), bench.clock.now)
-    assert gates.line(target, bench.call(model_name="one more")).gate.name == "p0/*"
-    assert len(gates.lines) == len(bench.admission.queue.lines) <= MOST_NAMED + 2
-
-
 async def test_a_wildcards_models_follow_its_config() -> None:
     """New numbers reach them, and they go with it."""
     bench = Bench([ScriptedUpstream(*[whole()] * 9)], limits=[ONE_A_SECOND])
@@ -1076,28 +1051,6 @@ async def test_a_model_that_the_config_names_is_a_clients_word_no_more() -> None
 
     assert not bench.admission.gates.is_named("p0/m")
     assert levels(bench) == {"requests_per_min": 59}
-
-
-@pytest.mark.parametrize("limits", [Limits(), Limits(requests_per_min=6000)])
-async def test_callers_with_accounts_of_their_own_have_limits_of_their_own(limits: Limits) -> None:
-    """One's 429 is not the other's, unless the operator limits all of them together; no name tells a credential."""
-    bench = Bench([ScriptedUpstream(slow_down(5), whole(), whole())], limits=[limits])
-    provider = replace(bench.policy.providers["p0"], api_key=None)
-    bench.policy = replace(bench.policy, providers={"p0": provider})
-    bench.admission.install(bench.policy)
-    gates = bench.admission.gates
-
-    first = await start(bench, credential=b"Bearer sk-first")
-    second = await start(bench, credential=b"Bearer sk-second")
-
-    assert not first.done()
-    assert second.done() == (limits == Limits())
-    await pass_time(bench, 6)
-    assert first.done()
-    assert second.done()
-    own = [name for name in gates.lines if gates.is_named(name)]
-    assert len(own) == (2 if limits == Limits() else 0)
-    assert not any("sk-" in name for name in own)
 
 
 # -- What is told

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.flow import gossip
+from gateway.flow.gates import MOST_NAMED
 from gateway.flow.gossip import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, Gossip
 from gateway.flow.rumours import Move, read_hand, read_limits, read_move, write_hand, write_limits, write_move
 from gateway.flow.turns import LOOK_AGAIN_S, SLOT_S
@@ -341,7 +342,7 @@ def test_what_is_remembered_of_unknown_gates_is_bounded() -> None:
 
 
 def test_nothing_of_a_callers_own_credential_is_told() -> None:
-    """The names of such gates are salted per process; a model whose name has an @ is told."""
+    """However many callers there are; their target's health is. A model whose name has an @ is told."""
 
     async def story(clock: LoopClock) -> None:
         bus = Bus(clock)
@@ -350,12 +351,20 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
             one.bench.policy, providers={"p0": replace(one.bench.policy.providers["p0"], api_key=None)}
         )
         with_wildcard(one)
-        line_of(one, "foo", b"Bearer sk-1").gate.leave_alone(20.0, clock.now)
-        line_of(one, "foo", b"Bearer sk-1").gate.vitals.breaker.trip("no more", clock.now, 0.0)
-        name = line_of(one, "foo", b"Bearer sk-1").gate.name
-        one.admission.outages.force(name, "drained")
-        assert "@" in name
+        gate = line_of(one, "foo", b"Bearer sk-0").gate
+        for number in range(MOST_NAMED + 40):
+            gate = line_of(one, "foo", b"Bearer sk-%d" % number).gate
+            gate.leave_alone(20.0, clock.now)
+            gate.exhaust(20.0, clock.now)
+        assert "@" in gate.name
+        one.admission.outages.force(gate.name, "closed")
+        with pytest.raises(KeyError):
+            one.admission.outages.force(gate.name, "drained")
         assert bus.told == []
+
+        gate.vitals.breaker.trip("no more", clock.now, 0.0)
+        assert [(told.item.kind, told.item.name) for told in bus.told] == [("breaker", "p0/foo")]
+        bus.told.clear()
 
         line_of(one, "@cf/foo").gate.leave_alone(20.0, clock.now)
         assert [told.item.name for told in bus.told] == ["p0/@cf/foo"]
