@@ -6,13 +6,37 @@ of a credential. Invariant: a group has one member at least, and its first is na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import unquote, urlsplit
 
 from gateway.config.problems import Document, Path
 from gateway.config.schema import ProviderEntry
 from gateway.policy.snapshot import Provider
 
+_SECRET_NAME = re.compile(
+    "auth|key|token|secret|passw|pwd|credential|cookie|session|signature|jwt|bearer|subscription", re.IGNORECASE
+)
+_PLAIN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-language",
+        "anthropic-beta",
+        "anthropic-version",
+        "cache-control",
+        "content-type",
+        "http-referer",
+        "openai-beta",
+        "origin",
+        "referer",
+        "user-agent",
+        "x-openrouter-categories",
+        "x-openrouter-title",
+        "x-title",
+    }
+)
+"""Names of the application and of versions, which answers may well hold."""
 Groups = Mapping[str, tuple[Provider, ...]]
 """The providers of the config by their names there, each with its credentials in order."""
 
@@ -53,10 +77,43 @@ def secrets_of(entry: ProviderEntry) -> list[str]:
     return [secret for secret in (entry.api_key, *entry.api_keys) if secret]
 
 
-def group_of(provider: Provider, secrets: Iterable[str]) -> tuple[Provider, ...]:
-    """This provider once for each credential; without any, as it is."""
+def other_secrets_of(document: Document, path: Path, entry: ProviderEntry) -> tuple[str, ...]:
+    """What else is sent to a provider and is nobody's business: values of headers, and the proxy's password.
+
+    A header is secret when its name says so, or when its value comes out of a variable; names that are known to tell
+    nothing are not.
+    """
+    fetched = {name for name in entry.headers if document.origin_of((*path, "headers", name))}
+    secret = [name for name in entry.headers if _is_secret(name, name in fetched)]
+    found = [part for name in secret for part in _parts(name, entry.headers[name])]
+    password = urlsplit(entry.proxy).password if entry.proxy else None
+    return (*found, *([password, unquote(password)] if password else []))
+
+
+def _is_secret(header: str, is_fetched: bool) -> bool:
+    if header.lower() in _PLAIN_HEADERS:
+        return False
+    return is_fetched or _SECRET_NAME.search(header) is not None
+
+
+def _parts(name: str, value: str) -> list[str]:
+    """What is secret in it: the token behind a scheme (`Bearer …`), the values of cookies."""
+    if name.lower() == "cookie":
+        return [pair.partition("=")[2].strip() for pair in value.split(";")]
+    scheme, _, token = value.partition(" ")
+    return [token.strip() if token and scheme.isalpha() else value]
+
+
+def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]:
+    """This provider once for each credential; without any, as it is. None of them may be repeated by another's answers."""
+    shared = tuple(dict.fromkeys((*provider.secrets, *secrets)))
     group = tuple(
-        replace(provider, name=provider.name if number == 1 else f"{provider.name}#{number}", api_key=secret)
+        replace(
+            provider,
+            name=provider.name if number == 1 else f"{provider.name}#{number}",
+            api_key=secret,
+            secrets=shared,
+        )
         for number, secret in enumerate(secrets, 1)
     )
     return group or (provider,)

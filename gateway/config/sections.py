@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 
 from gateway.config.check import check
 from gateway.config.counting import kind_of_provider, limits_by_kind
-from gateway.config.credentials import Groups, check_credentials, check_presence, group_of, secrets_of
+from gateway.config.credentials import Groups, check_credentials, check_presence, group_of, other_secrets_of, secrets_of
 from gateway.config.failclosed import check_fail_closed
 from gateway.config.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
@@ -119,6 +119,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
         group=name,
+        secrets=other_secrets_of(document, ("providers", name), entry),
         is_stand_in=emulated,
     )
 

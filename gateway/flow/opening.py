@@ -135,7 +135,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         diagnosis = target.errors.diagnose(
             Phase.ANSWERED, status, headers, body, clock.wall(), kind=target.counting.kind
         )
-        return Opened(target, status, headers, _redacted(body, call, target), diagnosis=diagnosis)
+        return Opened(target, status, headers, body, diagnosis=diagnosis)
     if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
@@ -148,20 +148,8 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     return await _open_binary(call, target, answer, content_type, clock)
 
 
-def _redacted(body: bytes, call: Call, target: Target) -> bytes:
-    """An error's body without our own key, which some providers repeat in it."""
-    key = own_key(call, target)
-    return body if key is None else body.replace(key, b"[redacted]")
-
-
-def own_key(call: Call, target: Target) -> bytes | None:
-    """The credential that the gateway itself uses there."""
-    provider = call.policy.providers.get(target.provider)
-    return None if provider is None or provider.api_key is None else provider.api_key.encode()
-
-
 async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call), secret=own_key(call, target))
+    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
     try:
         error = await relay.open()
     except BaseException:
@@ -176,7 +164,7 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         target,
         in_band_status(error, diagnosis),
         [*headers, (b"content-type", JSON_TYPE)],
-        _redacted(orjson.dumps({"error": error}), call, target),
+        orjson.dumps({"error": error}),
         diagnosis=diagnosis,
     )
 
@@ -204,7 +192,6 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
     if error is None:
         return Opened(target, status, headers, body)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
-    body = _redacted(body, call, target)
     return Opened(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
 
 
@@ -219,7 +206,6 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
-        body = _redacted(body, call, target)
         return Opened(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
     reported = parsed.get("usage")
     usage = read_usage(reported) if isinstance(reported, dict) else None

@@ -36,17 +36,12 @@ class SseRelay:
         "_first",
         "_held",
         "_said",
-        "_secret",
         "_strips",
         "_upstream",
         "paused_s",
     )
 
-    def __init__(
-        self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool, secret: bytes | None = None
-    ) -> None:
-        """`secret` is what must not be repeated to the client in an error."""
-        self._secret = secret
+    def __init__(self, call: Call, upstream: Upstream, answer: Answer, *, strip_usage: bool) -> None:
         self._call = call
         self._upstream = upstream
         self._answer = answer
@@ -110,8 +105,6 @@ class SseRelay:
                 elif block := cutter.feed(chunk):
                     block = said.read(block, is_part=cutter.inside)
                     is_plain = said.is_plain
-                    if said.failure is not None:
-                        block = self._redacted(block)
                     if block:
                         yield block
                     if said.failure is not None:
@@ -128,12 +121,12 @@ class SseRelay:
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
-                yield self._redacted(last)
+                yield last
         except self._upstream.errors as exc:
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending(self._upstream.failure(exc).detail)
             if last:
-                yield self._redacted(last)
+                yield last
         except StreamBroken:
             raise
         except asyncio.CancelledError as stopped:
@@ -155,9 +148,6 @@ class SseRelay:
     def usage_event(self) -> bytes:
         """The event with the usage that the client did not ask for, when the stream has ended; empty: there was none."""
         return self._said.usage_event
-
-    def _redacted(self, block: bytes) -> bytes:
-        return block if self._secret is None else block.replace(self._secret, b"[redacted]")
 
     async def aclose(self) -> None:
         """Give up on the stream."""

@@ -53,6 +53,8 @@ class Provider:
     """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
     group: str = ""
     """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
+    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
     is_stand_in: bool = False
     """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
 

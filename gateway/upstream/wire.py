@@ -19,6 +19,7 @@ from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
 from gateway.upstream.http1_wire import PreparedTimeouts
 from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of
+from gateway.upstream.redaction import secrets_of
 
 _MAX_KEPT_ADDRESSES = 256
 
@@ -68,6 +69,7 @@ class Wire:
         "_headers",
         "_model",
         "_provider",
+        "_secrets",
         "_timeout",
         "_transport",
     )
@@ -85,6 +87,7 @@ class Wire:
             self._headers.append(self._auth)
         self._header_names = frozenset(name for name, _ in self._headers)
         self._api_version = provider.api_version if provider.dialect == "azure" else None
+        self._secrets = secrets_of(provider)
         self._addresses: dict[str, Address] = {}
         self._clocks: Clocks | None = None
         self._timeout = PreparedTimeouts(0, 0, 0, 0, 0)
@@ -109,13 +112,27 @@ class Wire:
         extensions = {"timeout": self._timeouts(outgoing)}
         request = RawRequest(outgoing.method, address.url, address.origin, head, parts, outgoing.body, extensions)
         try:
-            return HttpAnswer(await self._transport.handle_async_request(request))
+            answer = HttpAnswer(await self._transport.handle_async_request(request))
         except self.errors as exc:
-            raise _failure(exc, answered=False) from exc
+            raise self._failure(exc, answered=False) from exc
+        if self._secrets is not None:
+            self._secrets.guard(answer)
+        return answer
 
     def failure(self, error: Exception) -> UpstreamFailed:
         """What an error means that came while the answer was being read."""
-        return _failure(error, answered=True)
+        return self._failure(error, answered=True)
+
+    def _failure(self, error: Exception, *, answered: bool) -> UpstreamFailed:
+        """A transport error in our words. Its text may quote what the provider sent."""
+        phase = phase_of(error, answered=answered)
+        error_class = ErrorClass.CONNECTION
+        if isinstance(error, httpx.TimeoutException):
+            error_class = ErrorClass.TIMEOUT
+        elif isinstance(error, httpx.RemoteProtocolError) and phase is Phase.ANSWERED:
+            error_class = ErrorClass.MALFORMED_RESPONSE
+        detail = str(error) or type(error).__name__
+        return UpstreamFailed(error_class, phase, (self._secrets.text(detail) if self._secrets else detail)[:300])
 
     def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
         """The caller's credential, as the dialect wants it; an Entra token (a JWT) is a bearer token for Azure too."""
@@ -170,18 +187,6 @@ def _path_segment(model: str) -> str:
 def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
     """`first_byte` is ours, other transports fall back to `read`; waiting for a connection counts as connecting."""
     return PreparedTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
-
-
-def _failure(error: Exception, *, answered: bool) -> UpstreamFailed:
-    """A transport error in our words. Its text may carry a URL, never a credential: those travel in headers only."""
-    phase = phase_of(error, answered=answered)
-    error_class = ErrorClass.CONNECTION
-    if isinstance(error, httpx.TimeoutException):
-        error_class = ErrorClass.TIMEOUT
-    elif isinstance(error, httpx.RemoteProtocolError) and phase is Phase.ANSWERED:
-        error_class = ErrorClass.MALFORMED_RESPONSE
-    detail = str(error) or type(error).__name__
-    return UpstreamFailed(error_class, phase, detail[:300])
 
 
 def _auth_header(provider: Provider) -> tuple[bytes, bytes] | None:

@@ -269,3 +269,37 @@ def test_snapshot_names_whom_the_emulator_stands_in_for(
     text = config(credentials) + KEYED + f"server: {{host: {host}}}\n"
 
     assert load_text(tmp_path, text, ENVIRON).emulated == emulated
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "secret"),
+    [
+        ("X-Api-Token", "literal-but-called-so", "literal-but-called-so"),
+        ("X-Team", "search", None),
+        ("X-Team", "${A}", "sk-canary-a"),
+        ("X-Title", "${A}", None),
+        ("Helicone-Auth", "Bearer ${A}", "sk-canary-a"),
+        ("Cookie", "a=first-one; b=second-one", "second-one"),
+    ],
+)
+def test_what_else_is_secret_is_told_by_a_headers_name_or_its_variable(
+    tmp_path: Path, header: str, value: str, secret: str | None
+) -> None:
+    """Answers may not repeat it; the name of an application they may."""
+    text = config(
+        f"api_key: '${{B}}', headers: {{{header}: '{value}'}}, transport: httpx, proxy: 'http://u:p%40ss@proxy'"
+    )
+
+    secrets = load_text(tmp_path, text, ENVIRON).providers["openai"].secrets
+
+    assert {"p%40ss", "p@ss", "sk-canary-b"} <= set(secrets)
+    assert set(secrets) - {"p%40ss", "p@ss", "sk-canary-b", "first-one"} == ({secret} if secret else set())
+
+
+def test_no_credential_of_a_group_may_be_repeated_by_anothers_answers(tmp_path: Path) -> None:
+    """A provider may give the answer to one that it had for the other."""
+    providers = load_three(tmp_path).providers
+
+    assert {provider.secrets for provider in providers.values() if provider.group == "openai"} == {
+        ("sk-canary-a", "sk-canary-b", "sk-canary-c")
+    }
