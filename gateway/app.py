@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway import __version__
 from gateway.calllog import CallLog
-from gateway.clock import SystemClock
+from gateway.clock import SteadyClock, SystemClock
 from gateway.config.describe import describe
 from gateway.config.fields import SQLITE, is_loopback
 from gateway.config.load import load_snapshot
@@ -115,6 +115,7 @@ class Gateway:
         self._settings = settings
         self._environ = environ
         self._clock = SystemClock()
+        self._kept_clock = SteadyClock()
         self._host = settings.host
         self._versions = 0
         self._emulators = Emulators()
@@ -139,13 +140,22 @@ class Gateway:
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
         self._savings = Savings()
         self._pipeline = Pipeline(
-            self._clock, self._telemetry, self._watch, self._admission, self._store, self._draw, self._savings
+            self._clock,
+            self._telemetry,
+            self._watch,
+            self._admission,
+            self._store,
+            self._draw,
+            self._savings,
+            self._kept_clock,
         )
         self._embedders = Embedders(self._pipeline.handle, self._clock, self._open_embedder)
         self._prepare_semantic(first)
         if self._shared is not None:
             Gossip(self._clock, self._shared.news, self._admission, self._draw, self._hear_vector, self._hear_purge)
-        self._cache_desk = CacheDesk(self._clock, lambda: self._policies.current, self._store, self._pipeline.replays)
+        self._cache_desk = CacheDesk(
+            self._kept_clock, lambda: self._policies.current, self._store, self._pipeline.replays
+        )
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
         self._loop_lag = LoopLag()
@@ -292,14 +302,14 @@ class Gateway:
         if policy.shared is not None:
             from gateway.store.redis import RedisStore  # in memory mode nobody pays for it
 
-            shared = RedisStore(policy.shared, self._clock.wall, policy.store)
+            shared = RedisStore(policy.shared, self._kept_clock.wall, policy.store)
             return shared, shared
         if policy.state == "memory":
-            return MemoryStore(policy.store, self._clock.wall), None
+            return MemoryStore(policy.store, self._kept_clock.wall), None
         from gateway.store.sqlite import SqliteStore  # as above
 
         sys.setswitchinterval(SWITCH_S)
-        store = SqliteStore(policy.state.removeprefix(SQLITE), self._clock.wall, policy.store)
+        store = SqliteStore(policy.state.removeprefix(SQLITE), self._kept_clock.wall, policy.store)
         self._state_file = StateFile(store.path, store.backup)
         return store, None
 
@@ -308,7 +318,7 @@ class Gateway:
         from gateway.store.redis_vectors import decode_news  # as above
 
         if self._pipeline.replays.semantic is not None:
-            self._pipeline.replays.semantic.hear(decode_news(detail, self._clock.wall()))
+            self._pipeline.replays.semantic.hear(decode_news(detail, self._kept_clock.wall()))
 
     def _hear_purge(self, detail: bytes) -> None:
         """Another replica was told to forget."""
@@ -338,7 +348,7 @@ class Gateway:
             from gateway.flow.semantic import Semantic  # an extra, that few pay for
             from gateway.store.vectorindex import VectorIndex
 
-            replays.semantic = Semantic(self._clock, VectorIndex(), self._store.vectors, self._embedders.of)
+            replays.semantic = Semantic(self._kept_clock, VectorIndex(), self._store.vectors, self._embedders.of)
 
     def _open_embedder(self, folder: str) -> LocalEmbedder:
         from gateway.upstream.localmodel import LocalEmbedder  # an extra, that few pay for

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 _TIMER_GRAIN_S = 0.001  # uvloop rounds to milliseconds: a timer that fires early would have to be set again
@@ -42,7 +43,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's own clock. Its `wall` jumps when somebody sets the machine's time."""
 
     __slots__ = ()
 
@@ -55,3 +56,23 @@ class SystemClock:
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         delay_s = max(0.0, when - time.monotonic()) + _TIMER_GRAIN_S / 2
         return asyncio.get_running_loop().call_later(max(delay_s, _TIMER_GRAIN_S), callback)
+
+
+class SteadyClock(SystemClock):
+    """The machine's clock with a `wall` that goes on from the time of its making, and never jumps.
+
+    What is kept has a time to live: a machine whose time is set a day ahead must not forget a paid answer whose
+    Idempotency-Key is repeated. Time that the machine sleeps counts, where the system tells it (CLOCK_BOOTTIME of Linux).
+    """
+
+    __slots__ = ("_elapsed", "_start")
+
+    def __init__(self, wall: float | None = None, elapsed: Callable[[], float] | None = None) -> None:
+        """`wall` is the time to begin with, `elapsed` gives seconds since an arbitrary start; absent: the machine's own."""
+        if elapsed is None:
+            elapsed = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self._elapsed = elapsed
+        self._start = (SystemClock.wall() if wall is None else wall) - elapsed()
+
+    def wall(self) -> float:
+        return self._start + self._elapsed()

@@ -66,15 +66,19 @@ class Pipeline:
         store: Store,
         draw: Callable[[], float] = _half,
         savings: Savings | None = None,
+        kept_clock: Clock | None = None,
     ) -> None:
-        """`draw` gives uniform numbers from [0, 1); without it no backoff is random."""
+        """`draw` gives uniform numbers from [0, 1); without it no backoff is random.
+
+        `kept_clock` is the clock by which answers grow old, that of the store; absent: `clock`.
+        """
         self._clock = clock
         self._admission = admission
         savings = Savings() if savings is None else savings
         self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._running = Running(clock)
-        self.replays = Replays(clock, self._accounts, store, self._answer)
+        self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli import main
-from gateway.clock import SystemClock
+from gateway.clock import SteadyClock
 from gateway.emulator import EmulatorConfig
 from tests.e2e.caches import (
     CHAT,
@@ -93,7 +93,7 @@ def recorded(names: tuple[str, ...]) -> dict[str, bytes]:
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     """The wall clock of gateways that are started from now on."""
     moved = Wall()
-    monkeypatch.setattr(SystemClock, "wall", staticmethod(moved.now))
+    monkeypatch.setattr(SteadyClock, "wall", staticmethod(moved.now))
     return moved
 
 
