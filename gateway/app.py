@@ -33,7 +33,8 @@ from gateway.flow.cachedesk import CacheDesk
 from gateway.flow.embedding import Embedders
 from gateway.flow.gossip import Gossip
 from gateway.flow.keepalive import KeepAlive
-from gateway.flow.overload import LoopLag, Overload, container_bytes, resident_bytes
+from gateway.flow.memory import GiveBack, container_bytes, find_trim, resident_bytes
+from gateway.flow.overload import LoopLag, Overload
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.savings import Savings
 from gateway.flow.watch import SWEEP_S, Watch
@@ -158,6 +159,7 @@ class Gateway:
         )
         self._keepalive = KeepAlive(self._admission.describe)
         self._overload = Overload(container_bytes())
+        self._give_back = GiveBack(find_trim())
         self._loop_lag = LoopLag()
         self._telemetry.before_scrape = self._fill_gauges
         self._telemetry.set_policy(first.version)
@@ -447,7 +449,7 @@ class Gateway:
     async def _tick(self, now: float) -> None:
         lag_s = self._loop_lag.take()
         self._telemetry.set_loop_lag(lag_s)
-        self._overload.observe(now, resident_bytes(), self._admission.queue.bytes, lag_s, self.policy.queue)
+        await self._watch_load(now, lag_s)
         for server in self._servers:
             server.tick()
         self._inflight.sweep(now)
@@ -456,6 +458,16 @@ class Gateway:
         await self._pools.close_retired(self._inflight.present())
         if self._reloader.changed():
             self.reload()
+
+    async def _watch_load(self, now: float, lag_s: float) -> None:
+        """Shed load where there is too much, after what was freed is given back."""
+        overload, queue, bounds = self._overload, self._admission.queue, self.policy.queue
+        resident, is_at_rest = resident_bytes(), not self._inflight and not queue.calls
+        if self._give_back.is_due(now, resident, overload.memory_limit(bounds), is_at_rest=is_at_rest):
+            await asyncio.to_thread(self._give_back.run)
+            before, resident = resident, resident_bytes()
+            self._give_back.done(now, before or 0, resident or 0)
+        overload.observe(now, resident, queue.bytes, lag_s, bounds, is_at_rest=is_at_rest)
 
     async def _reload(self) -> None:
         """Compile in a thread, because calls must not wait for it; the swap itself is one assignment."""

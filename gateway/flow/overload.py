@@ -1,14 +1,12 @@
 """Decides when the gateway sheds load, and whose: the lowest lane first, so that the others stay fast.
 
 Housekeeping feeds it once a second with what the process holds and how late the loop runs. It acts on nothing itself; the edge
-asks it before a body is read. Invariants: the level moves by one step at a time; a lane is never shed while a lower one is
-served; `critical` is never shed.
+asks it before a body is read. What is resident while nobody is served is nobody's load: to send calls away would free none of
+it. Invariants: the level moves by one step at a time; a lane is never shed while a lower one is served; `critical` is never
+shed; while nobody is served memory keeps no level up.
 """
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 from gateway.call import LANES, Lane
 from gateway.errors import GatewayOverloaded
@@ -24,12 +22,16 @@ CALM_S = 3.0
 """How long it has to be easy before one more lane is let in."""
 GROWTH = 0.01
 """Of the memory limit: growth rather than noise."""
+AT_REST = 0.7
+"""Of the memory limit: what is resident while nobody is served counts for no more, so that there is always room for calls."""
+CEILING = 19 / 16
+"""Of the container's share: 95 % of what it may use at all. What is resident at rest moves the limit no further."""
 
 
 class Overload:
     """How much is shed right now, from level 0, nothing, to level 3, all but `critical`."""
 
-    __slots__ = ("_calm_since", "_grown_to_bytes", "_memory_bytes", "level", "shed_total")
+    __slots__ = ("_calm_since", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         """`memory_bytes` is the limit where the policy names none; None: memory is not watched."""
@@ -39,6 +41,7 @@ class Overload:
         """Requests refused, by lane."""
         self._calm_since = float("-inf")
         self._grown_to_bytes = 0
+        self._rest_bytes = 0
 
     def sheds(self, lane: Lane) -> bool:
         """Whether requests of this lane are refused now."""
@@ -51,15 +54,27 @@ class Overload:
         message = f"The gateway is overloaded and takes no {lane} calls for now; try again in {wait_s:g} s."
         return GatewayOverloaded(message, retry_after_s=wait_s)
 
+    def memory_limit(self, bounds: QueueBounds) -> int | None:
+        """The bytes that may be resident before anything is shed; None: memory is not watched."""
+        return bounds.shed_memory_bytes or self._memory_bytes
+
     def observe(
-        self, now: float, resident_bytes: int | None, held_bytes: int, loop_lag_s: float, bounds: QueueBounds
+        self,
+        now: float,
+        resident_bytes: int | None,
+        held_bytes: int,
+        loop_lag_s: float,
+        bounds: QueueBounds,
+        *,
+        is_at_rest: bool = False,
     ) -> None:
         """Take in the state of the process, about once a second: the level rises by a step, falls by one, or stays.
 
-        `now` is monotonic seconds; `resident_bytes` None: not known; `loop_lag_s`: the worst since the last time.
+        `now` is monotonic seconds; `resident_bytes` None: not known; `loop_lag_s`: the worst since the last time;
+        `is_at_rest`: nobody is served, and nobody waits.
         """
         strain = max(
-            self._memory_strain(resident_bytes, bounds.shed_memory_bytes or self._memory_bytes),
+            self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest),
             held_bytes / max(1.0, HELD_SHARE * bounds.max_bytes),
             loop_lag_s / bounds.shed_loop_lag_s,
         )
@@ -71,17 +86,25 @@ class Overload:
             self.level -= 1
             self._calm_since = now
 
-    def _memory_strain(self, resident_bytes: int | None, limit: int | None) -> float:
+    def _memory_strain(self, resident_bytes: int | None, limit: int | None, *, is_at_rest: bool) -> float:
         """The part of its limit that memory takes; above it, memory that does not grow calls for no more than level 2.
 
-        Freed memory is not always given back: it would keep people out for ever, although their calls fit into it.
+        Freed memory is not always given back: it would keep people out for ever, although their calls fit into it. What
+        is left of it at rest is the new normal, from which growth counts.
         """
         if resident_bytes is None or not limit:
             return 0.0
+        if is_at_rest:
+            self._rest_bytes = resident_bytes
+        surplus = max(0, self._rest_bytes - int(AT_REST * limit))
+        if self._memory_bytes is not None:
+            surplus = min(surplus, max(0, int(CEILING * self._memory_bytes) - limit))
         grows = resident_bytes > self._grown_to_bytes + GROWTH * limit
         if grows or resident_bytes < self._grown_to_bytes:
             self._grown_to_bytes = resident_bytes
-        strain = resident_bytes / limit
+        strain = (resident_bytes - surplus) / limit
+        if is_at_rest:
+            return min(strain, EASY)
         if grows or self.level < MAX_LEVEL - 1:
             return strain
         return min(strain, EASY if self.level == MAX_LEVEL else 1.0)
@@ -104,21 +127,3 @@ class LoopLag:
         """The worst in seconds; starts anew."""
         worst_s, self._worst_s = self._worst_s, 0.0
         return worst_s
-
-
-def resident_bytes() -> int | None:
-    """The memory that this process has in RAM; None where the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_bytes().split()[1]
-    except (OSError, IndexError):
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def container_bytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
-    """Four fifths of the memory that the container may use (cgroup v2); None where it is not limited."""
-    try:
-        limit = limit_file.read_text().strip()
-    except OSError:
-        return None
-    return int(limit) * 4 // 5 if limit.isdigit() else None

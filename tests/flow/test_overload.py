@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call import LANES
-from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload, container_bytes, resident_bytes
+from gateway.flow.memory import container_bytes, resident_bytes
+from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload
 from gateway.policy.snapshot import QueueBounds
 
 GIB = 1024**3
@@ -112,6 +113,60 @@ def test_memory_that_is_not_given_back_does_not_keep_people_out() -> None:
     assert found[7:20] == [2] * 13
     assert 3 in found[20:26]
     assert min(found[2:]) == 2
+
+
+def test_what_is_left_after_a_peak_keeps_nobody_out() -> None:
+    """Nobody is served, and memory stays above its limit: it is calm; from there growth counts, as it did before."""
+    overload = Overload()
+    for second in range(5):
+        overload.observe(second, 2 * GIB, 0, 0.0, BOUNDS)
+    assert shed(overload) == ["batch", "background"]
+
+    levels = []
+    for second in range(5, 15):
+        overload.observe(second, 2 * GIB, 0, 0.0, BOUNDS, is_at_rest=True)
+        levels.append(overload.level)
+    assert levels[-1] == 0
+    for second in range(15, 30):
+        overload.observe(second, 2 * GIB + GIB // 10, 0, 0.0, BOUNDS)
+    assert overload.level == 0
+    overload.observe(30, 2 * GIB + GIB // 2, 0, 0.0, BOUNDS)
+    assert overload.level == 1
+
+
+def test_memory_that_was_given_back_counts_again() -> None:
+    """The limit is the policy's as soon as there is less at rest."""
+    overload = Overload()
+    for second, resident in enumerate((2 * GIB, GIB // 2)):
+        overload.observe(second, resident, 0, 0.0, BOUNDS, is_at_rest=True)
+
+    overload.observe(2, GIB + GIB // 10, 0, 0.0, BOUNDS)
+
+    assert overload.level == 1
+
+
+def test_what_is_at_rest_moves_the_limit_no_further_than_the_container_goes() -> None:
+    """Four fifths of it are the limit, 95 % the end: who comes then is one too many, whatever is resident at rest."""
+    overload = Overload(memory_bytes=800)
+    overload.observe(0, 790, 0, 0.0, QueueBounds(), is_at_rest=True)
+
+    overload.observe(1, 940, 0, 0.0, QueueBounds())
+    assert overload.level == 0
+    overload.observe(2, 960, 0, 0.0, QueueBounds())
+    assert overload.level == 1
+
+
+@given(st.integers(0, 100 * GIB), st.integers(0, 3))
+def test_at_rest_every_level_ends(resident: int, level: int) -> None:
+    """Whatever is resident: to send calls away would free none of it."""
+    overload = Overload(memory_bytes=GIB)
+    for second in range(level):
+        overload.observe(second, None, 0, 9.0, BOUNDS)
+
+    for second in range(level, 16):
+        overload.observe(second, resident, 0, 0.0, BOUNDS, is_at_rest=True)
+
+    assert overload.level == 0
 
 
 @given(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from math import ceil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,10 +28,12 @@ from gateway.errors import (
 )
 from gateway.ingress.render import error_headers
 from gateway.policy.snapshot import Key, QueueBounds
-from tests.e2e.harness import connect, post, until
+from tests.e2e.conftest import StartGateway
+from tests.e2e.harness import config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, Script
 from tests.ingress.test_keepalive import CHAT, Front, front
 
+SHED = "default: {shed: {memory: 300MiB}}\n"
 LATE_S = 9.0
 """More loop lag than the default allows."""
 
@@ -186,3 +189,27 @@ def test_the_limit_in_the_way_is_named(kind: type[AdmissionDenied] | type[Reques
 
     assert named[b"x-gateway-limit"] == b"openai/gpt-4o requests_per_min"
     assert b"x-gateway-limit" not in dict(error_headers(kind("m"), 0))
+
+
+async def test_after_a_peak_everybody_is_let_in_again(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With nothing in flight, memory that stays resident is given back, and what is left of it keeps nobody out."""
+    resident, given_back = [200], []
+    monkeypatch.setattr("gateway.app.resident_bytes", lambda: resident[0] * 1024 * 1024)
+    monkeypatch.setattr("gateway.app.find_trim", lambda: lambda: given_back.append(resident[0]))
+    (tmp_path / "queue.yaml").write_text(SHED)
+    running = await start(lambda url: config_of(url, policies=str(tmp_path)))
+    app = running.gateway
+    batch = post(CHAT, None, "x-gateway-lane: batch")
+
+    async with connect(running.url) as peer:
+        for second in range(3):
+            app._overload.observe(float(second), 400 * 1024 * 1024, 0, 0.0, app.policy.queue)
+        assert (await peer.exchange(batch)).error["code"] == "gateway_overloaded"
+        resident[0] = 374
+        for second in range(3, 20):
+            await app._watch_load(float(second), 0.0)
+        assert (await peer.exchange(batch)).status == 200
+
+    assert given_back
