@@ -361,5 +361,4 @@ class Admission:
         if line is not None:
             self.queue.freed(line)
             if self.gates.callers and line.gate.vitals.is_probed:
-                for other in self.gates.kin(name):  # a probe has ended that they wait for, too
-                    self.queue.freed(other)
+                self.outages.probed(line.gate)

@@ -23,6 +23,8 @@ from gateway.policy.snapshot import QueueBounds
 
 LONGEST_AGED_S = 1.0
 """An aged call for whom nearly enough is left over may make others wait so long."""
+MOST_LOOKED_AT = 1024
+"""Of so many lines the youngest call makes room for another; where there are more, of those that were made last."""
 _SPARE_MOMENTS = 1024
 log = logging.getLogger("gateway.queue")
 
@@ -216,7 +218,13 @@ class DelayQueue:
 
     def displace(self, rank: int, tenant: str | None = None) -> bool:
         """Send away the youngest call of the lowest lane below `rank` (of this tenant); False when there is none."""
-        found = [ticket for line in self._lines.values() if (ticket := line.lineup.youngest(rank, tenant)) is not None]
+        found: list[_Standing] = []
+        for looked_at, line in enumerate(reversed(self._lines.values())):  # the newest first: callers may have one each
+            if looked_at >= MOST_LOOKED_AT and found:
+                break
+            ticket = line.lineup.youngest(rank, tenant) if line.lineup.is_busy else None
+            if ticket is not None:
+                found.append(ticket)
         if not found:
             return False
         self._end(max(found, key=lambda ticket: (ticket.place.rank, ticket.place.seq)).held, Left.DISPLACED)

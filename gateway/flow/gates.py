@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import islice
 from math import inf
+from operator import itemgetter
 from secrets import token_bytes
 
 from gateway.call import Call
@@ -28,6 +29,7 @@ from gateway.policy.vitals import Account, OnChange, Vitals
 
 MOST_NAMED = 1024
 """So many model names and callers have gates of their own while nobody uses them; those in use are not counted."""
+MOST_SHOWN = 1000
 _LOOKS = 8  # at gates that may be forgotten, for each new one
 
 
@@ -157,6 +159,12 @@ class Gates:
         """Whether it is one of the config's own accounts that pays there."""
         account = gate.vitals.account
         return self.accounts.get(account.name) is account
+
+    def shown(self) -> list[tuple[str, Line]]:
+        """The lines that people are shown, in order of their names: all of the config's, and as many others as one reads."""
+        own = [item for item in self.lines.items() if item[0] not in self._named]
+        named = [(name, self.lines[name]) for name in islice(reversed(self._named), max(0, MOST_SHOWN - len(own)))]
+        return sorted(own + named, key=itemgetter(0))
 
     def of_account(self, account: Account) -> list[Line]:
         """The lines of all targets that this account pays for."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from gateway.call import LANES
 from gateway.clock import Clock
 from gateway.flow.delayqueue import DelayQueue, Line
 from gateway.flow.gates import Gates
@@ -21,6 +22,7 @@ IN_USE_S = 60.0
 """A target that was asked so lately is in use."""
 Hand: TypeAlias = Literal["open", "closed", "drained"] | None
 """What a person wants of a breaker; None: what was set by hand holds no more."""
+_LOWEST = len(LANES) - 1
 log = logging.getLogger("gateway.health")
 
 
@@ -96,6 +98,14 @@ class Outages:
         """Those for whom the breaker of this name matters: a target's own, or all that an account pays for."""
         account = self._gates.accounts.get(name)
         return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
+
+    def probed(self, gate: Gate) -> None:
+        """A probe may have ended there for which callers at other lines wait, too."""
+        vitals, now = gate.vitals, self._clock.monotonic()
+        for line in self._gates.kin(gate.name):
+            if vitals.wait_s(now, _LOWEST) is None:
+                return  # as many as may are on their way again
+            self._queue.freed(line)
 
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""

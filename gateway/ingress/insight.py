@@ -17,7 +17,7 @@ from gateway.policy.limits import Cost, LimitRow, LimitSet
 def show_limits(admission: Admission, now: float) -> dict[str, Any]:
     """Every limit of targets and keys: level, capacity, where it is known from, and when one more unit is free."""
     return {
-        "targets": {name: _target(line, now) for name, line in sorted(admission.gates.lines.items())},
+        "targets": {name: _target(line, now) for name, line in admission.gates.shown()},
         "keys": {name: _rows(limits.rows(now)) for name, limits in sorted(_key_sets(admission).items())},
     }
 
@@ -37,7 +37,7 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
                 "paused_s": max(0.0, line.gate.paused_until - now),
                 "waiting": _waiting(line, now),
             }
-            for name, line in sorted(admission.gates.lines.items())
+            for name, line in admission.gates.shown()
             if len(line.lineup)
         },
     }

@@ -27,7 +27,7 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
     gates = admission.gates
     models, tokens = _uses(policy), _retry_tokens(policy)
     targets = {}
-    for name, line in sorted(gates.lines.items()):
+    for name, line in gates.shown():
         label = gates.label(name)
         row = _target(line, tokens.get(label, Retries().tokens), now)
         targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
@@ -140,7 +140,7 @@ def _payer(admission: Admission, line: Line) -> dict[str, str]:
 def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:
     """The accounts of the config, each with the targets that it pays for; those that have none any more are left out."""
     paid: dict[str, list[str]] = {}
-    for name, line in sorted(admission.gates.lines.items()):
+    for name, line in admission.gates.shown():
         paid.setdefault(line.gate.vitals.account.name, []).append(name)
     return [(account, paid[name]) for name, account in admission.gates.accounts.items() if name in paid]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
-from gateway.call import Reply
-from gateway.errors import CircuitOpen, GatewayError
+from gateway.call import Reply, Usage
+from gateway.errors import CircuitOpen, ErrorClass, GatewayError
 from gateway.flow import gates as gates_module
+from gateway.flow.delayqueue import Held, Line, Option
 from gateway.policy.limits import Cost
 from gateway.policy.snapshot import Limits, LimitsAre, Target
 from gateway.ports import Outgoing
@@ -320,3 +323,64 @@ async def test_gates_that_are_dropped_leave_nothing_to_collect(kind: str) -> Non
 
     assert len(gates.lines) <= MOST_NAMED + 2
     assert gc.collect() <= 10
+
+
+HEADERS = [
+    (b"x-ratelimit-limit-requests", b"3000"),
+    (b"x-ratelimit-remaining-requests", b"2999"),
+    (b"x-ratelimit-limit-tokens", b"150000"),
+    (b"x-ratelimit-remaining-tokens", b"149000"),
+]
+
+
+def work(bench: Bench, line: Line, rng: random.Random) -> None:
+    """Everything that makes a gate larger: answers of all lengths and times, streams too, failures, and somebody who waits."""
+    gate, clock = line.gate, bench.clock
+    for number in range(120):
+        clock.now += rng.random()
+        grant = gate.reserve(Cost(1, 50, 50), clock.now, estimate=50)
+        if grant is None:
+            continue
+        clock.now += 10 ** rng.uniform(-2.5, 1.5)
+        if number % 10 == 0:
+            gate.judge(grant, ErrorClass.SERVER_ERROR, clock.now, 0.5)
+            gate.failed(grant, clock.now, is_overload=False)
+            continue
+        gate.answered(grant, HEADERS, clock.now, clock.wall(), is_stream=number % 2 == 0)
+        gate.judge(grant, None, clock.now, 0.5)
+        gate.settle(grant, Usage(50 + number, int(10 ** rng.uniform(0, 4))), clock.now)
+    held = Held(1, "batch", "web", clock.now, model="m", size=10, deadline=clock.now + 1, wake=lambda: None)
+    option = Option(0, line, Cost(), 0.0, 0, None)
+    bench.admission.queue.hold(held, [option], option)
+    if not held.is_gone:
+        bench.admission.queue.leave(held)
+    elif held.grant is not None:
+        gate.settle(held.grant, None, clock.now)
+
+
+@pytest.mark.parametrize(("kind", "most_bytes"), [("names", 16_384), ("callers", 6_000), ("unused callers", 3_000)])
+def test_a_gate_takes_little_room(kind: str, most_bytes: int) -> None:
+    """Of a name and of a caller, with all that it has learned."""
+    bench = keyless(refusal())
+    bench.policy = replace(bench.policy, models={"m": replace(bench.policy.models["m"])})
+    target, gates, rng = wildcard(bench), bench.admission.gates, random.Random(1)
+    gates.line(target, bench.call(credential=b"first"))
+    calls = [
+        bench.call(model_name=f"name-{number}") if kind == "names" else bench.call(credential=b"%d" % number)
+        for number in range(50)
+    ]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for call in calls:
+            line = gates.line(target, call)
+            if kind != "unused callers":
+                work(bench, line, rng)
+        bench.clock.timers.clear()
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert taken / len(calls) <= most_bytes
