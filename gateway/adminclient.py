@@ -66,6 +66,10 @@ class AdminClient:
         """Forgets the answers that match all of `key`, `model` and `tenant`, or `all`; how many there were."""
         return self._ask("POST", "/admin/cache/purge", selection)
 
+    def claim(self, selection: Mapping[str, Any]) -> dict[str, Any]:
+        """Gives the objects `ids` at `provider` to a `tenant`, with `move` also those of another; whose the others are."""
+        return self._ask("POST", "/admin/objects/claim", selection)
+
     def recall(self, request_id: str) -> dict[str, Any]:
         """How a call was spared its provider, or why not."""
         return self._ask("GET", f"/admin/cache/why?request={quote(request_id, safe='')}")
@@ -127,6 +131,14 @@ def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
     elif status == 404 and str(message).startswith("Unknown path"):
         message = f"there is no admin API at {url}; if the config has admin.listen, that is the address for --url"
     return AdminRefused(str(message or f"the gateway at {url} answered with {status}"), is_misuse=400 <= status < 500)
+
+
+def claimed(answer: Mapping[str, Any]) -> str:
+    """How many objects are the tenant's now, and which are somebody else's, one a line."""
+    count, others = answer["claimed"], answer["others"]
+    told = f"{count:,} {'object' if count == 1 else 'objects'} at {safe(answer['provider'])} now of {safe(answer['tenant'])}"
+    lines = [f"{safe(id)} is {safe(owner)}'s already; --move gives it all the same" for id, owner in others.items()]
+    return "\n".join([told, *lines])
 
 
 def table(shown: Mapping[str, Any]) -> str:

@@ -43,6 +43,7 @@ from gateway.ingress.backup import StateFile, backup_route
 from gateway.ingress.caching import cache_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
+from gateway.ingress.objects import object_routes
 from gateway.ingress.operations import Gather, admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
@@ -288,6 +289,7 @@ class Gateway:
             *switch_routes(self._policies, self._show_targets, self._admission.outages.force),
             *cache_routes(self._policies, self._cache_desk, self._savings),
             backup_route(self._policies, self._state_file),
+            *object_routes(self._policies, self._pipeline.ownership),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._post.listen if self._post else listen_on
@@ -423,6 +425,7 @@ class Gateway:
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
         telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
         telemetry.set_store(self._store.stats())
+        telemetry.set_objects(self._store.objects.entries, self._store.objects.lost)
         if self._shared is not None:
             telemetry.set_state(self._shared.health())
         telemetry.set_shedding(self._overload.level, self._overload.shed_total)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.policy.gate import Grant
     from gateway.policy.largebody import Large
     from gateway.policy.limits import Cost
+    from gateway.policy.objects import Concern
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
 
@@ -266,6 +267,8 @@ class Call:
     """How it ended, once it is settled: as of its answer, whether its client has waited for that or not."""
     usage_event: bytes = b""
     """The usage event of its stream, where that was not passed on."""
+    objects: Concern | None = None
+    """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
 
 
 async def _nothing_to_close() -> None:

@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, targets, cache, stats, state, demo, emulate, version.
+"""The command line: serve, check, explain, targets, cache, stats, state, objects, demo, emulate, version.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Every
 failure is a sentence on standard error, never a traceback.
@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
+    _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
     command = commands.add_parser(
         "demo",
@@ -254,6 +255,24 @@ def _add_state(command: argparse.ArgumentParser) -> None:
     action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
     _add_admin(action)
     action.set_defaults(command=_state_backup)
+
+
+def _add_objects(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+    action = actions.add_parser(
+        "claim",
+        help="give objects that were there before to their tenant",
+        description="Objects that were not created through the gateway, or that it has forgotten, are 404 for every tenant of"
+        " several that share an account, until they are claimed for one.",
+    )
+    action.add_argument("tenant", help="of the config's keys")
+    action.add_argument(
+        "ids", nargs="+", metavar="ID", help="file-..., vs_..., resp_...; - reads them from standard input"
+    )
+    action.add_argument("--provider", help="where they are (default: that of passthrough, or the only one)")
+    action.add_argument("--move", action="store_true", help="also those that are another tenant's")
+    _add_admin(action)
+    action.set_defaults(command=_claim)
 
 
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
@@ -416,6 +435,14 @@ def _state_backup(options: argparse.Namespace) -> int:
     from gateway.store.sqlite_schema import damage_of  # no other command needs sqlite
 
     return _ask(options, lambda client: stateclient.save(client.backup(), options.file, damage_of), stateclient.saved)
+
+
+def _claim(options: argparse.Namespace) -> int:
+    ids = [id for given in options.ids for id in (sys.stdin.read().split() if given == "-" else (given,))]
+    given = {"tenant": options.tenant, "ids": ids, "move": options.move}
+    if options.provider:
+        given["provider"] = options.provider
+    return _ask(options, lambda client: client.claim(given), adminclient.claimed)
 
 
 def _ask(

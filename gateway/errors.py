@@ -315,6 +315,15 @@ class NotCached(GatewayError):
     code = "not_cached"
 
 
+class OwnerUnknown(GatewayError):
+    """Whose an object is cannot be said while the store is out of reach; it is given to nobody meanwhile."""
+
+    status = 503
+    should_retry: bool | None = True
+    retry_after_s = 1.0
+    code = "state_unavailable"
+
+
 class DeadlineExceeded(GatewayError):
     """The caller's own deadline passed before an answer began."""
 

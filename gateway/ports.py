@@ -278,6 +278,36 @@ class Index(Protocol):
         ...
 
 
+class Objects(Protocol):
+    """Whose the objects at providers are, by digests of 16 bytes; those not used for longest go when there are too many.
+
+    No method raises. None for an answer: it cannot be said now, and who asks must not take it for "nobody's".
+    """
+
+    lost: int
+    """How many have gone for want of room, since the start."""
+
+    @property
+    def entries(self) -> int:
+        """How many there are, as last known."""
+        ...
+
+    def own(self, objects: Sequence[bytes], tenant: str) -> Later[Sequence[str] | None]:
+        """They are this tenant's from now on, unless they are somebody's; whose each is then.
+
+        When this is done, it survives whatever the store survives; where the store is out of reach, it is told later.
+        """
+        ...
+
+    def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
+        """Whose each is; None in the list: nobody's."""
+        ...
+
+    def disown(self, objects: Sequence[bytes]) -> Later[bool]:
+        """They are nobody's any more. False: that could not be done."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
     """How much a store may keep, in bytes of what it takes in memory or on disk."""
@@ -287,6 +317,8 @@ class StoreBounds:
     records: int
     vectors: int = 50_000
     """Rows per partition."""
+    objects: int = 1_000_000
+    """Of which it is remembered whose they are."""
 
 
 class Store(Protocol):
@@ -295,6 +327,7 @@ class Store(Protocol):
     records: Records
     answers: Answers
     vectors: Vectors
+    objects: Objects
     is_local: bool
     """Its methods answer at once, and nothing of it is shared: who runs here need not renew a lease."""
 

@@ -162,6 +162,10 @@ class Telemetry(Collector):
         )
         self._cache_entries = Levels("cache_entries", "What the store keeps now.", "kind")
         self._cache_bytes = Levels("cache_bytes", "What that takes, in bytes.", "kind")
+        self._objects = Levels("objects", "Objects at providers of which it is known whose they are.")
+        self._objects_lost = Counts(
+            "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
+        )
         self._waits = Distribution(
             "queue_wait_seconds", "Time that held calls spent in the delay queue.", SECONDS, "lane"
         )
@@ -337,6 +341,11 @@ class Telemetry(Collector):
         """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
         self._cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
         self._cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+
+    def set_objects(self, entries: int, lost: int) -> None:
+        """Of how many objects the store knows whose they are, and of how many it has had to forget that."""
+        self._objects.values[()] = entries
+        self._objects_lost.totals[()] = lost
 
     def state_changed(self, is_up: bool) -> None:
         """The store that replicas share has gone out of reach, or is back."""

@@ -51,8 +51,18 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         "errors": _errors(snapshot),
         "passthrough": snapshot.passthrough.provider if snapshot.passthrough else None,
         "passthrough_admin": snapshot.passthrough_admin,
+        "objects": _objects(snapshot),
         "keys": [describe_key(key) for key in snapshot.keys.values()],
     }
+
+
+def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:
+    """Whose the objects at providers are."""
+    rules = snapshot.objects
+    if rules is None:
+        return "of the only tenant"
+    shared = "all" if rules.is_open else sorted((*rules.ids, *(f"{prefix}*" for prefix in rules.prefixes)))
+    return {"of": "their tenant", "shared": shared}
 
 
 def describe_shared(shared: SharedState) -> dict[str, Any]:

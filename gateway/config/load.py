@@ -16,6 +16,7 @@ from gateway.config.check import check
 from gateway.config.env import substitute
 from gateway.config.fields import is_loopback, is_pattern
 from gateway.config.notices import find_notices
+from gateway.config.objects import object_notices, object_rules
 from gateway.config.passing import passthrough_section, passthrough_target
 from gateway.config.policies import Policies, read_policies
 from gateway.config.prices import price_finder
@@ -62,6 +63,7 @@ def load_snapshot(
     keys = key_section(document, config, server)
     routes = check_routes(document, config, policies)
     relayed = passthrough_section(document, config, providers)
+    objects = object_rules(document, config, providers, keys.values())
     if problems:
         raise _config_error(problems)
 
@@ -95,9 +97,11 @@ def load_snapshot(
         store=store_bounds(models.values(), policies.cache.record_bytes),
         passthrough=passthrough,
         passthrough_admin=relayed is not None and relayed.admin,
+        objects=objects,
         notices=(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
+            *object_notices(objects, state),
             *(tokenizers.notices if tokenizers else ()),
         ),
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),

@@ -93,6 +93,7 @@ class ConfigFile(Entry):
     providers: Section = {}
     models: Section = {}
     passthrough: Any = None
+    objects: Any = None
     keys: list[Any] = []
 
 

@@ -21,6 +21,7 @@ from gateway.flow.watch import Watch
 from gateway.policy import body as body_edits
 from gateway.policy.diagnosis import Diagnosis, in_band_status
 from gateway.policy.largebody import Large, edited
+from gateway.policy.objects import Concern
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.policy.sse import json_object
@@ -144,6 +145,8 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
             return await _open_stream(call, target, answer, clock)
         return await _open_json(call, target, answer, clock)
     if call.endpoint.request == "any":
+        if call.objects is not None and _is_read(call.objects, status, content_type):
+            return await _open_objects(call.objects, target, answer)
         return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
     return await _open_binary(call, target, answer, content_type, clock)
 
@@ -193,6 +196,26 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
         return Opened(target, status, headers, body)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
     return Opened(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
+
+
+def _is_read(concern: Concern, status: int, content_type: bytes) -> bool:
+    """Whether the answer's ids have to be known before it goes on; an event stream is watched as it passes."""
+    if status >= 300 or not concern.reads_answer:
+        return False
+    return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
+
+
+async def _open_objects(concern: Concern, target: Target, answer: Answer) -> Opened:
+    """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    if is_whole:
+        return Opened(target, answer.status, answer.headers, body)
+    if concern.is_list:
+        await answer.aclose()
+        raise UpstreamFailed(
+            ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"
+        )
+    return Opened(target, answer.status, answer.headers, relay=RawRelay(target.upstream, answer, body))
 
 
 def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Opened:

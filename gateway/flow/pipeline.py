@@ -21,6 +21,7 @@ from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.admission import Admission
 from gateway.flow.attempt import Attempts
 from gateway.flow.flight import Flight
+from gateway.flow.objects import Ownership
 from gateway.flow.opening import Opened, clocks_of
 from gateway.flow.rawrelay import RawRelay, why_stopped
 from gateway.flow.relay import SseRelay
@@ -30,6 +31,7 @@ from gateway.flow.savings import Savings
 from gateway.flow.trail import trail_headers
 from gateway.flow.watch import Watch
 from gateway.policy.headers import passthrough_response_headers, response_headers
+from gateway.policy.objects import ObjectRules
 from gateway.policy.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter, Store
 
@@ -54,6 +56,7 @@ class Pipeline:
         "_returned",
         "_returned_as_is",
         "_running",
+        "ownership",
         "replays",
     )
 
@@ -78,6 +81,7 @@ class Pipeline:
         self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._running = Running(clock)
+        self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
@@ -88,12 +92,31 @@ class Pipeline:
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
+        rules = call.policy.objects
+        if rules is not None and self.ownership.concerns(call, rules):
+            return self._admitted(call, rules)
         asked = self.replays.ask(call)
         return self._answer(call) if asked is None else self.replays.serve(call, asked)
 
     async def aclose(self) -> None:
         """Wait for what is still being kept. To be called when every call has been stopped."""
         await self.replays.aclose()
+
+    async def _admitted(self, call: Call, rules: ObjectRules) -> Reply:
+        """The answer to a call about objects at a provider, if they are its tenant's."""
+        try:
+            await self.ownership.admit(call, rules)
+        except GatewayError as error:
+            self._accounts.settle(call, error.status, error.code or error.type)
+            raise
+        except asyncio.CancelledError as stopped:
+            self._accounts.settle(call, CLIENT_GONE_STATUS, why_stopped(stopped))
+            raise
+        except Exception as defect:
+            self._accounts.settle(call, 500, "internal_error")
+            raise InternalError("The gateway failed on this request; its log has the details.") from defect
+        asked = self.replays.ask(call)
+        return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
 
     async def _answer(self, call: Call) -> Reply:
         """The answer of a provider, or of the call that this one repeats."""
@@ -106,6 +129,8 @@ class Pipeline:
                     ended = reply if reply.chunks is None else None
                     return reply
             opened = await self._attempts.first_answer(call)
+            if call.objects is not None:
+                opened = await self.ownership.learn(call, opened, self._attempts.first_answer)
             if opened.relay is None:
                 ended = self._whole_reply(call, opened)
                 return ended
@@ -179,6 +204,8 @@ class Pipeline:
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
         chunks = relay.chunks(on_end, clocks_of(opened.target, call), self._clock.monotonic)
+        if call.objects is not None and call.objects.learns:
+            chunks = self.ownership.watched(call, call.objects, opened.target, chunks)
 
         async def close() -> None:
             await chunks.aclose()

@@ -21,6 +21,7 @@ MAX_PARTS = 1000
 _PARTS_A_STEP = 16
 _SEARCHED_BYTES = 262_144
 Spans = dict[str, list[tuple[int, int]]]
+Part = tuple[str, int, int]
 _MAX_PART_HEAD = 8192
 
 
@@ -49,9 +50,22 @@ def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
 
 def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Generator[None, None, Spans]:
     """As `find_fields`, in steps of a millisecond or two, each taken by whoever drives the generator."""
+    spans: Spans = {name: [] for name in names}
+    for part in parts_in_steps(body, boundary):
+        if part is None:
+            yield
+        elif part[0] in spans:
+            spans[part[0]].append(part[1:])
+    return spans
+
+
+def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None, None]:
+    """Every part: its name (empty: none), and the offsets of its value; None behind each step of a millisecond or two.
+
+    Raises MultipartError on a malformed body.
+    """
     delimiter = b"--" + boundary
     line = b"\r\n" + delimiter
-    spans: Spans = {name: [] for name in names}
     at = 0
     if not body.startswith(delimiter):
         at = (yield from _find(body, line, 0)) + 2
@@ -59,10 +73,10 @@ def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Gener
             raise MultipartError("the boundary does not occur in the body")
     for number in range(MAX_PARTS):
         if number % _PARTS_A_STEP == 0:
-            yield
+            yield None
         line_end = at + len(delimiter)
         if body[line_end : line_end + 2] == b"--":
-            return spans
+            return
         if body[line_end : line_end + 2] != b"\r\n":
             raise MultipartError("a boundary does not end its line")
         part_end = yield from _find(body, line, line_end)
@@ -73,8 +87,7 @@ def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Gener
             raise MultipartError("the head of a part does not end")
         field = _NAME.search(body, line_end, head_end)
         name = (field.group(1) or field.group(2) or b"").decode("latin-1") if field is not None else ""
-        if name in spans:
-            spans[name].append((head_end + 4, max(head_end + 4, part_end)))
+        yield name, head_end + 4, max(head_end + 4, part_end)
         at = part_end + 2
     raise MultipartError(f"more than {MAX_PARTS} parts")
 

@@ -22,6 +22,7 @@ from gateway.policy.choose import Tiers
 from gateway.policy.diagnosis import ErrorTable
 from gateway.policy.estimate import ChargeRule
 from gateway.policy.limits import CONTINUOUS, Style
+from gateway.policy.objects import ObjectRules
 from gateway.policy.retry import Retries
 from gateway.ports import Clocks, StoreBounds, Upstream
 
@@ -297,6 +298,8 @@ class PolicySnapshot:
     """Where the other endpoints go."""
     passthrough_admin: bool = False
     """Also those that manage the account."""
+    objects: ObjectRules | None = None
+    """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.ports import Answers, Records, StoreBounds, VectorRow, Vectors
+from gateway.ports import Answers, Objects, Records, StoreBounds, VectorRow, Vectors
 from gateway.store.memory_answers import MemoryAnswers
+from gateway.store.memory_objects import MemoryObjects
 from gateway.store.memory_records import MemoryRecords
 
 
@@ -35,7 +36,7 @@ class MemoryVectors:
 class MemoryStore:
     """`gateway.ports.Store`. `wall` gives seconds since the epoch."""
 
-    __slots__ = ("_answers", "_records", "answers", "is_local", "records", "vectors")
+    __slots__ = ("_answers", "_objects", "_records", "answers", "is_local", "objects", "records", "vectors")
 
     def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:
         self._records = MemoryRecords(bounds.records, wall)
@@ -44,12 +45,15 @@ class MemoryStore:
         self.records: Records = self._records
         self.answers: Answers = self._answers
         self.vectors: Vectors = MemoryVectors()
+        self._objects = MemoryObjects(bounds.objects)
+        self.objects: Objects = self._objects
         self.is_local = True
 
     def configure(self, bounds: StoreBounds) -> None:
         """Keep to these from now on; what is too much by now goes step by step, with every `tick` and every new entry."""
         self._answers.configure(bounds.answers)
         self._records.configure(bounds.records)
+        self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
         """Called about once a second: forgets some of what has expired, never for long."""

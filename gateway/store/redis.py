@@ -15,12 +15,13 @@ from itertools import islice
 from secrets import token_bytes
 
 from gateway.policy.snapshot import SharedState
-from gateway.ports import Answers, Leases, News, Records, StoreBounds, StoreHealth, Vectors
+from gateway.ports import Answers, Leases, News, Objects, Records, StoreBounds, StoreHealth, Vectors
 from gateway.store.redis_answers import RedisAnswers
 from gateway.store.redis_chores import Chores
 from gateway.store.redis_leases import RedisLeases
 from gateway.store.redis_link import Link, StoreGone
 from gateway.store.redis_news import RedisNews
+from gateway.store.redis_objects import RedisObjects
 from gateway.store.redis_records import RedisRecords
 from gateway.store.redis_vectors import RedisVectors
 
@@ -68,6 +69,8 @@ class RedisStore:
         self.records: Records = self._records
         self.answers: Answers = self._answers
         self.vectors: Vectors = self._vectors
+        self._objects = RedisObjects(link, self._chores, told, bounds.objects)
+        self.objects: Objects = self._objects
         self.leases: Leases = self._leases
         self.news: News = self._news
         link.on_change(self._changed)
@@ -82,6 +85,7 @@ class RedisStore:
         self._records.configure(bounds.records)
         self._answers.configure(bounds.answers)
         self._vectors.configure(bounds.vectors)
+        self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
         """Called about once a second: begins to tell the store what it missed, and to forget what has run out."""
@@ -130,14 +134,18 @@ class RedisStore:
 
     async def _settle_up(self) -> None:
         """Tell the store what it missed, again and again while it may be about to come back; whoever waits sets the end."""
-        while self._records.owed and self._link.is_up:
-            await self._records.catch_up()
+        while (self._records.owed or self._objects.owed) and self._link.is_up:
+            await asyncio.gather(self._records.catch_up(), self._objects.catch_up())
             await asyncio.sleep(SETTLE_AGAIN_S)
 
     async def _tidy(self) -> None:
         try:
             await asyncio.gather(
-                self._records.catch_up(), self._answers.catch_up(), self._vectors.catch_up(), self._sweep()
+                self._records.catch_up(),
+                self._answers.catch_up(),
+                self._vectors.catch_up(),
+                self._objects.catch_up(),
+                self._sweep(),
             )
         finally:
             self._is_tidying = False

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.ports import Answers, Records, StoreBounds, Vectors
+from gateway.ports import Answers, Objects, Records, StoreBounds, Vectors
 from gateway.store.memory_answers import MemoryAnswers
 from gateway.store.sqlite_answers import SqliteAnswers
 from gateway.store.sqlite_file import File
+from gateway.store.sqlite_objects import SqliteObjects
 from gateway.store.sqlite_records import SqliteRecords
 from gateway.store.sqlite_room import Room
 from gateway.store.sqlite_schema import Connect
@@ -59,6 +60,8 @@ class SqliteStore:
         self.records: Records = self._records
         self.answers: Answers = self._answers
         self.vectors: Vectors = self._vectors
+        self._objects = SqliteObjects(self._thread, self._file, wall, bounds.objects)
+        self.objects: Objects = self._objects
 
     def configure(self, bounds: StoreBounds) -> None:
         """Keep to these from now on; what is too much by now goes step by step."""
@@ -67,6 +70,7 @@ class SqliteStore:
         self._records.configure(bounds.records)
         self._answers.configure(bounds.answers)
         self._vectors.configure(bounds.vectors)
+        self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
         """Called about once a second: has some of what has expired forgotten, and gives up a disk that says nothing."""
@@ -83,6 +87,8 @@ class SqliteStore:
         """What the file has as of its last write; while that cannot be used, what memory has."""
         stats = {use: {"entries": 0, "bytes": 0} for use in ("answers", "records", "vectors")}
         for name, entries, size in self._file.totals:
+            if name == "objects":
+                continue
             one = stats[name.partition("/")[0]]
             one["entries"] += entries
             one["bytes"] += size

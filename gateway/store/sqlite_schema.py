@@ -81,7 +81,16 @@ _FIRST = (
     "DELETE FROM partitions WHERE partition = OLD.partition AND entries <= 0; END",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_OBJECTS = (
+    "CREATE TABLE objects (id INTEGER PRIMARY KEY, object BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL, used REAL NOT NULL)",
+    "CREATE INDEX objects_used ON objects (used)",
+    "CREATE TRIGGER objects_in AFTER INSERT ON objects BEGIN INSERT INTO totals VALUES ('objects', 1, 0) "
+    "ON CONFLICT (name) DO UPDATE SET entries = entries + 1; END",
+    "CREATE TRIGGER objects_out AFTER DELETE ON objects BEGIN "
+    "UPDATE totals SET entries = entries - 1 WHERE name = 'objects'; END",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OBJECTS)
 """The n-th brings a file from version n to n + 1; a new file has version 0. What was released is never changed."""
 
 

@@ -54,6 +54,7 @@ MOST = frozenset(
         "gateway_event_loop_lag_seconds",
         "gateway_cache_entries",
         "gateway_cache_bytes",
+        "gateway_objects",
         "gateway_replicas",
     }
 )

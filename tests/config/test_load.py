@@ -901,7 +901,8 @@ def test_readable_file_with_a_literal_secret_is_announced(tmp_path: Path, mode: 
     file = tmp_path / "config.yaml"
     file.write_text(
         provider(f"{OPENAI}, api_key: literal, transport: httpx, proxy: 'http://u:p@x'")
-        + f"keys: [{{name: a, key: {KEY}}}, {{name: b, key: '${{K}}'}}, {{name: c, key: 'sha256:{'0' * 64}'}}]\n"
+        + f"keys: [{{name: a, key: {KEY}}}, {{name: b, key: '${{K}}', tenant: a}}, "
+        + f"{{name: c, key: 'sha256:{'0' * 64}', tenant: a}}]\n"
         + f"admin: {{key: '${{NONE:-{KEY}-admin}}'}}\n"
     )
     file.chmod(mode)

@@ -183,7 +183,7 @@ def test_a_file_of_a_newer_release_is_refused(path: str) -> None:
     db.execute("PRAGMA user_version = 99")
     db.close()
 
-    assert "a newer gateway has made it (version 99, this one knows 1)" in refusal(path)
+    assert f"a newer gateway has made it (version 99, this one knows {len(sqlite_schema.MIGRATIONS)})" in refusal(path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -251,7 +251,7 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
         version = db.execute("PRAGMA user_version").fetchone()
         db.close()
 
-        assert (found, version) == ([(RECORD, "blue")], (2,))
+        assert (found, version) == ([(RECORD, "blue")], (len(newer),))
 
 
 def test_a_migration_that_fails_changes_nothing(path: str) -> None:

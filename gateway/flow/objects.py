@@ -1,0 +1,244 @@
+"""Objects at providers, kept apart by tenant: asked before a call goes, learned before its answer does.
+
+    concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
+
+One module behind these calls, so that it can be moved: the pipeline makes them, and where all callers are one tenant none.
+Invariants: an id is its tenant's before its client can use it; whoever names an id of somebody else is told what is told of
+ids that do not exist; while nobody can say whose an id is, it is given to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.call import Call
+from gateway.errors import ErrorClass, NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.flow.lease import said
+from gateway.flow.opening import Opened
+from gateway.policy import objectids
+from gateway.policy.objectanswers import (
+    Announcements,
+    Filling,
+    id_of,
+    ids_in_answer,
+    ids_of_item,
+    list_headers,
+    read_page,
+)
+from gateway.policy.objects import (
+    Concern,
+    ObjectRules,
+    concern_of,
+    ids_in_path,
+    key_of,
+    own_idempotency_key,
+)
+from gateway.policy.snapshot import Target
+from gateway.policy.sse import json_object
+from gateway.ports import Objects
+
+IDEMPOTENCY_KEY = b"idempotency-key"
+_NOT_YOURS = (
+    "No such object: it does not exist, or it is not this key's; use an id that an answer to this key has named."
+)
+
+
+class Ownership:
+    """Knows whose objects are. One per process; holds no state of any call."""
+
+    __slots__ = ("_objects",)
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def concerns(self, call: Call, rules: ObjectRules) -> bool:
+        """Whether the call has to do with objects; what, it knows from then on. To be called once, before it goes anywhere."""
+        content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
+        if call.endpoint.request == "any":
+            self._rename_key(call)
+        if rules.is_open:
+            return False
+        call.objects = concern_of(call, objectids.may_name(call.body, content_type))
+        return call.objects is not None
+
+    async def admit(self, call: Call, rules: ObjectRules) -> None:
+        """Let the call go on if all it names is its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
+        concern = call.objects
+        if concern is None:
+            return
+        named: dict[str, str | None] = dict.fromkeys(ids_in_path(concern, call.query))
+        if concern.method not in ("GET", "HEAD", "DELETE") or call.body:
+            content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
+            for one in objectids.ids_in_body(call.body, call.parsed, content_type):
+                if one is None:
+                    await asyncio.sleep(0)  # a large body: others may have their turn
+                else:
+                    named.setdefault(*one)
+                if len(named) > objectids.MOST_FOUND:
+                    raise objectids.too_many()
+            if concern.place is not None and concern.place.kind == "evals" and objectids.reads_everybodys(call.body):
+                raise _not_yours("data_source")
+        named = {id: field for id, field in named.items() if not rules.is_everybodys(id)}
+        if named:
+            await self._check(call, rules, named)
+
+    async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
+        """The answer, once what it names is the tenant's; a list without what is others', for which pages are asked again."""
+        concern, rules = call.objects, call.policy.objects
+        if concern is None or rules is None or opened.error_class is not None or opened.status >= 300:
+            return opened
+        if concern.is_list and opened.relay is None:
+            return await self._fill(call, rules, concern, opened, ask_again)
+        if opened.relay is None and concern.learns:
+            answer = json_object(opened.body)
+            if answer is not None:
+                await self._own(call, rules, opened.target, ids_in_answer(concern, answer))
+        place = concern.place
+        if concern.method == "DELETE" and place is not None and place.id and not place.verb:
+            await self._forget(call, rules, opened.target, place.id)
+        return opened
+
+    async def watched(
+        self, call: Call, concern: Concern, target: Target, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The chunks of a stream; each goes on when what it names is the tenant's."""
+        rules, announced = call.policy.objects, Announcements(concern)
+        try:
+            async for chunk in chunks:
+                ids = announced.read(chunk)
+                if ids and rules is not None:
+                    await self._own(call, rules, target, ids)
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    async def claim(
+        self, rules: ObjectRules, provider: str, tenant: str, ids: Sequence[str], *, moves: bool
+    ) -> list[str]:
+        """Give objects that were there before to a tenant; `moves`: also those of another. Whose each is then.
+
+        Raises OwnerUnknown where the store is out of reach.
+        """
+        keys = [key_of(rules.scopes[provider], id) for id in ids]
+        if moves and not await said(self._objects.disown(keys), False):
+            raise _cannot_say()
+        owners = await said(self._objects.own(keys, tenant), None)
+        if owners is None:
+            raise _cannot_say()
+        return [*owners]
+
+    # --- asking ---
+
+    async def _check(self, call: Call, rules: ObjectRules, named: dict[str, str | None]) -> None:
+        """An id has to be the tenant's at one of the places that the call may go to, and nobody else's at any of them."""
+        ids = [*named]
+        is_own = [False] * len(ids)
+        for scope, is_strict in _scopes(call, rules):
+            owners = await self._owners(scope, ids)
+            for at, owner in enumerate(owners):
+                if owner is not None and owner != call.tenant:
+                    raise _not_yours(named[ids[at]])
+                is_own[at] = is_own[at] or owner is not None or not is_strict
+        for id, own in zip(ids, is_own, strict=True):
+            if not own:
+                raise _not_yours(named[id])
+
+    async def _owners(self, scope: bytes, ids: Sequence[str]) -> Sequence[str | None]:
+        owners = await said(self._objects.owners([key_of(scope, id) for id in ids]), None)
+        if owners is None:
+            raise _cannot_say()
+        return owners
+
+    # --- learning ---
+
+    async def _own(self, call: Call, rules: ObjectRules, target: Target, ids: Sequence[str]) -> None:
+        if ids and not _is_callers_account(call, target):
+            scope = rules.scopes[target.provider]
+            await said(self._objects.own([key_of(scope, id) for id in ids], call.tenant), None)
+
+    async def _forget(self, call: Call, rules: ObjectRules, target: Target, id: str) -> None:
+        if not rules.is_everybodys(id):
+            await said(self._objects.disown([key_of(rules.scopes[target.provider], id)]), False)
+
+    async def _fill(
+        self,
+        call: Call,
+        rules: ObjectRules,
+        concern: Concern,
+        opened: Opened,
+        ask_again: Callable[[Call], Awaitable[Opened]],
+    ) -> Opened:
+        """One page of the tenant's own, of as many of the provider's as it takes and may take."""
+        first, sent = opened, call.query
+        filling = Filling(sent)
+        try:
+            while True:
+                page = read_page(opened.body)
+                if page is None:
+                    raise NoTargetAvailable(
+                        "The provider's list cannot be told apart by tenants: it is no JSON list. Ask for single objects, or "
+                        "set 'objects: shared'."
+                    )
+                filling.add(page, await self._are_own(call, rules, concern, opened.target, page.items))
+                query = filling.next_query
+                if query is None:
+                    break
+                call.query = query
+                opened = await ask_again(call)
+                if opened.error_class is not None or opened.status != 200 or opened.relay is not None:
+                    if opened.error_class is ErrorClass.BAD_REQUEST:
+                        break  # it does not take our size of a page: what there is so far is true
+                    return opened
+        finally:
+            call.query = sent
+        return replace(first, headers=list_headers(first.headers), body=filling.body())
+
+    async def _are_own(
+        self, call: Call, rules: ObjectRules, concern: Concern, target: Target, items: Sequence[Any]
+    ) -> list[bool]:
+        if _is_callers_account(call, target):
+            return [True] * len(items)
+        ids = [id_of(item) for item in items]
+        owners = await self._owners(rules.scopes[target.provider], ids)
+        is_own = [owner == call.tenant or rules.is_everybodys(id) for id, owner in zip(ids, owners, strict=True)]
+        if concern.place is not None:
+            kind = concern.place.kind
+            made = [id for item, own in zip(items, is_own, strict=True) if own for id in ids_of_item(kind, item)]
+            await self._own(call, rules, target, made)
+        return is_own
+
+    def _rename_key(self, call: Call) -> None:
+        """Where tenants share an account, two of them may send the same `Idempotency-Key`."""
+        if any(_is_callers_account(call, target) for target in call.model.plan):
+            return
+        call.headers = [
+            (name, own_idempotency_key(value, call.tenant) if name == IDEMPOTENCY_KEY else value)
+            for name, value in call.headers
+        ]
+
+
+def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
+    """Where the call may go: under which name ids are looked up there, and whether the account is one that tenants share."""
+    scopes: dict[bytes, bool] = {}
+    for target in (*call.model.plan, *call.model.context_plan):
+        scope = rules.scopes[target.provider]
+        scopes[scope] = scopes.get(scope, False) or not _is_callers_account(call, target)
+    return [*scopes.items()]
+
+
+def _is_callers_account(call: Call, target: Target) -> bool:
+    """Whether the caller's own credential decides what is seen there."""
+    return call.credential is not None and call.policy.providers[target.provider].api_key is None
+
+
+def _not_yours(field: str | None) -> NotFound:
+    return NotFound(_NOT_YOURS, param=field, code="object_not_found")
+
+
+def _cannot_say() -> OwnerUnknown:
+    return OwnerUnknown(
+        "Whose this object is cannot be said while the gateway's store is out of reach; try again soon."
+    )

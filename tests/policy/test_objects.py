@@ -1,0 +1,221 @@
+"""Which requests are about objects of a provider, which ids they name, and what their answers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import InvalidRequest
+from gateway.policy.objectanswers import Announcements, Filling, Page, ids_in_answer, read_page
+from gateway.policy.objectids import FIELDS, TREE_BYTES, ids_in_body, may_name
+from gateway.policy.objects import RESPONSES, Concern, ObjectRules, Place, ids_in_path, key_of, read_path, scope_of
+
+JSON = b"application/json"
+
+
+def named(body: bytes, content_type: bytes = JSON) -> set[str]:
+    assert may_name(body, content_type)
+    return {one[0] for one in ids_in_body(body, None, content_type) if one is not None}
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/files", Place("files")),
+        ("/files/", Place("files")),
+        ("/files/file-1", Place("files", "file-1")),
+        ("/files/file-1/content", Place("files", "file-1", "content")),
+        ("/FILES/file-A", Place("files", "file-A")),
+        ("/%66iles/%66ile-1", Place("files", "file-1")),
+        ("/fine_tuning/jobs/ftjob-1/events", Place("fine_tuning/jobs", "ftjob-1", "events")),
+        ("/fine_tuning/alpha/graders/run", None),
+        ("/chat/completions/chatcmpl-1/messages", Place("chat/completions", "chatcmpl-1", "messages")),
+        ("/threads/runs", Place("threads", verb="runs")),
+        ("/threads/thread_1/runs/run_1", Place("threads", "thread_1", "runs/run_1")),
+        ("/responses/compact", Place("responses", verb="compact")),
+        ("/videos/characters/char_1", Place("videos/characters", "char_1")),
+        ("/vector_stores/vs_1/files/file-1", Place("vector_stores", "vs_1", "files/file-1")),
+        ("/audio/translations", None),
+        ("/filesystem", None),
+        ("/", None),
+    ],
+)
+def test_a_path_is_about_objects_or_not(path: str, place: Place | None) -> None:
+    assert read_path(path) == place
+
+
+@given(
+    body=st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "type", "tools", "x_id"]), inner)
+        ),
+        max_leaves=12,
+    ),
+    field=st.sampled_from(sorted(FIELDS)),
+    as_list=st.booleans(),
+    upper=st.booleans(),
+)
+def test_whatever_stands_around_it_an_id_is_found(body: Any, field: str, as_list: bool, upper: bool) -> None:
+    """In a tree, and where the same body is so large that it is only searched."""
+    value = ["id-1", "id-2"] if as_list else "id-1"
+    tree = {"before": body, "deep": [{"deeper": {field.upper() if upper else field: value, "after": body}}]}
+    expected = {"id-1", "id-2"} if as_list else {"id-1"}
+
+    assert named(orjson.dumps(tree)) >= expected
+    assert named(orjson.dumps(tree, option=orjson.OPT_INDENT_2)) >= expected
+    assert named(orjson.dumps({**tree, "padding": "x" * TREE_BYTES})) >= expected
+
+
+@given(text=st.text(max_size=40))
+def test_words_in_a_text_are_no_ids(text: str) -> None:
+    body = orjson.dumps({"input": f'"file_id": "no" {text} "vector_store_ids": ["no"]', "padding": "x" * TREE_BYTES})
+
+    assert named(body) == set()
+
+
+@pytest.mark.parametrize("size", [0, TREE_BYTES])
+def test_very_many_are_refused(size: int) -> None:
+    body = orjson.dumps([{"file_id": str(number)} for number in range(6000)] + [{"x": "x" * TREE_BYTES}])
+
+    with pytest.raises(InvalidRequest):
+        named(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"file_id"' + b" " * 300_000 + b': "x"}',
+        b'{"file_id":' + b" " * 300_000 + b'"x"}',
+        b'{"f\\u0069le_id": "x", "p": "' + b"x" * 300_000 + b'"}',
+        b'{"file_ids": ["' + b"x" * 600_000 + b'"]}',
+    ],
+)
+def test_what_hides_an_id_in_a_large_body_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        named(body)
+
+
+def test_a_cursor_is_an_id_as_well() -> None:
+    found = [*ids_in_path(Concern(Place("files"), "GET"), b"limit=2&after=file-1&before=file-2&order=asc")]
+
+    assert found == ["file-1", "file-2"]
+
+
+def test_ids_of_two_providers_are_two() -> None:
+    one, two = scope_of("https://api.openai.com/v1"), scope_of("http://vllm:8000/v1")
+
+    assert key_of(one, "x") != key_of(two, "x")
+    assert scope_of("https://API.openai.com/v1/") == one
+
+
+def test_tenants_below_one_that_names_others_are_known() -> None:
+    rules = ObjectRules({}, tenants=frozenset(("a", "team/x")), named=frozenset(("team/x",)))
+
+    assert [rules.knows(name) for name in ("a", "team/x", "team/x/bob", "team", "a/bob")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# --- answers ---
+
+
+@pytest.mark.parametrize(
+    ("place", "method", "answer", "ids"),
+    [
+        (Place("files"), "POST", {"id": "f"}, ["f"]),
+        (Place("files", "f"), "GET", {"id": "f", "output_file_id": "g"}, []),
+        (Place("batches", "b"), "GET", {"id": "b", "output_file_id": "o", "error_file_id": None}, ["o"]),
+        (Place("batches", "b", "cancel"), "POST", {"id": "b", "error_file_id": "e"}, ["e"]),
+        (Place("threads", verb="runs"), "POST", {"id": "run", "thread_id": "t"}, ["t"]),
+        (Place("threads", "t", "messages"), "POST", {"id": "msg"}, []),
+        (Place("uploads", "u", "complete"), "POST", {"id": "u", "file": {"id": "f"}}, ["f"]),
+        (Place("videos", "v", "remix"), "POST", {"id": "w"}, ["w"]),
+        (
+            Place("threads"),
+            "POST",
+            {"id": "t", "tool_resources": {"file_search": {"vector_store_ids": ["vs"]}}},
+            ["t", "vs"],
+        ),
+        (Place("responses", "r"), "GET", {"output": [{"type": "code_interpreter_call", "container_id": "c"}]}, ["c"]),
+        (Place("responses", "r"), "GET", {"output": [{"type": "message", "container_id": "c"}, None, 1]}, []),
+        (Place("files"), "POST", {"id": {"x": 1}}, []),
+    ],
+)
+def test_answers_name_what_becomes_the_tenants(
+    place: Place, method: str, answer: dict[str, Any], ids: list[str]
+) -> None:
+    assert ids_in_answer(Concern(place, method), answer) == ids
+
+
+@given(data=st.data())
+def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> None:
+    """Before the cut behind the event, for whoever has all of the event has the id."""
+    event = orjson.dumps(
+        {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "x": "y" * 30}}
+    )
+    later = orjson.dumps({"type": "x", "response": {"id": "resp_2"}, "item": {"id": "i"}})
+    stream = b"event: response.created\ndata: " + event + b"\n\nevent: x\ndata: " + later + b"\n\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    announced, found = Announcements(Concern(RESPONSES)), list[str]()
+
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += announced.read(stream[start:end])
+        if end > stream.index(b"\n\n") + 1:
+            assert found == ["resp_1"]
+
+    assert found == ["resp_1"]
+
+
+@given(
+    owned=st.lists(st.booleans(), max_size=260),
+    limit=st.integers(1, 30),
+    size=st.integers(1, 30),
+)
+def test_pages_of_ones_own_are_complete_and_true(owned: list[bool], limit: int, size: int) -> None:
+    """From page to page each of one's own is shown once, in order, and `has_more` says so, unless ten were in vain."""
+    everything = [{"id": f"{number}", "own": own} for number, own in enumerate(owned)]
+    shown, after, in_vain = list[str](), None, False
+    for _ in range(len(owned) + 2):
+        query = f"limit={limit}" + ("" if after is None else f"&after={after}")
+        said, pages = walk(everything, query, size)
+        assert pages <= 10
+        assert len(said["data"]) <= limit
+        shown += [one["id"] for one in said["data"]]
+        assert (said["first_id"], said["last_id"]) == (
+            (said["data"][0]["id"], said["data"][-1]["id"]) if said["data"] else (None, None)
+        )
+        in_vain = said["has_more"] and not said["data"]
+        if not said["has_more"] or in_vain:
+            break
+        after = said["last_id"]
+
+    own = [one["id"] for one in everything if one["own"]]
+    assert shown == (own[: len(shown)] if in_vain else own)
+
+
+def walk(everything: list[dict[str, Any]], query: str, size: int) -> tuple[dict[str, Any], int]:
+    """One page of one's own, from a provider whose pages have `size` at most."""
+    filling, asked = Filling(query.encode()), query.encode()
+    while True:
+        fields = dict(pair.split("=") for pair in asked.decode().split("&"))
+        start = int(fields["after"]) + 1 if "after" in fields else 0
+        count = min(int(fields["limit"]), size)
+        items = everything[start : start + count]
+        told = {"data": items, "has_more": start + count < len(everything), "first_id": 0, "last_id": 0}
+        page = read_page(orjson.dumps(told))
+        assert isinstance(page, Page)
+        filling.add(page, [one["own"] for one in page.items])
+        following = filling.next_query
+        if following is None:
+            said: dict[str, Any] = orjson.loads(filling.body())
+            return said, filling.pages
+        asked = following
