@@ -31,6 +31,13 @@ FIRST_SHOWN, LAST_SHOWN = 5, 20
 """Of a call's attempts, in headers and errors."""
 
 
+class Move(Protocol):
+    """A second attempt of a call, at another target, while its first one hangs and stays open."""
+
+    call: Call
+    """A copy, with a ledger and a grant of its own."""
+
+
 class Waiting(Protocol):
     """A place in the delay queue."""
 
@@ -159,8 +166,15 @@ class Attempt:
     """The call had failed at this target before."""
     is_told: bool = False
     """The target's breaker knows how it went."""
+    sign_at: float = 0.0
+    """When the target was last heard of, before there was anything for the client: a 1xx, a comment, a part of a body."""
     cost_usd: float | None = None
     """What it cost, as far as it is known: an estimate for one that failed after it was sent; None: not priced."""
+
+    @property
+    def heard_at(self) -> float:
+        """When the target was last heard of; before that: when it was sent."""
+        return max(self.started_at, self.first_byte_at or 0.0, self.sign_at)
 
     def __str__(self) -> str:
         result = self.status if self.status is not None else self.error_class
@@ -214,6 +228,8 @@ class Call:
     """Whose share of the queue it takes: the key's tenant, or the one it names."""
     max_tokens: int | None = None
     """The most tokens that its answer may have, all choices together; None: the caller did not say."""
+    thinks: bool = False
+    """It asks its model to reason first: minutes without a word are usual."""
     parsed: dict[str, Any] | None = None
     """The body, parsed, until its tokens are counted or it is known that nobody wants to know; of one that is not parsed its
     top-level fields, as far as they were read."""
@@ -241,6 +257,8 @@ class Call:
     """How long it was held, over all attempts."""
     backoff_s: float = 0.0
     """How long it waited between attempts."""
+    move: Move | None = None
+    """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
     retry: Retry | None = None
     """What the next attempt has taken of its target's retry budgets, until that has begun."""
     denied: str | None = None

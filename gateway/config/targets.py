@@ -17,6 +17,7 @@ from gateway.config.prices import fixed_rates
 from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.policy.capabilities import Capabilities
 from gateway.policy.snapshot import Limits, Provider, Rates, Target
+from gateway.policy.thinking import is_thinker
 from gateway.ports import Upstream
 
 Pair = tuple[str, str | None]
@@ -95,6 +96,7 @@ def _build(place: Place, provider: Provider, model: ModelEntry, policies: Polici
         capabilities=_capabilities(place.capabilities),
         account=account_of(provider),
         breaker=policies.breakers[model.breakers],
+        thinks=is_thinker(place.model or "") if model.thinks is None else model.thinks,
         errors=policies.errors.of(kind),
         find_rates=_rates_of(entry, place.price, parts.find_prices),
     )

@@ -25,6 +25,7 @@ from gateway.policy.breaker import account_rules
 from gateway.policy.gate import Gate
 from gateway.policy.remembered import Remembered
 from gateway.policy.snapshot import Model, PolicySnapshot, Target
+from gateway.policy.thinking import is_thinker
 from gateway.policy.vitals import Account, OnChange, Vitals
 
 MOST_NAMED = 1024
@@ -61,6 +62,7 @@ class Gates:
         "_remembered",
         "_salt",
         "_sharing",
+        "_thinkers",
         "_trusted_at",
         "accounts",
         "callers",
@@ -88,6 +90,7 @@ class Gates:
         self.callers: dict[str, dict[str, Line]] = {}
         """Those of callers' own accounts, by the gate that they share the target's health with."""
         self._by_caller: set[str] = set()
+        self._thinkers: set[str] = set()
         self._salt = token_bytes(16)  # credentials are not to be guessed from the names of gates
         self._remembered = Remembered(self._salt)
         self._quotas_void_before = -inf
@@ -101,6 +104,9 @@ class Gates:
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
         targets = {target.name: target for model in _models(policy) for target in (*model.plan, *model.context_plan)}
+        self._thinkers = {
+            target.name for model in _models(policy) for target in (*model.plan, *model.context_plan) if target.thinks
+        }
         self._by_caller = {name for name, target in targets.items() if _is_callers_own(target, policy)}
         self._quotas_void_before = self._clock.monotonic()
         self._trusted_at = {label: at for label, at in self._trusted_at.items() if label in targets}
@@ -227,6 +233,7 @@ class Gates:
         self._recall(gate, now)
         if kin is None:
             self._inherit(line, target, now)
+            self._tell_thinks(line, target)
         if self.on_open is not None:
             self.on_open(line)
         return line
@@ -236,6 +243,13 @@ class Gates:
         line.gate.configure(target.limits, target.counting, now)
         line.gate.vitals.breaker.configure(target.breaker, now)
         line.gate.vitals.account.breaker.configure(account_rules(target.breaker), now)
+        if not self.is_callers(line.gate.name):
+            self._tell_thinks(line, target)
+
+    def _tell_thinks(self, line: Line, target: Target) -> None:
+        """Whether its model thinks; of a wildcard, by the name that the client has chosen."""
+        asked = line.gate.name if target.model is None else ""
+        line.gate.vitals.heard.thinks = target.name in self._thinkers or is_thinker(asked)
 
     def _recall(self, gate: Gate, now: float) -> None:
         """It was used before."""

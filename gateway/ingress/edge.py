@@ -166,6 +166,7 @@ class Edge:
             echo_request_id=exchange.is_echo,
             tenant=tenant,
             max_tokens=peeked.max_tokens,
+            thinks=peeked.thinks,
             parsed=peeked.parsed,
             large=peeked.large,
             task=serving.task,

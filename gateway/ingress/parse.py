@@ -22,6 +22,7 @@ from gateway.policy.jsontext import is_too_deep, too_deep
 from gateway.policy.largebody import Large
 from gateway.policy.multipart import MultipartError, boundary_of, find_fields
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
+from gateway.policy.thinking import asks_for_reasoning
 from gateway.ports import RawHeaders
 
 MAX_MODEL_CHARS = 256
@@ -57,6 +58,7 @@ class Peeked:
     stream_options: object = None
     model_span: tuple[int, int] | None = None
     max_tokens: int | None = None
+    thinks: bool = False
     parsed: dict[str, Any] | None = None
     large: Large | None = None
 
@@ -252,7 +254,9 @@ def read_fields(value: dict[str, Any]) -> Peeked:
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
-    return Peeked(model, bool(stream), value.get("stream_options"), max_tokens=_max_tokens(value), parsed=value)
+    thinks = asks_for_reasoning(value)
+    options = value.get("stream_options")
+    return Peeked(model, bool(stream), options, max_tokens=_max_tokens(value), thinks=thinks, parsed=value)
 
 
 def written_twice(name: str) -> InvalidRequest:

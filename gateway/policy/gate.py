@@ -260,7 +260,12 @@ class Gate:
     def latency(self) -> Latency:
         """Its times to first byte; where it serves no streams, those of whole answers."""
         vitals = self.vitals
-        return vitals.first_byte if vitals.first_byte.count else vitals.whole_answer
+        if vitals.first_byte.count:
+            return vitals.first_byte
+        thought = vitals.heard.thought()
+        if thought and not vitals.whole_answer.count:
+            return thought[True] if True in thought else thought[False]
+        return vitals.whole_answer
 
     def wait_s(
         self,
@@ -363,6 +368,7 @@ class Gate:
         *,
         is_stream: bool = False,
         is_error: bool = False,
+        thinks: bool = False,
     ) -> None:
         """The provider let the call in; its limit headers correct levels and capacities.
 
@@ -379,6 +385,9 @@ class Gate:
         vitals = self.vitals
         if is_stream:
             grant.first_byte_s = took_s
+        if thinks or vitals.heard.thinks:
+            vitals.heard.times(stream=is_stream, thinks=True).observe(took_s, now)
+        elif is_stream:
             vitals.first_byte.observe(took_s, now)
         else:
             vitals.whole_answer.observe(took_s, now)

@@ -169,6 +169,8 @@ class Target:
     breaker: BreakerRules = field(default_factory=BreakerRules)
     errors: ErrorTable = field(default_factory=ErrorTable, repr=False)
     """What its error answers mean."""
+    thinks: bool = False
+    """Its model thinks before it answers, whoever asks for it: minutes without a word are usual."""
     clocks_by: Mapping[tuple[str, Lane], Clocks] = field(default_factory=dict, repr=False)
     """By endpoint and lane, where they differ from `clocks`."""
     find_rates: Callable[[str], Rates | None] = field(default=no_rates, repr=False, compare=False)

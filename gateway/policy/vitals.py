@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.errors import ErrorClass
 from gateway.policy.breaker import Breaker, BreakerRules, account_rules
 from gateway.policy.budgets import RetryBudget, RetryTokens
-from gateway.policy.latency import Latency
+from gateway.policy.heard import Heard
 
 OnChange = Callable[[str, str, str], None]
 """Told of each change of a breaker: its name, its new state, and why."""
@@ -60,7 +60,7 @@ class Account:
 class Vitals:
     """The state of one target."""
 
-    __slots__ = ("_busiest", "_busiest_at", "account", "breaker", "first_byte", "retries", "tokens", "whole_answer")
+    __slots__ = ("_busiest", "_busiest_at", "account", "breaker", "first_byte", "heard", "retries", "tokens", "whole_answer")
 
     def __init__(
         self,
@@ -74,10 +74,9 @@ class Vitals:
         """`kin` is of the same target, seen by another caller: how well the target is, they tell each other."""
         self.account = account
         self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
-        self.first_byte: Latency = Latency() if kin is None else kin.first_byte
-        """Of streams."""
-        self.whole_answer: Latency = Latency() if kin is None else kin.whole_answer
-        """Of answers in one piece: their time grows with their length."""
+        self.heard: Heard = Heard() if kin is None else kin.heard
+        self.first_byte = self.heard.first_byte
+        self.whole_answer = self.heard.whole_answer
         self._busiest = 0
         self._busiest_at = now
         self.retries = RetryBudget()
@@ -164,6 +163,7 @@ class Vitals:
 
     def failed(self, permit: Permit, now: float, u: float, why: str) -> None:
         """It came to nothing, and that is the target's doing; `u` is a uniform draw from [0, 1)."""
+        self.heard.last_failure = why
         self.breaker.failed(permit.own, now, u, why)
         if permit.account is not None:
             self.account.breaker.failed(permit.account, now, u, why)

@@ -1,0 +1,53 @@
+"""What is heard of one target: how long its answers take by kind of call, since when nothing came, and what that is taken for.
+
+All who see the target share it, whoever pays. It must not know calls, breakers or limits. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from gateway.policy.latency import Latency
+from gateway.policy.suspects import Suspicion
+
+
+class Heard:
+    """One target, as far as its answers and its silence go."""
+
+    __slots__ = ("_answers", "_served_at", "_thought", "first_byte", "last_failure", "suspicion", "thinks", "whole_answer")
+
+    def __init__(self) -> None:
+        self.first_byte = Latency()
+        """Of streams."""
+        self.whole_answer = Latency()
+        """Of answers in one piece: their time grows with their length."""
+        self._thought: dict[bool, Latency] = {}  # the same of calls that think first, by whether they are streams
+        self.thinks = False
+        """All its calls are taken to do so: its model does."""
+        self.last_failure = ""
+        """What failed last that speaks of its health."""
+        self.suspicion: Suspicion | None = None
+        """It has fallen silent, as far as anybody can tell."""
+        self._answers = 0
+        self._served_at = -inf
+
+    def times(self, *, stream: bool, thinks: bool) -> Latency:
+        """The times of calls of this kind."""
+        if not thinks and not self.thinks:
+            return self.first_byte if stream else self.whole_answer
+        times = self._thought.get(stream)
+        if times is None:
+            times = self._thought[stream] = Latency()
+        return times
+
+    def thought(self) -> Mapping[bool, Latency]:
+        """The times of calls that think first: by whether they are streams, as far as there were any."""
+        return self._thought
+
+    def unserved_s(self, now: float) -> float:
+        """How long it has served nobody, as far as those know who ask now and then; inf: it never has."""
+        answers = self.first_byte.count + self.whole_answer.count + sum([one.count for one in self._thought.values()])
+        if answers != self._answers:
+            self._answers, self._served_at = answers, now
+        return now - self._served_at
