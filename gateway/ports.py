@@ -37,6 +37,19 @@ class Clocks:
     least_events_per_s: float = 0.0
     """0: no guard."""
     drip_window_s: float = 60.0
+    first_event_s: float | None = None
+    """Until the first event of a stream; None: by what is usual at the target."""
+    suspect_factor: float = 4.0
+    """Several calls without a sign of life for so many times what is usual make their target suspect ..."""
+    suspect_in_flight: int = 5
+    """... where there are so many; 0: it never is."""
+
+
+class Signs(Protocol):
+    """Where signs of life are noted."""
+
+    sign_at: float
+    """Monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -57,6 +70,8 @@ class Outgoing:
     clocks: Clocks
     first_byte_s: float
     """The clock's, or less when the caller's deadline is nearer."""
+    signs: Signs | None = None
+    """Who wants to know when something comes before the head is complete."""
 
 
 class Answer(Protocol):

@@ -33,6 +33,7 @@ _PLACEHOLDER = re.compile(
 """What files that are meant to be filled in hold in a secret's place: known to everybody, or one repeated character."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_FACTOR = re.compile(r"[0-9]{1,4}(\.[0-9]{1,3})?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
@@ -78,6 +79,25 @@ def _size(value: object) -> int:
     if size == 0:
         raise _about_value("must be more than nothing")
     return size
+
+
+def _first_event(value: object) -> float | None:
+    return None if value == "auto" else _positive_duration(value)
+
+
+def _section_or_off(value: object) -> object:
+    value = _which(value)
+    if value != "off" and not isinstance(value, dict):
+        raise _about_value("is neither a mapping nor `off`")
+    return value
+
+
+def _times(value: object) -> float:
+    """`4x` is a factor."""
+    text = str(value)
+    if not text.endswith("x") or not _FACTOR.fullmatch(text[:-1]) or not 1 <= float(text[:-1]) <= 1000:
+        raise _about_value("is not so many times what is usual: write for example 4x, at least 1x")
+    return float(text[:-1])
 
 
 def _fail_closed(value: object) -> object:
@@ -259,6 +279,10 @@ Usd = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e9, allow_inf_n
 Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65535)]
 Duration = Annotated[float, BeforeValidator(_duration)]
 PositiveDuration = Annotated[float, BeforeValidator(_positive_duration)]
+FirstEvent = Annotated[float | None, BeforeValidator(_first_event)]
+"""None: `auto`."""
+Times = Annotated[float, BeforeValidator(_times)]
+SectionOrOff = Annotated[Any, BeforeValidator(_section_or_off)]
 Size = Annotated[int, BeforeValidator(_size)]
 CallerDigest = Annotated[bytes, BeforeValidator(_digest)]
 Names = Annotated[list[Text], Field(min_length=1)]

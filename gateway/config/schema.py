@@ -21,6 +21,7 @@ from gateway.config.fields import (
     Count,
     Duration,
     FailClosed,
+    FirstEvent,
     Flag,
     Headers,
     Label,
@@ -29,6 +30,7 @@ from gateway.config.fields import (
     PositiveDuration,
     ProxyUrl,
     Section,
+    SectionOrOff,
     Size,
     Text,
     Usd,
@@ -205,6 +207,7 @@ class ModelEntry(Entry):
     breakers: Text = "default"
     timeouts: Text = "default"
     cache: Text = "default"
+    thinks: Flag | None = None
 
 
 class KeyEntry(LimitedEntry):
@@ -245,6 +248,8 @@ class TimeoutsSet(Entry):
     first_byte: PositiveDuration = 600.0
     idle: PositiveDuration = 300.0
     total: PositiveDuration = 3600.0
+    first_event: FirstEvent = None
+    suspect: SectionOrOff = {}
     drip: Section = {}
     lanes: Section = {}
     endpoints: Section = {}

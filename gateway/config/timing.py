@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
 from gateway.call import LANES, PASSTHROUGH, Lane
 from gateway.config.check import check, check_sets
 from gateway.config.env import EnvText
-from gateway.config.fields import PositiveDuration, Section
+from gateway.config.fields import FirstEvent, PositiveDuration, Section, Times
 from gateway.config.problems import Document, Path
 from gateway.config.schema import Entry, TimeoutsSet
 from gateway.ports import Clocks
@@ -36,8 +36,10 @@ ENDPOINTS: Final = (
 """Keep in step with the table in ingress/routes.py."""
 
 _FIELDS: Final = ("connect", "write", "first_byte", "idle", "total")
+_MORE: Final = (*_FIELDS, "first_event")
+_SUSPECT: Final = ("after", "in_flight")
 _DRIP: Final = ("below_events_per_s", "over")
-_Said = dict[str, float]
+_Said = dict[str, Any]
 
 
 def _number(value: object) -> object:
@@ -58,6 +60,7 @@ class ClocksEntry(Entry):
     first_byte: PositiveDuration | None = None
     idle: PositiveDuration | None = None
     total: PositiveDuration | None = None
+    first_event: FirstEvent = None
     drip: Section = Field(default_factory=dict)
 
 
@@ -66,6 +69,13 @@ class DripEntry(Entry):
 
     below_events_per_s: Rate | None = None
     over: PositiveDuration | None = None
+
+
+class SuspectEntry(Entry):
+    """When a target is suspect that nothing is heard of."""
+
+    after: Times | None = None
+    in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
 
 
 class ClockLanes(Entry):
@@ -104,7 +114,7 @@ class _Words:
     lanes: Mapping[str, _Said]
     endpoints: Mapping[str, _Said]
 
-    def about(self, endpoint: str, lane: str) -> dict[str, float]:
+    def about(self, endpoint: str, lane: str) -> _Said:
         """What holds for calls to this endpoint in this lane."""
         return {**self.of_all, **self.lanes.get(lane, {}), **self.endpoints.get(endpoint, {})}
 
@@ -112,7 +122,7 @@ class _Words:
 _SHORT = {"first_byte": 60.0, "idle": 60.0}
 BUILT_IN: Final = _Words(
     {"connect": 5.0, "write": 60.0, "first_byte": 600.0, "idle": 300.0, "total": 3600.0}
-    | {"below_events_per_s": 0.01, "over": 300.0},
+    | {"below_events_per_s": 0.01, "over": 300.0, "first_event": None, "after": 4.0, "in_flight": 5},
     {"background": {"first_byte": 1800.0}},
     {
         "embeddings": {**_SHORT, "total": 120.0},
@@ -137,15 +147,15 @@ def _timeouts(said: _Words) -> Timeouts:
 
 def _clocks(said: _Words, endpoint: str, lane: str) -> Clocks:
     fields = BUILT_IN.about(endpoint, lane) | said.about(endpoint, lane)
-    return Clocks(*(fields[name] for name in (*_FIELDS, *_DRIP)))
+    return Clocks(*(fields[name] for name in (*_FIELDS, *_DRIP, "first_event", *_SUSPECT)))
 
 
 def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
     if document is None:
         return _Words({}, {}, {})
-    of_all = {field: getattr(entry, field) for field in _FIELDS if field in entry.model_fields_set}
+    of_all = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
     return _Words(
-        of_all | _drip(document, (name,)),
+        of_all | _drip(document, (name,)) | _suspect(document, (name, "suspect")),
         dict(_sections(ClockLanes, document, (name, "lanes"))),
         dict(_sections(ClockEndpoints, document, (name, "endpoints"))),
     )
@@ -159,8 +169,16 @@ def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tup
         here = (*path, place)
         entry = check(ClocksEntry, document, here) if isinstance(document.at(here), dict) else None
         if entry is not None:
-            said = {field: getattr(entry, field) for field in _FIELDS}
-            yield place, {field: value for field, value in said.items() if value is not None} | _drip(document, here)
+            said = {field: getattr(entry, field) for field in _MORE if field in entry.model_fields_set}
+            yield place, said | _drip(document, here)
+
+
+def _suspect(document: Document, here: Path) -> _Said:
+    if document.at(here) in (False, "off"):
+        return {"in_flight": 0}
+    entry = check(SuspectEntry, document, here) if isinstance(document.at(here), dict) else None
+    said = {field: getattr(entry, field) for field in _SUSPECT} if entry is not None else {}
+    return {field: value for field, value in said.items() if value is not None}
 
 
 def _drip(document: Document, path: Path) -> _Said:

@@ -13,6 +13,7 @@ from gateway.policy.caching import Caching, applies
 from gateway.policy.capabilities import Capabilities
 from gateway.policy.retry import Action, ClassRule, Retries
 from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
+from gateway.ports import Clocks
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",
@@ -79,6 +80,12 @@ def _plan(model: Model) -> Iterator[tuple[Target, str]]:
         yield target, "  (where the context is too long for the others)"
 
 
+def _suspect(clocks: Clocks) -> str:
+    if not clocks.suspect_in_flight:
+        return "never suspect for its silence"
+    return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
+
+
 def _target(endpoint: Endpoint, key: Key, peeked: parse.Peeked, target: Target) -> Iterator[str]:
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
@@ -90,6 +97,10 @@ def _target(endpoint: Endpoint, key: Key, peeked: parse.Peeked, target: Target) 
         f"connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
         f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
     )
+    if peeked.stream:
+        first_s = clocks.first_event_s
+        yield f"first event {'by what is usual there' if first_s is None else f'{first_s:g} s'}"
+    yield _suspect(clocks)
     if peeked.stream and clocks.least_events_per_s:
         yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
     yield _breaker(target.breaker, key)

@@ -69,6 +69,7 @@ def test_the_shipped_file_says_what_is_built_in() -> None:
     assert sets == read_timeouts(None)
     assert set(shipped) == set(TimeoutsSet.model_fields)
     assert set(shipped["drip"]) == set(timing.DripEntry.model_fields)
+    assert set(shipped["suspect"]) == set(timing.SuspectEntry.model_fields)
 
 
 def test_the_endpoints_are_those_that_exist() -> None:
@@ -164,3 +165,43 @@ def test_every_clock_is_the_most_particular_one_written(
                 written = next((float(text[:-1]) for text in said if text), None)
                 wanted = getattr(clocks_of(built_in, endpoint, lane), f"{field}_s") if written is None else written
                 assert getattr(here, f"{field}_s") == wanted
+
+
+def test_first_events_and_suspects(tmp_path: Path) -> None:
+    """`auto` or a duration, by endpoint and lane as all clocks; suspects by set, or off."""
+    sets, problems = read(
+        tmp_path,
+        "default: {}\n"
+        "a: {first_event: 45s, lanes: {batch: {first_event: auto}}, suspect: {after: 2.5x}}\n"
+        "b: {endpoints: {chat: {first_event: 90s}}, suspect: off}\n"
+        "c: {suspect: {in_flight: 20}}\n",
+    )
+
+    assert not problems
+    assert sets["default"].default == CHAT
+    assert (sets["a"].default.first_event_s, sets["a"].default.suspect_factor) == (45, 2.5)
+    assert clocks_of(sets["a"], "chat", "batch").first_event_s is None
+    assert clocks_of(sets["b"], "chat", "batch").first_event_s == 90
+    assert {clocks.suspect_in_flight for clocks in (sets["b"].default, *sets["b"].by.values())} == {0}
+    assert (sets["c"].default.suspect_in_flight, sets["c"].default.suspect_factor) == (20, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("first_event: soon", "is not a duration"),
+        ("first_event: 0s", "must be longer than nothing"),
+        ("suspect: never", "is neither a mapping nor `off`"),
+        ("suspect: {after: 4}", "is not so many times what is usual"),
+        ("suspect: {after: 0.5x}", "is not so many times what is usual"),
+        ("suspect: {in_flight: 1}", "suspect.in_flight"),
+        ("suspect: {afer: 4x}", 'did you mean "after"'),
+        ("lanes: {batch: {suspect: off}}", "unknown field"),
+    ],
+)
+def test_what_is_wrong_with_them(tmp_path: Path, text: str, problem: str) -> None:
+    """In words, with the place."""
+    _, problems = read(tmp_path, f"default: {{{text}}}\n")
+
+    assert len(problems) == 1
+    assert problem in problems[0]
