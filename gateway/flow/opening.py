@@ -7,6 +7,7 @@ held back until the first real event of a stream, or until a JSON answer is comp
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +68,9 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
     clocks = clocks_of(target, call)
     attempt = Attempt(target.name, started_at)
     call.attempts.append(attempt)
-    task = watch.begin(_must_open_by(call, clocks, started_at), call.task)
+    task = watch.begin(_must_open_by(call, clocks, started_at), call.task, call)
     try:
-        answer = await target.upstream.send(_outgoing(call, target, clocks, started_at))
+        answer = await target.upstream.send(_outgoing(call, target, clocks, attempt))
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
@@ -113,7 +114,12 @@ def clocks_of(target: Target, call: Call) -> Clocks:
 
 def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
     """When the attempt has to have something for the client: the first event of a stream, or a whole answer."""
-    limit_s = clocks.connect_s + clocks.first_byte_s if call.stream else clocks.total_s
+    limit_s = clocks.total_s
+    if call.stream:
+        first_s = clocks.first_byte_s
+        if clocks.first_event_s is not None and clocks.first_event_s < first_s:
+            first_s = clocks.first_event_s
+        limit_s = clocks.connect_s + first_s
     ends_at = started_at + min(limit_s, clocks.total_s)
     return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
 
@@ -154,7 +160,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
 async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
     relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
     try:
-        error = await relay.open()
+        error = await relay.open(_hears(call, clock))
     except BaseException:
         await answer.aclose()
         raise
@@ -173,11 +179,21 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
 
 
 async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
         return Opened(target, answer.status, answer.headers, relay=relay)
     return _accept_json(call, target, answer, body, clock)
+
+
+def _hears(call: Call, clock: Clock) -> Callable[[], None]:
+    """Notes, when it is called, that the target of the present attempt has been heard of."""
+    attempt = call.attempts[-1]
+
+    def heard() -> None:
+        attempt.sign_at = clock.monotonic()
+
+    return heard
 
 
 async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
@@ -188,7 +204,7 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
         return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
-    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
+    body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         return Opened(target, status, headers, relay=RawRelay(target.upstream, answer, body))
     error = _error_inside(json_object(body) or {}, call.endpoint.name)
@@ -263,10 +279,10 @@ def _what_it_is(answer: Answer) -> str:
     return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
 
 
-def _outgoing(call: Call, target: Target, clocks: Clocks, now: float) -> Outgoing:
+def _outgoing(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
     first_byte_s = clocks.first_byte_s
     if call.deadline_is_callers:
-        first_byte_s = min(first_byte_s, max(0.001, call.deadline - now))
+        first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
     model = upstream_model(call, target)
     return Outgoing(
         call.method,
@@ -278,6 +294,7 @@ def _outgoing(call: Call, target: Target, clocks: Clocks, now: float) -> Outgoin
         call.credential,
         clocks,
         first_byte_s,
+        attempt,
     )
 
 

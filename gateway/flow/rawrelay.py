@@ -82,8 +82,12 @@ def why_stopped(stopped: asyncio.CancelledError) -> str:
     return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
 
 
-async def read_whole(upstream: Upstream, answer: Answer, limit: int) -> tuple[bytes, bool]:
+async def read_whole(
+    upstream: Upstream, answer: Answer, limit: int, heard: Callable[[], None] | None = None
+) -> tuple[bytes, bool]:
     """The answer's body up to `limit` bytes, and whether that is all of it; closes the answer when it is.
+
+    `heard` is told of each part that comes.
 
     Raises UpstreamFailed when the body breaks off.
     """
@@ -95,6 +99,8 @@ async def read_whole(upstream: Upstream, answer: Answer, limit: int) -> tuple[by
         async for chunk in answer.chunks:
             parts.append(chunk)
             length += len(chunk)
+            if heard is not None:
+                heard()
             if length > limit:
                 return b"".join(parts), False
     except upstream.errors as exc:

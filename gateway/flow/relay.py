@@ -54,8 +54,9 @@ class SseRelay:
         self.paused_s = 0.0
         """How long, when it has ended, the provider had to wait for a client that did not read."""
 
-    async def open(self) -> dict[str, Any] | None:
-        """Read up to the first real event; returns its error object when that event is an error.
+    async def open(self, heard: Callable[[], None] | None = None) -> dict[str, Any] | None:
+        """Read up to the first real event; returns its error object when that event is an error. `heard` is told
+        of each piece that comes before it.
 
         Raises UpstreamFailed when the stream ends, breaks or makes no sense before it: nothing reached the client, another
         target may try.
@@ -75,6 +76,8 @@ class SseRelay:
                 if len(held) > OPENING_LIMIT:
                     self._held = bytes(held)
                     return None
+                if heard is not None:
+                    heard()
         except self._upstream.errors as exc:
             raise self._upstream.failure(exc) from exc
         return self._ended_early(bytes(held))

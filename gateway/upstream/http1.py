@@ -44,7 +44,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
     covers name, TCP and TLS together; `pool` the wait for a free connection; `write` each 64 KiB of the request;
     `first_byte` (else `read`) from the request's last byte to the end of the answer's head, starting again with each
     1xx; `read` each silence in the body. Errors are httpx's, with an attribute `phase` (`phase.phase_of`). A transport
-    belongs to one event loop.
+    belongs to one event loop. The extension `signs` is told (`sign_at`) when anything comes before the head is complete.
     """
 
     def __init__(
@@ -87,8 +87,10 @@ class Http1Transport(httpx.AsyncBaseTransport):
         pool = self._pools.get(origin) or self._open_pool(request.url)
         if not self._is_sweeping_fast:
             self._sweep_fast()
+        signs = request.extensions.get("signs")
         connection = pool.take_idle() or await pool.connect(timeouts)
         exchange = connection.start(outgoing, timeouts)
+        exchange.signs = signs
         try:
             await exchange.head()
         except BaseException:
@@ -98,6 +100,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         if exchange.is_stale:
             connection = await pool.replace(connection, timeouts)
             exchange = connection.start(outgoing, timeouts)
+            exchange.signs = signs
             await exchange.head()
         if not exchange.status and exchange.error is not None:
             raise exchange.error

@@ -214,6 +214,8 @@ class Http1Connection(asyncio.BufferedProtocol):
             if exchange.buffered > HIGH_WATER_BYTES:
                 self._pause_reading()
             self._set_deadline()
+        elif exchange.signs is not None:  # a 1xx, or a part of the head
+            exchange.signs.sign_at = self._now()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -395,6 +397,8 @@ class Http1Connection(asyncio.BufferedProtocol):
             if self._is_writing_paused:
                 self._drained = asyncio.get_running_loop().create_future()
                 await self._drained
+                if self._exchange is not None and self._exchange.signs is not None:
+                    self._exchange.signs.sign_at = self._now()  # it takes what it is sent
         if length is None and outgoing.stream is not None:
             self._write(b"0\r\n\r\n")
         elif length is not None and written < length:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from gateway.ports import RawHeaders
+from gateway.ports import RawHeaders, Signs
 from gateway.upstream.http1_wire import Timeouts
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Exchange(httpx.AsyncByteStream):
         "is_stale",
         "reason",
         "replay_until",
+        "signs",
         "status",
         "timeouts",
         "version",
@@ -54,6 +55,7 @@ class Exchange(httpx.AsyncByteStream):
         self.is_complete = False
         self.is_stale = False  # a kept-alive connection was already dead: nothing answered, safe to send again
         self.reason = b""
+        self.signs: Signs | None = None
         self.replay_until = replay_until  # of the connection's `now`; a silent end before makes it stale
         self.status = 0  # 0 until the head is complete
         self.timeouts = timeouts

@@ -109,7 +109,7 @@ class Wire:
         # Safe to put together: the config was checked, and what the client sent has passed a strict parser.
         head = b"\r\n".join((address.head, *map(b": ".join, own), b"\r\n"))
         parts = (self._headers, own)
-        extensions = {"timeout": self._timeouts(outgoing)}
+        extensions = {"timeout": self._timeouts(outgoing), "signs": outgoing.signs}
         request = RawRequest(outgoing.method, address.url, address.origin, head, parts, outgoing.body, extensions)
         try:
             answer = HttpAnswer(await self._transport.handle_async_request(request))

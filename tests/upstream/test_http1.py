@@ -388,6 +388,31 @@ async def test_an_interim_answer_restarts_the_first_byte_clock(new: NewTransport
         assert await task == b"ok"
 
 
+class Noted:
+    """Who wants to hear of signs of life."""
+
+    sign_at = 0.0
+
+
+@pytest.mark.parametrize("sign", [b"HTTP/1.1 103 Early Hints\r\n\r\n", OK[:20], OK[:1]])
+async def test_whatever_comes_before_the_head_is_a_sign_of_life(
+    new: NewTransport, clock: FakeClock, sign: bytes
+) -> None:
+    """A 1xx, a part of the head, a byte of it: noted with its time. The head itself is the caller's to see."""
+    transport, noted, gate = new(), Noted(), asyncio.Event()
+    rest = OK if sign.endswith(b"\r\n\r\n") else OK[len(sign) :]
+    async with RawServer([[READ, sign, gate, rest]]) as server:
+        request = httpx.Request("POST", server.url, content=b"{}", extensions={"timeout": TIMEOUTS, "signs": noted})
+        clock.advance(1.0)
+        task = asyncio.ensure_future(fetch(transport, request))
+        await until(lambda: noted.sign_at == clock())
+        seen_at = clock()
+        clock.advance(1.0)
+        gate.set()
+        await task
+        assert noted.sign_at == seen_at
+
+
 async def test_a_stalled_body_is_a_read_timeout(new: NewTransport, clock: FakeClock) -> None:
     """What came before is delivered; each arrival restarts the clock."""
     transport = new()
