@@ -80,6 +80,8 @@ class Hedges:
             second = None if home.task.done() else self._second(call, target)
             if second is not None:
                 running.append(second)
+                for racer in running:
+                    self._watch.spare(racer.task)
             home = await self._first_home(running)
             for loser in [racer for racer in running if racer is not home]:
                 await self._call_off(loser, is_first=loser is not second)
@@ -165,7 +167,7 @@ class Hedges:
             rank=rank,
         )
         if grant is not None:
-            cost = token_cost(call.model.retries, call.attempts[-1])
+            cost = token_cost(call.model.retries, call.attempts[-1], target)
             grant.retry = Retry(vitals.retries, vitals.tokens, cost)
         return grant
 
@@ -186,8 +188,7 @@ class Hedges:
 
 
 def _times(call: Call, grant: Grant) -> Latency:
-    vitals = grant.gate.vitals
-    return vitals.first_byte if call.stream else vitals.whole_answer
+    return grant.gate.vitals.times(stream=call.stream, thinks=call.thinks)
 
 
 def _failure(task: asyncio.Task[Opened]) -> Opened | UpstreamFailed | None:

@@ -111,7 +111,7 @@ class CallBudgets:
         active = max(gate.in_flight, int(vitals.busiest(self._now)))
         if not vitals.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
             return "budget"
-        return None if vitals.tokens.allows(token_cost(retries, last), retries.tokens) else "tokens"
+        return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
     def denies_money(self) -> str | None:
         """`money` or `key_budget` when another attempt would cost too much."""
@@ -128,8 +128,11 @@ class CallBudgets:
         return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
 
 
-def token_cost(retries: Retries, last: Attempt) -> float:
-    """The retry tokens that trying again after such a failure takes: more after a timeout, which has cost more."""
-    if last.phase is Phase.NOTHING_SENT:
+def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
+    """The retry tokens that trying again at the target after such a failure takes: more after a timeout, which has cost more.
+
+    Silence elsewhere is not this target's doing, and costs it nothing.
+    """
+    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target != target.name):
         return 0.0
     return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

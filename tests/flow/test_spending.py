@@ -8,8 +8,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.call import Endpoint
-from gateway.errors import BudgetExceeded, Phase
+from gateway.call import Attempt, Endpoint
+from gateway.errors import BudgetExceeded, ErrorClass, Phase
+from gateway.flow.spending import token_cost
 from gateway.policy.retry import CostRule, Retries
 from gateway.policy.snapshot import Key, Rates
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
@@ -210,3 +211,14 @@ def test_rules_by_cost_may_be_left_out() -> None:
 
     once = replace(DEFAULT, by_cost=(CostRule(1, above_usd=0.0),))
     assert play(says(500), retries=once)[0].trail == "p0:500"
+
+
+def test_silence_elsewhere_costs_a_target_no_retry_tokens() -> None:
+    """A timeout at one target says nothing of another; a failure there does, and a timeout of its own does."""
+    retries = Retries()
+    target = Bench([ScriptedUpstream()]).policy.models["m"].targets[0]
+    elsewhere = Attempt("p1/m", 0.0, error_class=ErrorClass.TIMEOUT, phase=Phase.SENT)
+
+    assert token_cost(retries, elsewhere, target) == 0.0
+    assert token_cost(retries, replace(elsewhere, target="p0/m"), target) == retries.timeout_tokens
+    assert token_cost(retries, replace(elsewhere, error_class=ErrorClass.SERVER_ERROR), target) == retries.retry_tokens
