@@ -423,6 +423,7 @@ class Gateway:
         queue = admission.queue
         pauses = {name: gate.paused for name, gate in gates.items()}
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
+        telemetry.set_suspects(targets.suspects(admission))
         telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
         telemetry.set_store(self._store.stats())
         telemetry.set_objects(self._store.objects.entries, self._store.objects.lost)

@@ -184,6 +184,7 @@ class Telemetry(Collector):
         self._retry_level = Levels(
             "retry_budget_level", "Retry tokens that are left; the least under the name.", "target"
         )
+        self._suspect = Levels("suspect", "1: nothing is heard of the target any more.", "target")
         self._breaker_state = Levels(
             "breaker_state",
             "0 closed, 1 half open, 2 open, 3 drained; of targets and of accounts, the worst under the name.",
@@ -331,6 +332,13 @@ class Telemetry(Collector):
         for name, level in retry_tokens:
             least[(name,)] = min(level, least.get((name,), level))
         self._breaker_state.values, self._retry_level.values = worst, least
+
+    def set_suspects(self, suspects: Iterable[tuple[str, bool]]) -> None:
+        """Which targets are suspect; of a name that comes more than once, whether any is."""
+        seen: dict[Labels, float] = {}
+        for name, is_suspect in suspects:
+            seen[(name,)] = max(float(is_suspect), seen.get((name,), 0.0))
+        self._suspect.values = seen
 
     def set_shedding(self, level: int, totals: Mapping[Lane, int]) -> None:
         """How many lanes are shed now, and how many requests were so far."""

@@ -35,6 +35,7 @@ from gateway.policy.decide import Verdict, decide
 from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.gate import Grant, Refusal
 from gateway.policy.limits import Cost
+from gateway.policy.patience import is_deserted, is_evidence, usual_of
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.policy.vitals import CLIENT_GONE
@@ -132,7 +133,9 @@ class Admission:
         if grant is not None:
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
-            grant.gate.answered(grant, headers, now, wall_now, is_stream=call.stream, is_error=is_error)
+            grant.gate.answered(
+                grant, headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks
+            )
             if not is_error:
                 grant.gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             self._freed(grant.gate.name)
@@ -181,6 +184,7 @@ class Admission:
     def cancelled(self, call: Call, why: str) -> None:
         """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
         grant, call.grant = call.grant, None
+        self._drop_booking(call)
         if grant is not None:
             now = self._clock.monotonic()
             grant.gate.judge(grant, why, now, 0.0)
@@ -200,7 +204,7 @@ class Admission:
             return False
         if last.phase is not Phase.NOTHING_SENT:
             vitals = self.gates.line(targets[0], call).gate.vitals
-            call.retry = Retry(vitals.retries, vitals.tokens, token_cost(call.model.retries, last))
+            call.retry = Retry(vitals.retries, vitals.tokens, token_cost(call.model.retries, last, targets[0]))
         return True
 
     def cost_usd(self, call: Call, target: Target) -> float | None:
@@ -227,10 +231,17 @@ class Admission:
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
         """What the target is to blame for: not for a deadline that was shorter than its usual time."""
-        is_callers = (
-            error_class is ErrorClass.TIMEOUT and call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
-        )
-        return CALLERS_DEADLINE if is_callers and not grant.gate.is_late(grant, now) else error_class
+        if error_class is not ErrorClass.TIMEOUT:
+            return error_class
+        is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
+        if not is_callers and call.move is None:
+            return error_class
+        vitals = grant.gate.vitals
+        unserved_s = 0.0 if call.move is None else vitals.unserved_s(now)
+        usual = usual_of(vitals.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or vitals.thinks
+        is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
+        return error_class if is_silent or vitals.is_probed or grant.gate.is_late(grant, now) else CALLERS_DEADLINE
 
     def settle(self, call: Call, usage: Usage | None) -> None:
         """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
@@ -238,11 +249,22 @@ class Admission:
         self._drop_booking(call)
         if grant is not None:
             now = self._clock.monotonic()
-            grant.gate.judge(grant, CLIENT_GONE, now, 0.0)  # every attempt that ended by itself has been judged
+            self._judge_unended(call, grant, now)
             grant.gate.settle(grant, usage, now)
             self._freed(grant.gate.name)
         if call.key_cost is not None:
             self.keys.settle(call, usage, self._clock.monotonic())
+
+    def _judge_unended(self, call: Call, grant: Grant, now: float) -> None:
+        """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
+        gate = grant.gate
+        last = call.attempts[-1] if call.attempts else None
+        if grant.is_judged or call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
+            gate.judge(grant, CLIENT_GONE, now, 0.0)
+            return
+        usual = usual_of(gate.vitals.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.vitals.thinks)
+        gate.judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
     def price_unfinished(self, call: Call) -> None:
         """The call is given up while an attempt is in flight: somebody works on it, and wants to be paid."""

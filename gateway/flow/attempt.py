@@ -8,8 +8,9 @@ every grant that is taken is given back or handed to the account of the call, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -26,7 +27,9 @@ from gateway.errors import (
 )
 from gateway.flow.admission import Admission
 from gateway.flow.hedge import Hedges
+from gateway.flow.moving import Moves
 from gateway.flow.opening import JSON_TYPE, Opened, open_answer
+from gateway.flow.suspects import Suspects
 from gateway.flow.watch import Watch
 from gateway.policy.diagnosis import Diagnosis, error_object, is_openai_shaped
 from gateway.policy.gate import Refusal
@@ -45,7 +48,7 @@ MOST_DETOURS = 100
 class Attempts:
     """Makes the attempts of calls. One per process; holds no state of any call."""
 
-    __slots__ = ("_admission", "_clock", "_draw", "_hedges", "_meter", "_watch")
+    __slots__ = ("_admission", "_clock", "_draw", "_hedges", "_meter", "_moves", "_watch")
 
     def __init__(
         self, clock: Clock, meter: Meter, admission: Admission, watch: Watch, draw: Callable[[], float]
@@ -57,14 +60,19 @@ class Attempts:
         self._watch = watch
         self._draw = draw
         self._hedges = Hedges(clock, meter, admission, watch, self._learn)
+        self._moves = Moves(clock, admission, watch, self._next_answer)
+        watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
-    async def first_answer(self, call: Call) -> Opened:
-        """The first answer that is final: a success, or an error that nothing helps against.
+    def _next_answer(self, call: Call) -> Coroutine[Any, Any, Opened]:
+        """The first answer that is final of a call whose last attempt has failed."""
+        return self.first_answer(call, self._next_step(call))
+
+    async def first_answer(self, call: Call, step: Step | None = None) -> Opened:
+        """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
         Raises GatewayError when there is none that the client could read.
         """
         admission = self._admission
-        step: Step | None = None
         last: Opened | UpstreamFailed | None = None
         detours = 0
         while True:
@@ -92,12 +100,22 @@ class Attempts:
             except UpstreamFailed as failure:
                 self._learn_failure(call, target, failure)
                 last = failure
+            except BaseException:
+                if call.move is not None and call.move.call is not call:
+                    await self._moves.abandon(call)
+                raise
             else:
                 if opened.diagnosis is None:
+                    if call.move is not None and call.move.call is not call:
+                        self._moves.call_off(call)
                     admission.answered(call, opened.headers)
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
                 last = opened
+            if call.move is not None and call.move.call is not call:
+                moved = await self._moves.outcome(call)
+                if moved is not None:
+                    return moved
             step = self._next_step(call)
 
     async def _enter(self, call: Call, step: Try | Hold | None) -> Target | None:

@@ -11,7 +11,7 @@ from math import inf
 
 from gateway.call import LANES, Call
 from gateway.clock import Clock
-from gateway.errors import CircuitOpen, InvalidRequest
+from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest
 from gateway.flow.gates import Gates
 from gateway.policy.capabilities import lacks, needs_of
 from gateway.policy.choose import Tiers
@@ -75,6 +75,19 @@ class Planner:
         everything = [*plan.own, *plan.others]
         is_waited_for = not usable.own and not usable.others and self._patience_s(call, everything) > 0
         return plan if is_waited_for else usable
+
+    def untried(self, call: Call, now: float) -> Sequence[Target]:
+        """Where the call has not been and may go now, in its order; targets that are suspect are left out."""
+        plan = self.plan(call)
+        is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
+        met = {attempt.target for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
+        return [
+            target
+            for target in (plan.context if is_too_long else (*plan.own, *plan.others))
+            if target.name not in met
+            and self._gates.line(target, call).gate.vitals.suspicion is None
+            and self._is_usable(call, target, is_refused=False)
+        ]
 
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
         """The model's own targets that can serve the call, in the order in which it tries them."""

@@ -1,40 +1,77 @@
 """Ends attempts that have not opened in time.
 
 A transport's clocks watch single phases; this watches the whole of it, up to the caller's own deadline. One sweep over the
-open attempts takes the place of a timer for each. Invariant: a task is only cancelled while it is watched.
+open attempts takes the place of a timer for each; now and then somebody else may look at them all. Invariant: a task is only
+cancelled while it is watched.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from gateway.call import Call
 
 SWEEP_S = 0.05
+LOOK_S = 0.25
+MANY = 2000
+"""Where more attempts are open they are looked at less often."""
+
+Task: TypeAlias = asyncio.Task[Any]
+Open: TypeAlias = Mapping[Task, tuple[float, Call]]
+"""The open attempts by task: when the time is up, and whose the last attempt of that ledger is."""
 
 
 class Watch:
     """The attempts that are being opened, each by its task, with the moment (monotonic seconds) when its time is up."""
 
-    __slots__ = ("_ends_at", "_expired")
+    __slots__ = ("_expired", "_look_at", "_open", "_spared", "look")
 
     def __init__(self) -> None:
-        self._ends_at: dict[asyncio.Task[Any], float] = {}
-        self._expired: set[asyncio.Task[Any]] = set()
+        self._open: dict[Task, tuple[float, Call]] = {}
+        self._expired: set[Task] = set()
+        self._spared: set[Task] = set()
+        self._look_at = 0.0
+        self.look: Callable[[Open, float], None] | None = None
+        """Called with all open attempts and the time, every LOOK_S while there are any."""
 
-    def begin(self, ends_at: float, task: asyncio.Task[Any] | None) -> asyncio.Task[Any] | None:
-        """Watch the current task, which is `task` if it is known already."""
+    def begin(self, ends_at: float, task: Task | None, call: Call) -> Task | None:
+        """Watch the current task, which is `task` if it is known already, for the call's last attempt."""
         task = task or asyncio.current_task()
         if task is not None:
-            self._ends_at[task] = ends_at
+            self._open[task] = (ends_at, call)
         return task
 
-    def end(self, task: asyncio.Task[Any] | None) -> None:
+    def end(self, task: Task | None) -> None:
         """Watch it no more."""
         if task is not None:
-            self._ends_at.pop(task, None)
+            self._open.pop(task, None)
             self._expired.discard(task)
+            if self._spared:
+                self._spared.discard(task)
 
-    def has_expired(self, task: asyncio.Task[Any] | None) -> bool:
+    def spare(self, task: Task) -> None:
+        """It is one of two attempts of its call: neither is left for being late."""
+        self._spared.add(task)
+
+    def is_spared(self, task: Task) -> bool:
+        """Whether it is left alone until its time is up."""
+        return task in self._spared
+
+    def shorten(self, task: Task, ends_at: float) -> None:
+        """Its time is up sooner."""
+        entry = self._open.get(task)
+        if entry is not None and ends_at < entry[0]:
+            self._open[task] = (ends_at, entry[1])
+
+    def expire(self, task: Task) -> None:
+        """Its time is up; nothing happens where it is not watched any more."""
+        if self._open.pop(task, None) is not None:
+            self._expired.add(task)
+            task.cancel()
+
+    def has_expired(self, task: Task | None) -> bool:
         """Whether the CancelledError that the task has just caught came from here; if so, it goes on uncancelled."""
         if task is None or task not in self._expired:
             return False
@@ -43,7 +80,8 @@ class Watch:
 
     def sweep(self, now: float) -> None:
         """Cancel the tasks whose time is up; called every SWEEP_S."""
-        for task in [task for task, ends_at in self._ends_at.items() if ends_at <= now]:
-            del self._ends_at[task]
-            self._expired.add(task)
-            task.cancel()
+        for task in [task for task, (ends_at, _) in self._open.items() if ends_at <= now]:
+            self.expire(task)
+        if self._open and now >= self._look_at and self.look is not None:
+            self._look_at = now + LOOK_S * max(1.0, len(self._open) / MANY)
+            self.look(self._open, now)

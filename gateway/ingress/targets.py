@@ -16,8 +16,10 @@ from gateway.policy.breaker import Breaker
 from gateway.policy.latency import Latency
 from gateway.policy.retry import Retries
 from gateway.policy.snapshot import Model, PolicySnapshot
+from gateway.policy.suspects import Suspicion
 from gateway.policy.vitals import Account
 
+_THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
 _URGENT = 0
 """The rank of a lane; a ramp makes no difference between them."""
 
@@ -47,6 +49,12 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
         yield account.name, account.breaker.state
 
 
+def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
+    """Whether each target is suspect, under the name that the config has for it, which may come twice."""
+    for name, line in admission.gates.lines.items():
+        yield admission.gates.label(name), line.gate.vitals.suspicion is not None
+
+
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
     """The retry tokens left at each target, under the name that the config has for it."""
     gates, tokens = admission.gates, _retry_tokens(policy)
@@ -61,16 +69,25 @@ def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
     vitals = gate.vitals
     return {
         **_breaker(vitals.breaker, now),
+        "suspect": _suspect(vitals.suspicion, now),
         "in_flight": gate.in_flight,
         "waiting": len(line.lineup),
         "retries": {"in_flight": vitals.retries.in_flight, "tokens_left": round(vitals.tokens.level(tokens), 1)},
         "time_to_first_byte": {
             "streams": _times(vitals.first_byte, now),
             "whole_answers": _times(vitals.whole_answer, now),
+            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(vitals.thought().items())},
         },
         "paused_s": _left(gate.paused_until, now),
         "quota_spent_s": _left(gate.exhausted_until, now),
     }
+
+
+def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
+    """Since when nothing is heard of it, and how many calls from there are being tried elsewhere; None: it is not suspect."""
+    if suspicion is None:
+        return None
+    return {"reason": suspicion.reason, "since_s": _ago(suspicion.since, now), "moving": suspicion.moving}
 
 
 def _account(account: Account, names: list[str], now: float) -> dict[str, Any]:

@@ -48,6 +48,7 @@ MOST = frozenset(
         "gateway_limit_capacity",
         "gateway_estimate_error_ratio",
         "gateway_breaker_state",
+        "gateway_suspect",
         "gateway_shed_level",
         "gateway_config_version",
         "gateway_state_deaf",

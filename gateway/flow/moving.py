@@ -1,0 +1,175 @@
+"""Calls that move on: another attempt elsewhere, while the first one, which hangs, stays open.
+
+    first ── hangs ── moved: second, at targets that the call has not met ── the first usable answer of the two serves
+
+The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and watch are
+its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know who is
+suspect, nor why a call moves. Invariants: a call has at most one move at a time; whichever way it ends, the second's task
+ends too, its connection is closed and what it took is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.errors import ErrorClass, GatewayError, Phase
+from gateway.flow.admission import Admission
+from gateway.flow.hedge import CANCELLED
+from gateway.flow.opening import Opened
+from gateway.flow.watch import Task, Watch
+from gateway.policy.retry import Action, rule_for
+from gateway.policy.snapshot import Target
+
+Ended = Callable[[bool], None]
+"""Told when a move has ended, and whether with an answer."""
+log = logging.getLogger("gateway")
+
+
+class Move:
+    """One call on its way elsewhere. `opened` is the answer that it has got there, when it has one that serves the client."""
+
+    __slots__ = ("call", "met", "opened", "task")
+
+    def __init__(self, copy: Call) -> None:
+        self.call = copy
+        self.met = len(copy.attempts)
+        """So many attempts of the copy are the call's own."""
+        self.opened: Opened | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Moves:
+    """Moves calls. One per process; holds no state of any call."""
+
+    __slots__ = ("_admission", "_clock", "_serve", "_watch")
+
+    def __init__(
+        self, clock: Clock, admission: Admission, watch: Watch, serve: Callable[[Call], Awaitable[Opened]]
+    ) -> None:
+        """`serve` answers a call whose last attempt has failed, or raises GatewayError."""
+        self._clock = clock
+        self._admission = admission
+        self._watch = watch
+        self._serve = serve
+
+    def places(self, call: Call) -> Sequence[Target]:
+        """Where the call may go that it has not met, as it stands now and as its cost rules allow; empty: it stays."""
+        places = self._admission.planner.untried(call, self._clock.monotonic())
+        if not places:
+            return ()
+        budgets, last = self._admission.call_budgets(call), call.attempts[-1]
+        made = [attempt for attempt in call.attempts if not attempt.is_refused]
+        if len(made) >= budgets.attempts():
+            return ()
+        last.cost_usd = self._cost_usd(call)
+        denied = budgets.denies_money()
+        last.cost_usd = None
+        return () if denied is not None else places
+
+    def begin(self, call: Call, task: Task, ended: Ended | None = None) -> None:
+        """Make another attempt of a call whose present one hangs in `task`, at one of its `places`."""
+        last, now = call.attempts[-1], self._clock.monotonic()
+        left = replace(
+            last,
+            ended_at=now,
+            status=None,
+            error_class=ErrorClass.TIMEOUT,
+            phase=Phase.SENT,
+            never_again=True,
+            cost_usd=self._cost_usd(call),
+        )
+        copy = replace(
+            call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
+        )
+        move = call.move = copy.move = Move(copy)
+        move.task = asyncio.get_running_loop().create_task(self._make(move, task, ended))
+
+    async def outcome(self, call: Call) -> Opened | None:
+        """What the call got elsewhere, now that its own attempt has failed: its answer, or None.
+
+        In any case the ledger of the call has all attempts from then on.
+        """
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return None
+        try:
+            await asyncio.wait((move.task,))
+        except BaseException:  # the client has left
+            await self.abandon(call)
+            raise
+        call.move = None
+        call.attempts += move.call.attempts[move.met :]
+        call.denied = call.denied or move.call.denied
+        if move.opened is not None:
+            call.grant, move.call.grant = move.call.grant, None
+        return move.opened
+
+    def call_off(self, call: Call) -> None:
+        """The call's own attempt has an answer after all: the other one is given up, and is in the ledger before it."""
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return
+        call.move = None
+        move.task.cancel()
+        self._end(move.call)
+        call.attempts[-1:-1] = move.call.attempts[move.met :]
+
+    async def abandon(self, call: Call) -> None:
+        """The client has left: both attempts are given up."""
+        move = _move_of(call)
+        if move is None or move.task is None:
+            return
+        self.call_off(call)
+        await asyncio.wait((move.task,))
+        if move.opened is not None and move.opened.relay is not None:
+            await move.opened.relay.aclose()
+
+    async def _make(self, move: Move, task: Task, ended: Ended | None) -> None:
+        copy = move.call
+        try:
+            opened = await self._serve(copy)
+            if opened.diagnosis is None or self._is_final(copy):
+                move.opened = opened
+        except GatewayError:
+            pass  # the first attempt goes on
+        except Exception:
+            log.exception("moving a call failed")
+            self._end(copy)
+        finally:
+            if ended is not None:
+                ended(move.opened is not None)
+        if move.opened is not None:
+            self._watch.expire(task)
+
+    def _is_final(self, copy: Call) -> bool:
+        """Whether the answer, an error, would be the same everywhere."""
+        return rule_for(copy.attempts[-1], copy.model.retries).action is Action.PASS_THROUGH
+
+    def _end(self, copy: Call) -> None:
+        """Its attempt is not needed any more: what it took is settled, what it costs is estimated."""
+        self._admission.cancelled(copy, CANCELLED)
+        last = copy.attempts[-1]
+        if last.ended_at is None:
+            last.cost_usd = self._cost_usd(copy)
+            last.ended_at = self._clock.monotonic()
+            last.status = None
+            last.error_class = CANCELLED
+
+    def _cost_usd(self, call: Call) -> float | None:
+        target = find_target(call)
+        return None if target is None else self._admission.cost_usd(call, target)
+
+
+def find_target(call: Call) -> Target | None:
+    """Where the call's present attempt is; None: the config does not name it any more."""
+    name = call.attempts[-1].target
+    return next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == name), None)
+
+
+def _move_of(call: Call) -> Move | None:
+    return call.move if isinstance(call.move, Move) else None

@@ -1,0 +1,218 @@
+"""Looks at the attempts that are open and nothing comes of: who has waited for too long, and which target has fallen silent.
+
+    look ── the first event of a stream is late ──────────────── its attempt ends
+         ── the caller's time is needed for another target ───── the call moves on
+         ── a target is suspect: its breaker opens ───────────── the calls that hang there move on, a few at a time
+
+All is asked of the attempts themselves, a few times a second, so that a call that is answered soon pays nothing for it. What
+is decided is decided in `policy/`; `moving.py` moves. Invariants: nobody is moved who has nowhere to go, and nobody's attempt
+ends because its target is suspect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.errors import ErrorClass
+from gateway.flow.admission import Admission
+from gateway.flow.moving import Moves, find_target
+from gateway.flow.opening import clocks_of
+from gateway.flow.watch import Open, Task, Watch
+from gateway.policy.gate import Gate
+from gateway.policy.patience import (
+    Usual,
+    first_event_s,
+    probe_s,
+    room_s,
+    silence_s,
+    usual_of,
+)
+from gateway.policy.suspects import Suspicion, Waiting, is_suspect
+from gateway.ports import Clocks
+
+LOOK_AFTER_S = 1.0
+"""Younger attempts are left alone."""
+STAYS_S = 2.0
+"""A call that had nowhere to go is not asked again before."""
+RETRIP_S = 30.0
+"""A breaker that somebody has closed although the target is suspect is opened again after so long."""
+log = logging.getLogger("gateway.health")
+
+
+class Hanging(NamedTuple):
+    """One open attempt of some age."""
+
+    task: Task
+    ends_at: float
+    call: Call
+    usual: Usual
+    clocks: Clocks
+    silent_s: float
+
+
+class Suspects:
+    """Looks after the attempts of all calls. One per process."""
+
+    __slots__ = ("_admission", "_clock", "_draw", "_moves", "_stay_until", "_suspects", "_tripped_at", "_watch")
+
+    def __init__(
+        self, clock: Clock, admission: Admission, watch: Watch, moves: Moves, draw: Callable[[], float]
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._admission = admission
+        self._watch = watch
+        self._moves = moves
+        self._draw = draw
+        self._suspects: dict[Gate, Suspicion] = {}
+        self._tripped_at: dict[Gate, float] = {}
+        self._stay_until: dict[Task, float] = {}
+
+    def look(self, opens: Open, now: float) -> None:
+        """Look at all open attempts; called a few times a second while there are any."""
+        self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
+        groups: dict[Gate, list[tuple[Task, float, Call]]] = {}
+        for task, (ends_at, call) in opens.items():
+            grant = call.grant
+            if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
+                groups.setdefault(grant.gate, []).append((task, ends_at, call))
+        for gate, group in groups.items():
+            self._look_at(gate, [self._hanging(gate, *one, now) for one in group], now)
+        for gate in [gate for gate in self._suspects if self._is_cleared(gate, now)]:
+            self._clear(gate)
+
+    def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
+        target = find_target(call)
+        clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
+        return Hanging(task, ends_at, call, self._usual(gate, call), clocks, now - call.attempts[-1].heard_at)
+
+    def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
+        for one in group:
+            if one.call.stream and one.clocks.first_event_s is None:
+                self._bound_first_event(one, gate)
+        deadlines = [one.call.deadline - one.call.received_at for one in group if one.call.deadline_is_callers]
+        shortest_s = min(deadlines, default=inf)
+        waiting = [
+            Waiting(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
+            for one in group
+        ]
+        unserved_s = gate.vitals.unserved_s(now)
+        at_least = min([one.clocks.suspect_in_flight for one in group])
+        why = is_suspect(waiting, at_least, unserved_s) if at_least else None
+        oldest_first = sorted(group, key=lambda one: one.call.received_at)
+        if why is not None:
+            self._suspect(gate, why, oldest_first, now)
+        suspicion = gate.vitals.suspicion
+        for one in oldest_first:
+            if _is_probe(one, gate):
+                if self._has_probed(one, gate) or self._needs_room(one, gate, now):
+                    self._move(one, now)
+            elif suspicion is not None and suspicion.free and one.silent_s >= LOOK_AFTER_S:
+                self._move(one, now, suspicion)
+            elif self._needs_room(one, gate, now):
+                self._move(one, now)
+
+    def _usual(self, gate: Gate, call: Call) -> Usual:
+        return usual_of(gate.vitals.times(stream=call.stream, thinks=call.thinks))
+
+    def _thinks(self, gate: Gate, call: Call) -> bool:
+        return call.thinks or gate.vitals.thinks
+
+    def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
+        return silence_s(
+            one.usual,
+            one.clocks.suspect_factor,
+            stream=one.call.stream,
+            thinks=self._thinks(gate, one.call),
+            shortest_deadline_s=shortest_s,
+        )
+
+    def _bound_first_event(self, one: Hanging, gate: Gate) -> None:
+        limit_s = first_event_s(one.usual, thinks=self._thinks(gate, one.call)) + one.clocks.connect_s
+        self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
+
+    def _needs_room(self, one: Hanging, gate: Gate, now: float) -> bool:
+        """Whether the time that the caller has left is needed for the targets that the call has not met."""
+        call = one.call
+        if not call.deadline_is_callers or len(call.model.plan) < 2:
+            return False
+        started_at = call.attempts[-1].started_at
+        met = {attempt.target for attempt in call.attempts}
+        following = next((target for target in call.model.plan if target.name not in met), None)
+        if following is None:
+            return False
+        after = self._usual(self._admission.gates.line(following, call).gate, call)
+        thinks = self._thinks(gate, call)
+        return now - started_at >= room_s(call.deadline - started_at, one.usual, after, thinks=thinks)
+
+    def _has_probed(self, one: Hanging, gate: Gate) -> bool:
+        """Whether it has waited long enough to tell that a target that had fallen silent still is."""
+        vitals = gate.vitals
+        if vitals.suspicion is None and vitals.last_failure != ErrorClass.TIMEOUT:
+            return False
+        return one.silent_s >= probe_s(one.usual, vitals.breaker.ejections, thinks=self._thinks(gate, one.call))
+
+    def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
+        """Nothing is heard of the target: new calls go elsewhere, if any of those that hang there could."""
+        vitals = gate.vitals
+        suspicion = vitals.suspicion
+        if suspicion is None:
+            suspicion = vitals.suspicion = self._suspects[gate] = Suspicion(why, now)
+            log.warning("%s is suspect: %s", gate.name, why)
+        if now - self._tripped_at.get(gate, -inf) < RETRIP_S or not any(self._can_move(one, now) for one in group):
+            return
+        self._tripped_at[gate] = now
+        vitals.breaker.trip(f"suspect: {why}", now, self._draw())
+
+    def _can_move(self, one: Hanging, now: float) -> bool:
+        if self._stay_until.get(one.task, -inf) > now:
+            return False
+        if self._moves.places(one.call):
+            return True
+        self._stay_until[one.task] = now + STAYS_S
+        return False
+
+    def _move(self, one: Hanging, now: float, suspicion: Suspicion | None = None) -> None:
+        """The call tries elsewhere, if it can. One that is on its way elsewhere already leaves where it is now."""
+        call = one.call
+        is_second = call.move is not None and call.move.call is call
+        if (call.move is not None and not is_second) or self._watch.is_spared(one.task):
+            return
+        if not self._can_move(one, now):
+            return
+        if is_second or (call.task is None and call.model.retries.hedging is not None):
+            self._watch.expire(one.task)
+        elif suspicion is None:
+            self._moves.begin(call, one.task)
+        else:
+            suspicion.moved()
+            self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
+
+    def _is_cleared(self, gate: Gate, now: float) -> bool:
+        vitals = gate.vitals
+        suspicion = self._suspects[gate]
+        return vitals.unserved_s(now) < now - suspicion.since
+
+    def _clear(self, gate: Gate) -> None:
+        """Somebody was served there after all: it may be tried at once."""
+        del self._suspects[gate]
+        self._tripped_at.pop(gate, None)
+        gate.vitals.suspicion = None
+        log.warning("%s is no longer suspect: it has answered", gate.name)
+        breaker = gate.vitals.breaker
+        if breaker.state == "open" and not breaker.is_by_hand:
+            breaker.probe_at = min(breaker.probe_at, self._clock.monotonic())
+
+
+def _is_probe(one: Hanging, gate: Gate) -> bool:
+    """Whether it is one of the calls that try the target again."""
+    breaker = gate.vitals.breaker
+    return breaker.state == "half_open" and one.call.attempts[-1].started_at >= breaker.probe_at
+
+
+_NO_CLOCKS = Clocks(inf, inf, inf, inf, inf, first_event_s=inf, suspect_in_flight=0)
