@@ -237,9 +237,9 @@ class Admission:
         if not is_callers and call.move is None:
             return error_class
         vitals = grant.gate.vitals
-        unserved_s = 0.0 if call.move is None else vitals.unserved_s(now)
-        usual = usual_of(vitals.times(stream=call.stream, thinks=call.thinks))
-        thinks = call.thinks or vitals.thinks
+        unserved_s = 0.0 if call.move is None else vitals.heard.unserved_s(now)
+        usual = usual_of(vitals.heard.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or vitals.heard.thinks
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or vitals.is_probed or grant.gate.is_late(grant, now) else CALLERS_DEADLINE
 
@@ -262,8 +262,8 @@ class Admission:
         if grant.is_judged or call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
             gate.judge(grant, CLIENT_GONE, now, 0.0)
             return
-        usual = usual_of(gate.vitals.times(stream=call.stream, thinks=call.thinks))
-        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.vitals.thinks)
+        usual = usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.vitals.heard.thinks)
         gate.judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
     def price_unfinished(self, call: Call) -> None:

@@ -188,7 +188,7 @@ class Hedges:
 
 
 def _times(call: Call, grant: Grant) -> Latency:
-    return grant.gate.vitals.times(stream=call.stream, thinks=call.thinks)
+    return grant.gate.vitals.heard.times(stream=call.stream, thinks=call.thinks)
 
 
 def _failure(task: asyncio.Task[Opened]) -> Opened | UpstreamFailed | None:

@@ -102,7 +102,7 @@ class Moves:
         except BaseException:  # the client has left
             await self.abandon(call)
             raise
-        call.move = None
+        call.move = move.call.move = None  # the copy would lead back to itself
         call.attempts += move.call.attempts[move.met :]
         call.denied = call.denied or move.call.denied
         if move.opened is not None:
@@ -114,7 +114,7 @@ class Moves:
         move = _move_of(call)
         if move is None or move.task is None:
             return
-        call.move = None
+        call.move = move.call.move = None
         move.task.cancel()
         self._end(move.call)
         call.attempts[-1:-1] = move.call.attempts[move.met :]

@@ -85,7 +85,7 @@ class Planner:
             target
             for target in (plan.context if is_too_long else (*plan.own, *plan.others))
             if target.name not in met
-            and self._gates.line(target, call).gate.vitals.suspicion is None
+            and self._gates.line(target, call).gate.vitals.heard.suspicion is None
             and self._is_usable(call, target, is_refused=False)
         ]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ from gateway.flow.admission import Admission
 from gateway.flow.moving import Moves, find_target
 from gateway.flow.opening import clocks_of
 from gateway.flow.watch import Open, Task, Watch
+from gateway.policy.breaker import Breaker
 from gateway.policy.gate import Gate
+from gateway.policy.heard import Heard
 from gateway.policy.patience import (
     Usual,
     first_event_s,
@@ -41,6 +44,8 @@ STAYS_S = 2.0
 """A call that had nowhere to go is not asked again before."""
 RETRIP_S = 30.0
 """A breaker that somebody has closed although the target is suspect is opened again after so long."""
+FORGET_S = 3600.0
+"""Where nobody has waited for so long nothing is known any more."""
 log = logging.getLogger("gateway.health")
 
 
@@ -55,10 +60,22 @@ class Hanging(NamedTuple):
     silent_s: float
 
 
+@dataclass(slots=True)
+class Suspect:
+    """A target that is suspect. Times are monotonic seconds."""
+
+    breaker: Breaker
+    since: float
+    tripped_at: float = -inf
+    """When its breaker was opened for that."""
+    waited_at: float = -inf
+    """When somebody waited there last."""
+
+
 class Suspects:
     """Looks after the attempts of all calls. One per process."""
 
-    __slots__ = ("_admission", "_clock", "_draw", "_moves", "_stay_until", "_suspects", "_tripped_at", "_watch")
+    __slots__ = ("_admission", "_clock", "_draw", "_moves", "_stay_until", "_suspects", "_watch")
 
     def __init__(
         self, clock: Clock, admission: Admission, watch: Watch, moves: Moves, draw: Callable[[], float]
@@ -69,22 +86,29 @@ class Suspects:
         self._watch = watch
         self._moves = moves
         self._draw = draw
-        self._suspects: dict[Gate, Suspicion] = {}
-        self._tripped_at: dict[Gate, float] = {}
+        self._suspects: dict[Heard, Suspect] = {}
         self._stay_until: dict[Task, float] = {}
 
     def look(self, opens: Open, now: float) -> None:
         """Look at all open attempts; called a few times a second while there are any."""
         self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
-        groups: dict[Gate, list[tuple[Task, float, Call]]] = {}
+        groups: dict[Heard, tuple[Gate, list[Hanging]]] = {}
         for task, (ends_at, call) in opens.items():
             grant = call.grant
             if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
-                groups.setdefault(grant.gate, []).append((task, ends_at, call))
-        for gate, group in groups.items():
-            self._look_at(gate, [self._hanging(gate, *one, now) for one in group], now)
-        for gate in [gate for gate in self._suspects if self._is_cleared(gate, now)]:
-            self._clear(gate)
+                gate = grant.gate
+                _, group = groups.setdefault(gate.vitals.heard, (gate, []))
+                group.append(self._hanging(gate, task, ends_at, call, now))
+        for gate, group in groups.values():
+            self._look_at(gate, group, now)
+        for heard, suspect in [*self._suspects.items()]:
+            if heard.unserved_s(now) < now - suspect.since:
+                self._clear(heard, suspect)
+            elif heard in groups:
+                suspect.waited_at = now
+            elif now - suspect.waited_at > FORGET_S:
+                del self._suspects[heard]
+                heard.suspicion = None
 
     def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
         target = find_target(call)
@@ -101,13 +125,13 @@ class Suspects:
             Waiting(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
             for one in group
         ]
-        unserved_s = gate.vitals.unserved_s(now)
+        unserved_s = gate.vitals.heard.unserved_s(now)
         at_least = min([one.clocks.suspect_in_flight for one in group])
         why = is_suspect(waiting, at_least, unserved_s) if at_least else None
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
         if why is not None:
             self._suspect(gate, why, oldest_first, now)
-        suspicion = gate.vitals.suspicion
+        suspicion = gate.vitals.heard.suspicion
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
@@ -118,10 +142,10 @@ class Suspects:
                 self._move(one, now)
 
     def _usual(self, gate: Gate, call: Call) -> Usual:
-        return usual_of(gate.vitals.times(stream=call.stream, thinks=call.thinks))
+        return usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
-        return call.thinks or gate.vitals.thinks
+        return call.thinks or gate.vitals.heard.thinks
 
     def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
         return silence_s(
@@ -153,21 +177,21 @@ class Suspects:
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
         """Whether it has waited long enough to tell that a target that had fallen silent still is."""
         vitals = gate.vitals
-        if vitals.suspicion is None and vitals.last_failure != ErrorClass.TIMEOUT:
+        if vitals.heard.suspicion is None and vitals.heard.last_failure != ErrorClass.TIMEOUT:
             return False
         return one.silent_s >= probe_s(one.usual, vitals.breaker.ejections, thinks=self._thinks(gate, one.call))
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Nothing is heard of the target: new calls go elsewhere, if any of those that hang there could."""
-        vitals = gate.vitals
-        suspicion = vitals.suspicion
-        if suspicion is None:
-            suspicion = vitals.suspicion = self._suspects[gate] = Suspicion(why, now)
-            log.warning("%s is suspect: %s", gate.name, why)
-        if now - self._tripped_at.get(gate, -inf) < RETRIP_S or not any(self._can_move(one, now) for one in group):
-            return
-        self._tripped_at[gate] = now
-        vitals.breaker.trip(f"suspect: {why}", now, self._draw())
+        heard, breaker = gate.vitals.heard, gate.vitals.breaker
+        suspect = self._suspects.get(heard)
+        if suspect is None:
+            heard.suspicion = Suspicion(why, now)
+            suspect = self._suspects[heard] = Suspect(breaker, now, waited_at=now)
+            log.warning("%s is suspect: %s", breaker.name, why)
+        if now - suspect.tripped_at >= RETRIP_S and any(self._can_move(one, now) for one in group):
+            suspect.tripped_at = now
+            breaker.trip(f"suspect: {why}", now, self._draw())
 
     def _can_move(self, one: Hanging, now: float) -> bool:
         if self._stay_until.get(one.task, -inf) > now:
@@ -193,18 +217,12 @@ class Suspects:
             suspicion.moved()
             self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
 
-    def _is_cleared(self, gate: Gate, now: float) -> bool:
-        vitals = gate.vitals
-        suspicion = self._suspects[gate]
-        return vitals.unserved_s(now) < now - suspicion.since
-
-    def _clear(self, gate: Gate) -> None:
+    def _clear(self, heard: Heard, suspect: Suspect) -> None:
         """Somebody was served there after all: it may be tried at once."""
-        del self._suspects[gate]
-        self._tripped_at.pop(gate, None)
-        gate.vitals.suspicion = None
-        log.warning("%s is no longer suspect: it has answered", gate.name)
-        breaker = gate.vitals.breaker
+        del self._suspects[heard]
+        heard.suspicion = None
+        breaker = suspect.breaker
+        log.warning("%s is no longer suspect: it has answered", breaker.name)
         if breaker.state == "open" and not breaker.is_by_hand:
             breaker.probe_at = min(breaker.probe_at, self._clock.monotonic())
 

@@ -52,7 +52,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
 def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
     """Whether each target is suspect, under the name that the config has for it, which may come twice."""
     for name, line in admission.gates.lines.items():
-        yield admission.gates.label(name), line.gate.vitals.suspicion is not None
+        yield admission.gates.label(name), line.gate.vitals.heard.suspicion is not None
 
 
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
@@ -69,14 +69,14 @@ def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
     vitals = gate.vitals
     return {
         **_breaker(vitals.breaker, now),
-        "suspect": _suspect(vitals.suspicion, now),
+        "suspect": _suspect(vitals.heard.suspicion, now),
         "in_flight": gate.in_flight,
         "waiting": len(line.lineup),
         "retries": {"in_flight": vitals.retries.in_flight, "tokens_left": round(vitals.tokens.level(tokens), 1)},
         "time_to_first_byte": {
             "streams": _times(vitals.first_byte, now),
             "whole_answers": _times(vitals.whole_answer, now),
-            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(vitals.thought().items())},
+            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(vitals.heard.thought().items())},
         },
         "paused_s": _left(gate.paused_until, now),
         "quota_spent_s": _left(gate.exhausted_until, now),

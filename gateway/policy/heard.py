@@ -15,7 +15,16 @@ from gateway.policy.suspects import Suspicion
 class Heard:
     """One target, as far as its answers and its silence go."""
 
-    __slots__ = ("_answers", "_served_at", "_thought", "first_byte", "last_failure", "suspicion", "thinks", "whole_answer")
+    __slots__ = (
+        "_answers",
+        "_served_at",
+        "_thought",
+        "first_byte",
+        "last_failure",
+        "suspicion",
+        "thinks",
+        "whole_answer",
+    )
 
     def __init__(self) -> None:
         self.first_byte = Latency()

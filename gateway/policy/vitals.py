@@ -60,7 +60,17 @@ class Account:
 class Vitals:
     """The state of one target."""
 
-    __slots__ = ("_busiest", "_busiest_at", "account", "breaker", "first_byte", "heard", "retries", "tokens", "whole_answer")
+    __slots__ = (
+        "_busiest",
+        "_busiest_at",
+        "account",
+        "breaker",
+        "first_byte",
+        "heard",
+        "retries",
+        "tokens",
+        "whole_answer",
+    )
 
     def __init__(
         self,
