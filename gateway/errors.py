@@ -366,8 +366,13 @@ class InternalError(GatewayError):
 class UpstreamFailed(Exception):
     """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""
 
-    def __init__(self, error_class: ErrorClass, phase: Phase, detail: str) -> None:
+    def __init__(
+        self, error_class: ErrorClass, phase: Phase, detail: str, *, is_lasting: bool = False, fault: str | None = None
+    ) -> None:
+        """`is_lasting`: the call would fare alike there again. `fault`: so would every call, until the operator mends this."""
         super().__init__(f"{error_class} ({phase}): {detail}")
+        self.is_lasting = is_lasting or fault is not None
+        self.fault = fault
         self.error_class = error_class
         self.phase = phase
         self.detail = detail

@@ -94,6 +94,10 @@ class Answer(Protocol):
         """The body, to be read once."""
         ...
 
+    def unpack(self, codings: bytes) -> None:
+        """Take the `content-encoding` off: the body is then to be read from `chunks`. Raises one of the upstream's errors."""
+        ...
+
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
         ...

@@ -155,8 +155,19 @@ class Admission:
             self._freed(gate.name)
         return refusal
 
-    def failed(self, call: Call, error_class: ErrorClass, phase: Phase, diagnosis: Diagnosis = _NO_DIAGNOSIS) -> None:
-        """The attempt came to nothing; with a `diagnosis` the target did answer, with an error."""
+    def failed(
+        self,
+        call: Call,
+        error_class: ErrorClass,
+        phase: Phase,
+        diagnosis: Diagnosis = _NO_DIAGNOSIS,
+        *,
+        fault: str | None = None,
+    ) -> None:
+        """The attempt came to nothing; with a `diagnosis` the target did answer, with an error.
+
+        A `fault` is the operator's to mend, and every call meets it: the target is left alone at once.
+        """
         grant, call.grant = call.grant, None
         if grant is None:
             return
@@ -167,6 +178,8 @@ class Admission:
             gate.cancel(grant, now)
         else:
             gate.failed(grant, now, is_overload=error_class is ErrorClass.TIMEOUT)
+        if fault is not None:
+            gate.vitals.breaker.trip(fault, now, self._draw())
         if error_class is ErrorClass.AUTH:
             self.outages.credential_refused(gate, now)
         # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.

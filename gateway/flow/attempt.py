@@ -146,8 +146,9 @@ class Attempts:
         """There was no usable answer."""
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
-        self._admission.failed(call, failure.error_class, failure.phase)
+        self._admission.failed(call, failure.error_class, failure.phase, fault=failure.fault)
         self._judge(call, attempt)
+        attempt.never_again = attempt.never_again or failure.is_lasting
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
             attempt.cost_usd = self._admission.cost_usd(call, target)
 
@@ -238,6 +239,8 @@ def _in_public(failure: UpstreamFailed) -> str:
     """What clients hear of it: the addresses of providers are the operator's."""
     if failure.error_class is not ErrorClass.CONNECTION:
         return failure.detail
+    if failure.fault is not None:
+        return failure.fault
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
 
 

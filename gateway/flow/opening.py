@@ -74,6 +74,8 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
+        if b"content-encoding" in index and call.endpoint.request != "any":
+            await _unpack(target, answer, index[b"content-encoding"])
         attempt.upstream_request_id = _request_id(index)
         content_type = index.get(b"content-type", b"")
         if (
@@ -129,6 +131,15 @@ def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: 
     attempt.status = None
     attempt.error_class = error_class
     attempt.phase = phase
+
+
+async def _unpack(target: Target, answer: Answer, codings: bytes) -> None:
+    """The body as it would have come, had the provider heeded `accept-encoding: identity`."""
+    try:
+        answer.unpack(codings)
+    except target.upstream.errors as exc:
+        await answer.aclose()
+        raise target.upstream.failure(exc) from exc
 
 
 async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
@@ -274,8 +285,6 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
 
 def _what_it_is(answer: Answer) -> str:
     content_type = dict(answer.headers).get(b"content-type", b"")
-    if any(name == b"content-encoding" for name, _ in answer.headers):
-        return "a compressed body, although it was asked not to"
     return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
 
 

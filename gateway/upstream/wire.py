@@ -16,10 +16,12 @@ import httpx
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.snapshot import Provider
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
+from gateway.upstream.certificates import certificate_error, explain
+from gateway.upstream.decoding import unpacked
 from gateway.upstream.http1_wire import PreparedTimeouts
 from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of
-from gateway.upstream.redaction import secrets_of
+from gateway.upstream.redaction import Secrets, secrets_of
 
 _MAX_KEPT_ADDRESSES = 256
 
@@ -27,9 +29,11 @@ _MAX_KEPT_ADDRESSES = 256
 class HttpAnswer:
     """A provider's answer over httpx's transport interface."""
 
-    __slots__ = ("_stream", "chunks", "headers", "status", "whole")
+    __slots__ = ("_secrets", "_stream", "chunks", "headers", "status", "whole")
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx.Response, secrets: Secrets | None = None) -> None:
+        """`secrets` are masked again in what is unpacked: packed, nobody has seen them."""
+        self._secrets = secrets
         self.status = response.status_code
         stream: Any = response.stream  # an async transport gives an httpx.AsyncByteStream
         self._stream = stream
@@ -41,6 +45,13 @@ class HttpAnswer:
         else:
             self.chunks, self.whole = aiter(stream), None
             self.headers = [(name.lower(), value) for name, value in response.headers.raw]
+
+    def unpack(self, codings: bytes) -> None:
+        """Take the `content-encoding` off: the body is then to be read from `chunks`. Raises httpx.DecodingError."""
+        self.chunks, self.whole = unpacked(aiter(self._stream), codings), None
+        self.headers = [header for header in self.headers if header[0] not in (b"content-encoding", b"content-length")]
+        if self._secrets is not None:
+            self._secrets.guard(self)
 
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
@@ -112,7 +123,7 @@ class Wire:
         extensions = {"timeout": self._timeouts(outgoing), "signs": outgoing.signs}
         request = RawRequest(outgoing.method, address.url, address.origin, head, parts, outgoing.body, extensions)
         try:
-            answer = HttpAnswer(await self._transport.handle_async_request(request))
+            answer = HttpAnswer(await self._transport.handle_async_request(request), self._secrets)
         except self.errors as exc:
             raise self._failure(exc, answered=False) from exc
         if self._secrets is not None:
@@ -126,13 +137,14 @@ class Wire:
     def _failure(self, error: Exception, *, answered: bool) -> UpstreamFailed:
         """A transport error in our words. Its text may quote what the provider sent."""
         phase = phase_of(error, answered=answered)
-        error_class = ErrorClass.CONNECTION
-        if isinstance(error, httpx.TimeoutException):
-            error_class = ErrorClass.TIMEOUT
-        elif isinstance(error, httpx.RemoteProtocolError) and phase is Phase.ANSWERED:
-            error_class = ErrorClass.MALFORMED_RESPONSE
+        refused = certificate_error(error)
+        if refused is not None:
+            fault, remedy = explain(refused, self._provider.name)
+            detail = f"{fault} ({self._provider.base_url}); {remedy}"
+            return UpstreamFailed(ErrorClass.CONNECTION, phase, detail[:400], fault=fault)
         detail = str(error) or type(error).__name__
-        return UpstreamFailed(error_class, phase, (self._secrets.text(detail) if self._secrets else detail)[:300])
+        detail = (self._secrets.text(detail) if self._secrets else detail)[:300]
+        return UpstreamFailed(_class_of(error, phase), phase, detail, is_lasting=isinstance(error, httpx.DecodingError))
 
     def _pass_on(self, credential: bytes) -> tuple[bytes, bytes]:
         """The caller's credential, as the dialect wants it; an Entra token (a JWT) is a bearer token for Azure too."""
@@ -187,6 +199,15 @@ def _path_segment(model: str) -> str:
 def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
     """`first_byte` is ours, other transports fall back to `read`; waiting for a connection counts as connecting."""
     return PreparedTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
+
+
+def _class_of(error: Exception, phase: Phase) -> ErrorClass:
+    if isinstance(error, httpx.TimeoutException):
+        return ErrorClass.TIMEOUT
+    is_nonsense = isinstance(error, httpx.RemoteProtocolError) and phase is Phase.ANSWERED
+    if is_nonsense or isinstance(error, httpx.DecodingError):
+        return ErrorClass.MALFORMED_RESPONSE
+    return ErrorClass.CONNECTION
 
 
 def _auth_header(provider: Provider) -> tuple[bytes, bytes] | None:

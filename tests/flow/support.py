@@ -126,6 +126,9 @@ class ScriptedAnswer:
         self.whole: bytes | None = None
         self.chunks: AsyncIterator[bytes] = self._play(script.chunks)
 
+    def unpack(self, codings: bytes) -> None:
+        raise Broken(f"packed with {codings!r}")
+
     async def _play(
         self, chunks: Iterable[bytes | Exception | Callable[[], None] | asyncio.Event]
     ) -> AsyncIterator[bytes]:

@@ -47,6 +47,9 @@ class WholeAnswer:
     async def _read(self) -> AsyncIterator[bytes]:
         yield self.whole
 
+    def unpack(self, codings: bytes) -> None:
+        raise OSError(codings)
+
     async def aclose(self) -> None:
         return
 
