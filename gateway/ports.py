@@ -160,7 +160,8 @@ class Claim:
 class Records(Protocol):
     """Idempotency records: who runs a request, and what came of it. Ids and fingerprints are 32-byte digests.
 
-    A completed record is kept until its `fresh_until`, or until there is no room for it. No method raises: a store that
+    A completed record is kept until its `fresh_until`, or until there is no room for it: then the oldest go, of a tenant who
+    has more than `TENANTS_SHARE` before of others. No method raises: a store that
     cannot write says so once in the log, and answers as if it were empty.
     """
 
@@ -359,7 +360,10 @@ class Store(Protocol):
         ...
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`."""
+        """Entries and bytes: `{"answers": {"entries": …, "bytes": …}, "records": …, "vectors": …}`.
+
+        Of records also `early`: how many went before their time for want of room, since the start.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -367,6 +371,8 @@ class Store(Protocol):
         ...
 
 
+TENANTS_SHARE = 0.75
+"""Of the room for idempotency records: where others have some, one tenant's keep to it."""
 LimitKind = Literal["bucket", "window", "slots"]
 """What refills all the time, what starts anew, what is held and given back."""
 

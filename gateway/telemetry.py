@@ -162,6 +162,10 @@ class Telemetry(Collector):
         )
         self._cache_entries = Levels("cache_entries", "What the store keeps now.", "kind")
         self._cache_bytes = Levels("cache_bytes", "What that takes, in bytes.", "kind")
+        self._records_lost = Counts(
+            "records_forgotten_early_total",
+            "Answers of calls with an Idempotency-Key that were forgotten before their time for want of room.",
+        )
         self._objects = Levels("objects", "Objects at providers of which it is known whose they are.")
         self._objects_lost = Counts(
             "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
@@ -349,6 +353,7 @@ class Telemetry(Collector):
         """What the store keeps now, as it tells it: entries and bytes of answers, records and vectors."""
         self._cache_entries.values = {(kind,): sizes["entries"] for kind, sizes in stats.items()}
         self._cache_bytes.values = {(kind,): sizes["bytes"] for kind, sizes in stats.items()}
+        self._records_lost.totals[()] = stats.get("records", {}).get("early", 0)
 
     def set_objects(self, entries: int, lost: int) -> None:
         """Of how many objects the store knows whose they are, and of how many it has had to forget that."""

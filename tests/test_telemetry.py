@@ -280,7 +280,8 @@ async def test_the_size_of_the_store_is_what_it_is_now() -> None:
     telemetry, _, _ = make()
 
     telemetry.set_store({"answers": {"entries": 3, "bytes": 3000}, "vectors": {"entries": 1, "bytes": 400}})
-    telemetry.set_store({"answers": {"entries": 2, "bytes": 2000}, "records": {"entries": 0, "bytes": 0}})
+    telemetry.set_store({"answers": {"entries": 2, "bytes": 2000}, "records": {"entries": 0, "bytes": 0, "early": 5}})
+    assert scrape(telemetry)["gateway_records_forgotten_early_total[]"] == 5
     samples = {name: value for name, value in scrape(telemetry).items() if "_cache_" in name}
 
     assert samples == {

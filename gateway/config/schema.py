@@ -219,7 +219,6 @@ class KeyEntry(LimitedEntry):
     names_tenants: Flag = False
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
-    allow_unpriced: Flag = False
 
 
 class AdmissionSet(Entry):

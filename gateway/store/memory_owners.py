@@ -1,4 +1,4 @@
-"""Whose an entry is, so that all of an owner's entries can be forgotten at once, however many there are.
+"""Whose an entry is, so that all of an owner's entries can be forgotten at once, and none of them takes another's room.
 
 An entry is a number, its slot; the entries of an owner form a ring. Invariant: no step takes longer for more entries, but
 forgetting takes as long as there are owners.
@@ -47,21 +47,22 @@ class Rings:
 
 
 class Owner:
-    """How many entries it has, and one of them."""
+    """How many entries it has, what these take, and the first of them."""
 
-    __slots__ = ("count", "is_forgotten", "name", "slot")
+    __slots__ = ("bytes", "count", "is_forgotten", "name", "slot")
 
     def __init__(self, name: Name) -> None:
         self.name = name
         self.slot = 0
         self.count = 0
+        self.bytes = 0.0
         self.is_forgotten = False
 
 
 class Owners:
     """Of each slot whose it is; those who were forgotten are so until they have no entries left."""
 
-    __slots__ = ("_by_name", "_forgotten", "_kin", "_nobody", "_of", "taken")
+    __slots__ = ("_by_name", "_forgotten", "_kin", "_largest", "_nobody", "_of", "taken")
 
     def __init__(self) -> None:
         self._nobody = Owner(("", ""))
@@ -70,6 +71,7 @@ class Owners:
         self._kin = Rings()
         self._by_name: dict[Name, Owner] = {}
         self._forgotten: deque[Owner] = deque()
+        self._largest = self._nobody
         self.taken = 0
         """Bytes, what it takes for a slot not among them."""
 
@@ -78,8 +80,8 @@ class Owners:
         self._of.extend([self._nobody] * count)
         self._kin.grow(count)
 
-    def adopt(self, slot: int, name: Name) -> None:
-        """A slot that was nobody's is of this name now."""
+    def adopt(self, slot: int, name: Name, size: float = 0.0) -> None:
+        """A slot that was nobody's is of this name now, and takes so many bytes."""
         owner = self._by_name.get(name)
         if owner is None:
             owner = self._by_name[name] = Owner(name)
@@ -88,19 +90,36 @@ class Owners:
         else:
             self._kin.join(slot, owner.slot)
         owner.count += 1
+        owner.bytes += size
+        if owner.bytes > self._largest.bytes:
+            self._largest = owner
         self._of[slot] = owner
 
-    def disown(self, slot: int) -> bool:
-        """The slot is nobody's; False: its entry was forgotten."""
+    def disown(self, slot: int, size: float = 0.0) -> bool:
+        """The slot, which took so many bytes, is nobody's; False: its entry was forgotten."""
         owner = self._of[slot]
-        owner.slot = self._kin.after[slot]
+        if owner.slot == slot:
+            owner.slot = self._kin.after[slot]
         self._kin.leave(slot)
         self._of[slot] = self._nobody
         owner.count -= 1
+        owner.bytes -= size
         if not owner.is_forgotten and not owner.count:
             del self._by_name[owner.name]
             self.taken -= _OWNER_BYTES
         return not owner.is_forgotten
+
+    def has_others(self, name: Name | None) -> bool:
+        """Whether anybody else has entries."""
+        return len(self._by_name) > (name in self._by_name)
+
+    def first_above(self, most: float, name: Name | None, size: float) -> int:
+        """The first entry of whoever has more than so many bytes, or would if this name had so many more; 0: nobody has."""
+        owner = None if name is None else self._by_name.get(name)
+        if owner is not None and owner.bytes + size > most:
+            return owner.slot
+        largest = self._largest  # if anybody has more than half, it is this one
+        return largest.slot if largest.count and not largest.is_forgotten and largest.bytes > most else 0
 
     def is_forgotten(self, slot: int) -> bool:
         """Whether its entry is to be given no more."""

@@ -1,7 +1,8 @@
 """Idempotency records in this process's memory: who runs what, and what came of it.
 
 It must not know requests or answers. Invariants: a record has one holder at a time; fences only grow, over all records; what
-was completed is changed by nobody; what runs is never dropped, and what is done goes in the order of completion.
+was completed is changed by nobody; what runs is never dropped; what is done goes in the order of completion, but of one tenant
+who has more than a share of the room before of others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from gateway.call import Kept
-from gateway.ports import Claim
+from gateway.ports import TENANTS_SHARE, Claim
 from gateway.store.memory_kept import pack, unpack
 from gateway.store.memory_shelf import Shelf
 
@@ -39,14 +40,15 @@ class Lease:
 class MemoryRecords:
     """`gateway.ports.Records`."""
 
-    __slots__ = ("_done", "_fence", "_has_warned", "_running", "_wall")
+    __slots__ = ("_done", "_early", "_fence", "_has_warned", "_running", "_wall")
 
     def __init__(self, bound: int, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._running: OrderedDict[bytes, Lease] = OrderedDict()
-        self._done = Shelf(bound, self._lost)
+        self._done = Shelf(bound, self._lost, TENANTS_SHARE)
         self._fence = 0
         self._has_warned = False
+        self._early = 0
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
         """Take the record if it is free, or its lease has ended."""
@@ -76,7 +78,7 @@ class MemoryRecords:
         if (lease := self._held(record, fence)) is None:
             return False
         del self._running[record]
-        is_kept = self._done.put(record, lease.fingerprint + pack(kept), kept.fresh_until)
+        is_kept = self._done.put(record, lease.fingerprint + pack(kept), kept.fresh_until, (kept.tenant, ""))
         if not is_kept:
             self._lost(kept.fresh_until)
         return is_kept
@@ -103,7 +105,11 @@ class MemoryRecords:
 
     def stats(self) -> dict[str, int]:
         """Those that run and those that are done, and the bytes that the latter take."""
-        return {"entries": len(self._running) + self._done.entries, "bytes": int(self._done.taken)}
+        return {
+            "entries": len(self._running) + self._done.entries,
+            "bytes": int(self._done.taken),
+            "early": self._early,
+        }
 
     def _held(self, record: bytes, fence: int) -> Lease | None:
         lease = self._running.get(record)
@@ -111,7 +117,10 @@ class MemoryRecords:
 
     def _lost(self, fresh_until: float) -> None:
         """Said once: an answer goes although it was to be given again."""
-        if self._has_warned or fresh_until < self._wall():
+        if fresh_until < self._wall():
+            return
+        self._early += 1
+        if self._has_warned:
             return
         self._has_warned = True
         log.warning(

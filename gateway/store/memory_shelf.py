@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sys import getsizeof
 
 from gateway.store.memory_owners import Name, Owners, Rings
-from gateway.store.memory_pages import LARGE, Pages
+from gateway.store.memory_pages import LARGE, PAGE, Pages, pages_of
 
 STEPS = 4096
 """So many entries are looked at in one go, or go for one that is new."""
@@ -47,6 +47,7 @@ class Shelf:
         "_lost",
         "_owners",
         "_pages",
+        "_share",
         "_size",
         "_tables",
         "_until",
@@ -55,9 +56,13 @@ class Shelf:
         "entries",
     )
 
-    def __init__(self, bound: int, lost: Lost | None = None) -> None:
-        """`bound` is in bytes; `lost` is told the `until` of each entry that goes because there is no room."""
+    def __init__(self, bound: int, lost: Lost | None = None, share: float = 1.0) -> None:
+        """`bound` is in bytes; `lost` is told the `until` of each entry that goes because there is no room.
+
+        Where several names have entries, one that has more than this share of the bound makes room before the others do.
+        """
         self.bound = bound
+        self._share = share
         self._lost = lost
         self._start()
 
@@ -99,7 +104,7 @@ class Shelf:
     def put(self, key: bytes, blob: bytes, until: float, name: Name = ("", "")) -> bool:
         """Keep it until then, instead of what was there, as one of those of this name. False: there is no room for it."""
         self.drop(key)
-        if not self._make_room(len(blob)):
+        if not self._make_room(len(blob), name):
             return False
         slot = self._free.pop()
         try:
@@ -111,7 +116,7 @@ class Shelf:
         self._keys[slot * _KEY : (slot + 1) * _KEY] = key
         self._list(key, slot)
         self._use.join(slot, 0)
-        self._owners.adopt(slot, name)
+        self._owners.adopt(slot, name, self._cost(len(blob)))
         self.entries += 1
         while self.taken > self.bound and self._shrink(0):
             pass  # a table of keys has grown
@@ -166,17 +171,19 @@ class Shelf:
         elif self._cursor == len(self._size):
             self._cursor = 0
 
-    def _make_room(self, size: int) -> bool:
-        """See to it that a slot is free, and that a blob of this size fits; False: it does not."""
+    def _make_room(self, size: int, name: Name) -> bool:
+        """See to it that a slot is free, and that a blob of this size and name fits; False: it does not."""
         pages = self._pages
         if self._index_bytes + _BATCH * _SLOT_BYTES + pages.cost(size) > self.bound:
             return False  # though all else went for it
+        if self._cost(size) > self._share * self.bound and self._owners.has_others(name):
+            return False  # though all else of this name went for it
         for _ in range(STEPS):
             lack = pages.lack(size)
             over = self.taken + lack + (0 if self._free else _BATCH * _SLOT_BYTES) - self.bound
             if over <= 0:
                 break
-            if not self._shrink(over, is_short_of_pages=lack > 0 and size < LARGE):
+            if not self._shrink(over, name, size, is_short_of_pages=lack > 0 and size < LARGE):
                 return False
         else:
             return False
@@ -184,7 +191,19 @@ class Shelf:
             self._add_slots()
         return True
 
-    def _shrink(self, over: float, *, is_short_of_pages: bool = False) -> bool:
+    def _cost(self, size: int) -> float:
+        """What counts against its owner's share."""
+        return _SLOT_BYTES + (self._pages.cost(size) if size >= LARGE else pages_of(size) * PAGE)
+
+    def _first_to_go(self, name: Name | None, size: int) -> int:
+        """The entry that makes room for one of this name and size; 0: there is none."""
+        if self._share < 1 and self._owners.has_others(name):
+            greedy = self._owners.first_above(self._share * self.bound, name, self._cost(size))
+            if greedy:
+                return greedy
+        return self._use.after[0]
+
+    def _shrink(self, over: float, name: Name | None = None, size: int = 0, *, is_short_of_pages: bool = False) -> bool:
         """Go a step towards taking less, by so many bytes in the end; False: nothing is left to go.
 
         Pages are given back before entries go, so that memory follows what entries need most of now: pages for large ones,
@@ -196,22 +215,23 @@ class Shelf:
         if slot := self._owners.next_forgotten():
             self._drop(slot)
             return True
-        if (oldest := self._use.after[0]) == 0:
+        if (first := self._first_to_go(name, size)) == 0:
             return False
         if self._lost is not None:
-            self._lost(self._until[oldest])
-        self._drop(oldest)
+            self._lost(self._until[first])
+        self._drop(first)
         return True
 
     def _drop(self, slot: int) -> bool:
         """Let go of an entry; False: it was forgotten."""
         key = bytes(self._keys[slot * _KEY : (slot + 1) * _KEY])
         del self._table(key)[key]
-        self._pages.release(slot, self._first[slot], self._size[slot])
+        size = self._size[slot]
+        self._pages.release(slot, self._first[slot], size)
         self._size[slot] = 0
         self._use.leave(slot)
         self._free.append(slot)
-        was_there = self._owners.disown(slot)
+        was_there = self._owners.disown(slot, self._cost(size))
         self.entries -= was_there
         return was_there
 

@@ -18,13 +18,13 @@ from secrets import token_bytes
 from typing import Any
 
 from gateway.call import Kept
-from gateway.ports import Claim, Later
+from gateway.ports import TENANTS_SHARE, Claim, Later
 from gateway.store.redis_chores import Chores
 from gateway.store.redis_ledger import ABANDONED_S, FIRST_SHARED_FENCE, Held, Ledger
 from gateway.store.redis_link import Link, StoreGone
 from gateway.store.redis_parts import Parts, is_head
 from gateway.store.redis_shelf import Now, Shelf, shelf_script
-from gateway.store.redis_value import ENTRY_BYTES, MOST_BYTES, framed, moved, unframed
+from gateway.store.redis_value import ENTRY_BYTES, MOST_BYTES, framed, moved, owner, unframed
 
 log = logging.getLogger("gateway.store")
 
@@ -57,8 +57,9 @@ class RedisRecords:
         self._now = now
         self._bound = bound
         self._has_warned = False
+        self._early = 0
         base = link.key("records")
-        self._shelf = Shelf(link, base, now)
+        self._shelf = Shelf(link, base, now, is_shared=True)
         self._running, self._fence = base + b":running", base + b":fence"
         self._parts = Parts(link)
         self._ledger = Ledger(min(bound, OWED_BYTES), self._warn)
@@ -118,8 +119,8 @@ class RedisRecords:
 
     async def sweep(self) -> None:
         """Some of what has run out or is too much goes. Raises StoreGone."""
-        if await self._shelf.sweep(self._bound, self._running, late_s=ABANDONED_S):
-            self._warn()
+        if lost := await self._shelf.sweep(self._bound, self._running, late_s=ABANDONED_S, most=self._most):
+            self._warn(lost)
 
     async def catch_up(self) -> None:
         """Tell the store some of what it missed, the oldest first."""
@@ -127,7 +128,7 @@ class RedisRecords:
             left_s = debt.kept.fresh_until - self._wall()
             try:
                 if left_s > 0 and self._link.is_up:
-                    await self._run_complete(record, debt.held.fence, debt.held, framed(debt.kept), left_s)
+                    await self._run_complete(record, debt.held.fence, debt.held, debt.kept, framed(debt.kept), left_s)
             except StoreGone:
                 return
             if self._link.is_up and self._ledger.owed.get(record) is debt:
@@ -141,12 +142,13 @@ class RedisRecords:
         """Those that run and those that are done, and the bytes that the latter take: as last told, and what is here."""
         ledger = self._ledger
         if not self._link.is_up:
-            return {"entries": len(ledger.held) + len(ledger.owed), "bytes": ledger.owed_bytes}
-        return {"entries": self._shelf.entries + len(ledger.owed), "bytes": self._shelf.bytes + ledger.owed_bytes}
+            return {"entries": len(ledger.held) + len(ledger.owed), "bytes": ledger.owed_bytes, "early": self._early}
+        entries, taken = self._shelf.entries + len(ledger.owed), self._shelf.bytes + ledger.owed_bytes
+        return {"entries": entries, "bytes": taken, "early": self._early}
 
     def _keys(self, record: bytes) -> tuple[bytes, ...]:
         shelf = self._shelf
-        return (*shelf.keys, shelf.value(record), self._running, self._fence, shelf.parts(record))
+        return (*shelf.keys, shelf.value(record), self._running, self._fence, shelf.parts(record), *shelf.shares)
 
     def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
         return self._link.run(
@@ -231,7 +233,7 @@ class RedisRecords:
             self._warn()
         if self._link.is_up:
             try:
-                is_kept = await self._run_complete(record, fence, held, value, kept.fresh_until - self._wall())
+                is_kept = await self._run_complete(record, fence, held, kept, value, kept.fresh_until - self._wall())
             except StoreGone:
                 pass  # whether or not it has heard: it is told again, and knows it by its nonce
             else:
@@ -243,20 +245,25 @@ class RedisRecords:
         self._ledger.owe(record, held, kept, size)
         return True
 
-    async def _run_complete(self, record: bytes, fence: int, held: Held | None, value: bytes, left_s: float) -> bool:
+    async def _run_complete(
+        self, record: bytes, fence: int, held: Held | None, kept: Kept, value: bytes, left_s: float
+    ) -> bool:
         """Whether the store keeps it. Raises StoreGone."""
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES
         value, staged = await self._parts.stage(self._shelf.parts(record), value)
         keys = (*self._keys(record), staged)
+        whose = owner("", kept.tenant)
         for _ in range(MOST_TURNS):
             reply = await self._link.run(
-                COMPLETE, keys, (self._now(), record, asked, nonce, fence, left_s, size, self._bound, value)
+                COMPLETE,
+                keys,
+                (self._now(), record, asked, nonce, fence, left_s, size, self._bound, value, whose, self._most),
             )
             state, entries, taken, lost, gone = reply
             self._shelf.told(entries, taken)
             if lost:
-                self._warn()
+                self._warn(lost)
             if gone:
                 self._chores.start(self._dropped(gone))
             if state == b"lost":
@@ -276,8 +283,14 @@ class RedisRecords:
             return  # its lease ends by itself
         self._shelf.told(entries, taken)
 
-    def _warn(self) -> None:
-        """Said once: an answer goes although it was to be given again."""
+    @property
+    def _most(self) -> int:
+        """So many bytes are one tenant's at most, while others have some."""
+        return int(self._bound * TENANTS_SHARE)
+
+    def _warn(self, count: int = 1) -> None:
+        """Said once, and counted: answers go although they were to be given again."""
+        self._early += count
         if not self._has_warned:
             self._has_warned = True
             log.warning(

@@ -50,6 +50,7 @@ class _Row(NamedTuple):
     size: int
     about: bytes
     body: bytes
+    tenant: str
 
 
 class SqliteRecords:
@@ -107,7 +108,7 @@ class SqliteRecords:
         size = taken(record, fingerprint, known, kept.body)
         if size > self._bound:
             del self._held[record]
-            self._room.say_that_records_go()
+            self._room.records_go()
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._asked[record] = []
@@ -120,7 +121,7 @@ class SqliteRecords:
             self._end(record)
 
         self._thread.ask(
-            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body)),
+            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)),
             False,
             written,
             "durable",
@@ -228,5 +229,8 @@ def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
 
 
 def _write(db: sqlite3.Connection, row: _Row) -> bool:
-    db.execute("REPLACE INTO records (record, fingerprint, expires, bytes, about, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+    db.execute(
+        "REPLACE INTO records (record, fingerprint, expires, bytes, about, body, tenant) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row,
+    )
     return True

@@ -1,7 +1,7 @@
 """What has to go from the file, so that it keeps to its bounds: the least recently used, the oldest, what has run out.
 
 Used by the thread that has the file. Invariants: what is committed is within the bounds, unless one was lowered, which takes
-some ticks; nothing takes long; a record that was still wanted does not go unsaid.
+some ticks; nothing takes long; a record that was still wanted does not go unsaid, nor for a tenant with more than its share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.ports import StoreBounds
+from gateway.ports import TENANTS_SHARE, StoreBounds
 from gateway.store.sqlite_file import Total
 from gateway.store.sqlite_job import Rest
 
@@ -30,6 +30,8 @@ _FIRST_TO_GO = {
     "answers": "SELECT id, bytes, 0 FROM answers WHERE grp = ? ORDER BY used LIMIT ?",
     "vectors": "SELECT id, bytes, 0 FROM vectors WHERE ? = '' ORDER BY id LIMIT ?",
 }
+_FIRST_OF_TENANT = "SELECT id, bytes, expires FROM records WHERE tenant = ? ORDER BY id LIMIT ?"
+_GREEDY = "SELECT tenant, bytes FROM shares WHERE bytes > ? AND (SELECT COUNT(*) FROM shares) > 1 LIMIT 1"
 _DROP = {table: f"DELETE FROM {table} WHERE id = ?" for table in _FIRST_TO_GO}  # noqa: S608 - names from above
 _EXPIRE = {
     table: f"DELETE FROM {table} WHERE id IN "  # noqa: S608
@@ -47,6 +49,8 @@ class Room:
         self._is_over = False
         """More has to go than could in one transaction."""
         self._is_told = False
+        self.early = 0
+        """Records that went before their time, since the start."""
 
     def configure(self, bounds: StoreBounds) -> None:
         """Keep to these; of a bound for records that turns out too low as well, it is said again."""
@@ -69,8 +73,9 @@ class Room:
         is_more = _give_back(db) or is_more
         return Rest(lambda db: self.tidy(db, now)) if is_more else None
 
-    def say_that_records_go(self) -> None:
-        """Once: an answer goes although it was to be given again."""
+    def records_go(self) -> None:
+        """An answer goes although it was to be given again: said once, and counted."""
+        self.early += 1
         if not self._is_told:
             self._is_told = True
             log.warning(
@@ -89,18 +94,30 @@ class Room:
         """Let so many bytes go, or as many as can in bounded time."""
         table, _, group = name.partition("/")
         for _ in range(STEPS):
+            most = size
+            first = db.execute(_FIRST_TO_GO[table], (group, ROWS_AT_ONCE))
+            if table == "records" and (greedy := self._greedy(db)) is not None:
+                most = min(size, greedy[1])
+                first = db.execute(_FIRST_OF_TENANT, (greedy[0], ROWS_AT_ONCE))
             gone = []
-            for row, row_size, expires in db.execute(_FIRST_TO_GO[table], (group, ROWS_AT_ONCE)):
-                if size <= 0:
+            for row, row_size, expires in first:
+                if most <= 0:
                     break
                 gone.append((row,))
+                most -= row_size
                 size -= row_size
                 if table == "records" and expires > self._wall():
-                    self.say_that_records_go()
+                    self.records_go()
             db.executemany(_DROP[table], gone)
             if size <= 0 or not gone:
                 return
         self._is_over = True
+
+    def _greedy(self, db: sqlite3.Connection) -> tuple[str, int] | None:
+        """Of several tenants with records the one who has more than a share of the room, and how much of it may go."""
+        bound = self._bounds.records
+        found = db.execute(_GREEDY, (int(bound * TENANTS_SHARE),)).fetchone()
+        return None if found is None else (found[0], found[1] - int(bound * TENANTS_SHARE) + bound // SLACK)
 
 
 def _give_back(db: sqlite3.Connection) -> bool:

@@ -90,7 +90,20 @@ _OBJECTS = (
     "UPDATE totals SET entries = entries - 1 WHERE name = 'objects'; END",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OBJECTS)
+_SHARES = (
+    # Whose a record is, so that one tenant's take nobody else's room; of those that were there before, nobody's.
+    "ALTER TABLE records ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX records_tenant ON records (tenant, id)",
+    "CREATE TABLE shares (tenant TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO shares SELECT tenant, COUNT(*), SUM(bytes) FROM records GROUP BY tenant",
+    "CREATE TRIGGER shares_in AFTER INSERT ON records BEGIN INSERT INTO shares VALUES (NEW.tenant, 1, NEW.bytes) "
+    "ON CONFLICT (tenant) DO UPDATE SET entries = entries + 1, bytes = bytes + excluded.bytes; END",
+    "CREATE TRIGGER shares_out AFTER DELETE ON records BEGIN "
+    "UPDATE shares SET entries = entries - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant; "
+    "DELETE FROM shares WHERE tenant = OLD.tenant AND entries <= 0; END",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OBJECTS, _SHARES)
 """The n-th brings a file from version n to n + 1; a new file has version 0. What was released is never changed."""
 
 

@@ -15,7 +15,6 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
-from gateway.upstream.http1_turns import Turns
 from gateway.upstream.httpx_transport import HttpxTransport
 
 StartEmulator = Callable[[str], Awaitable[str]]
@@ -25,10 +24,10 @@ StartEmulator = Callable[[str], Awaitable[str]]
 class EmulatedTransport(httpx.AsyncBaseTransport):
     """`emulator://NAME`: starts the emulator with the first request and sends everything there."""
 
-    def __init__(self, name: str, start: StartEmulator, turns: Turns) -> None:
+    def __init__(self, name: str, start: StartEmulator) -> None:
         self._name = name
         self._start = start
-        self.inner = Http1Transport(turns=turns)
+        self.inner = Http1Transport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """As any transport; the origin is the emulator's, the path stays."""
@@ -51,7 +50,6 @@ class Pools:
 
     def __init__(self, start_emulator: StartEmulator) -> None:
         self._start_emulator = start_emulator
-        self._turns = Turns()
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
         self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None
@@ -91,7 +89,7 @@ class Pools:
 
     def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
         if provider.base_url.startswith("emulator://"):
-            return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator, self._turns)
+            return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator)
         context = self._tls(provider)
         if provider.transport == "httpx":
             return HttpxTransport(
@@ -102,10 +100,7 @@ class Pools:
                 proxy=provider.proxy,
             )
         return Http1Transport(
-            ssl_context=context,
-            max_connections=provider.max_connections,
-            idle_expiry_s=provider.idle_expiry_s,
-            turns=self._turns,
+            ssl_context=context, max_connections=provider.max_connections, idle_expiry_s=provider.idle_expiry_s
         )
 
     def _tls(self, provider: Provider) -> ssl.SSLContext:

@@ -218,6 +218,39 @@ async def test_records_keep_to_their_bytes_and_say_when_that_costs_a_promise(
     assert len([one for one in warnings if "idempotency.max_bytes" in one]) == 1
 
 
+async def done(store: Store, tenant: str, numbers: range, size: int, wall: Wall) -> list[bool]:
+    """What came of these records of one tenant: whether each could be kept."""
+    said = []
+    for number in numbers:
+        record = digest(tenant, number)
+        wall.advance(0.01)
+        answer = kept(bytes(size), now=wall(), fresh_s=600.0, tenant=tenant)
+        said.append(await settle(store.records.complete(record, await hold(store, record=record), answer)))
+    return said
+
+
+async def still_there(store: Store, tenant: str, numbers: range) -> list[int]:
+    """Which of them would be given again."""
+    return [number for number in numbers if await state(store, record=digest(tenant, number)) == "done"]
+
+
+async def test_a_tenants_records_take_nobody_elses_room(make_store: MakeStore, wall: Wall) -> None:
+    """Alone it may have all; where others are it makes room for itself beyond three quarters, and what goes early counts."""
+    store = make_store(replace(ROOMY, records=512 * KIB), wall)
+
+    assert all(await done(store, "greedy", range(60), 12 * KIB, wall))
+    assert all(await done(store, "modest", range(20), KIB, wall))
+    assert all(await done(store, "greedy", range(60, 160), 12 * KIB, wall))
+    await ticked(store)
+
+    assert held_bytes(store, "records") <= 512 * KIB
+    assert await still_there(store, "modest", range(20)) == [*range(20)]
+    left = await still_there(store, "greedy", range(160))
+    assert left == [*range(160 - len(left), 160)]  # its own oldest have gone
+    assert len(left) >= 20
+    assert store.stats()["records"]["early"] == 160 - len(left)
+
+
 async def test_what_has_run_out_is_forgotten_by_records(make_store: MakeStore, wall: Wall) -> None:
     """Without anybody asking for it."""
     store = make_store(ROOMY, wall)

@@ -254,6 +254,33 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
         assert (found, version) == ([(RECORD, "blue")], (len(newer),))
 
 
+async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: str, wall: Wall) -> None:
+    """Whose they were was not known; what they take was, and counts from the first moment."""
+    before = sqlite_schema.MIGRATIONS[: sqlite_schema.MIGRATIONS.index(sqlite_schema._SHARES)]
+    db, _ = open_file(path, connect=connect_hastily, migrations=before)
+    for number in range(50):
+        old = (digest(number), b"f" * 32, wall() + 600, 8192, b"", b"")
+        db.execute(
+            "INSERT INTO records (record, fingerprint, expires, bytes, about, body) VALUES (?, ?, ?, ?, ?, ?)", old
+        )
+    db.close()
+
+    store = opened(path, wall, bounds=replace(ROOMY, records=51 * 8192))
+    for number in range(10):
+        record = digest("new", number)
+        answer = kept(bytes(8000), now=wall(), fresh_s=600.0)
+        assert await settle(store.records.complete(record, await hold(store, record=record), answer))
+    await store.aclose()
+
+    db, _ = open_file(path, connect=connect_hastily)
+    shares = dict(db.execute("SELECT tenant, entries FROM shares").fetchall())
+    summed = dict(db.execute("SELECT tenant, COUNT(*) FROM records GROUP BY tenant").fetchall())
+    db.close()
+    assert shares == summed
+    assert shares["t"] == 10
+    assert shares[""] < 45
+
+
 def test_a_migration_that_fails_changes_nothing(path: str) -> None:
     """Not even its first half; the older release can go on with the file."""
     db, _ = open_file(path, connect=connect_hastily)
