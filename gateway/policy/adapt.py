@@ -5,8 +5,9 @@ refused for its rate; of a call it knows nothing but the moment it was sent.
 
 The search begins like TCP's slow start (RFC 5681): a window of calls in flight and a rate both grow with answers. The
 first refusal ends it, and from then on refusals measure: one means that the provider's bucket is empty, and what an
-empty bucket accepts is its rate. We stay a little below it and probe upwards, the faster the farther nothing is refused
-(additive increase, multiplicative decrease: Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
+empty bucket accepts is its rate. (Some providers refuse a few calls at any rate: `strays.py` tells those apart.) We stay a
+little below it and probe upwards, the faster the farther nothing is refused (additive increase, multiplicative decrease:
+Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
 
 Invariants: a pause never moves back; a refusal never raises the rate; once the window is gone, any second sees at most
 1.2 times the highest rate in it (or that and one call); with nothing in flight somebody may go within a second and
@@ -17,11 +18,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
+
+from gateway.policy.strays import Strays
 
 _EARLY_S = 1e-6
 _STEP_S = 0.01
 _SAMPLE_S = 0.25
 _LONGEST_HOLD_S = 1.0
+_ROOM = 0.95
+"""Of the measured rate: below it a limit has room."""
+_FLIGHT, _LARGE_FLIGHT = 3, 8
+"""So many calls accepted behind a refusal tell that it was a stray, and so many how usual they are."""
+_FLIGHT_STRAYS = 0.05
+"""So many of them may be refused, too."""
 
 
 class Pause:
@@ -69,13 +79,22 @@ class SearchPolicy:
     settle: float = 0.9
     """Share of the measured rate to go on with after a refusal."""
     probe_percent: float = 2.0
-    """Growth per round trip at the measured rate; at twice that rate sixteen times as much."""
+    """Growth per round trip at the measured rate; at twice that rate sixteen times as much (256 among strays)."""
     probe_call_percent: float = 0.1
     """The same per call, if that is less: about a hundred calls pay for one refusal."""
     floor_percent: float = 2.0
     """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
     guess_floor: float = 0.5
     """The same, as a rate, as long as nothing is measured."""
+
+
+class _Before(NamedTuple):
+    """What was thought before a refusal."""
+
+    rate_per_s: float
+    measured: float
+    window: float
+    is_searching: bool
 
 
 class RateSearch:
@@ -87,6 +106,8 @@ class RateSearch:
 
     __slots__ = (
         "_accepted",
+        "_before",
+        "_behind",
         "_credit_s",
         "_cut_at",
         "_gap_s",
@@ -97,15 +118,18 @@ class RateSearch:
         "_measured",
         "_next_at",
         "_policy",
+        "_refused_at",
         "_since",
         "_wanted_at",
         "_window",
         "in_flight",
         "rate_per_s",
+        "strays",
     )
 
-    def __init__(self, now: float, policy: SearchPolicy | None = None) -> None:
+    def __init__(self, now: float, policy: SearchPolicy | None = None, strays: Strays | None = None) -> None:
         self._policy = policy or SearchPolicy()
+        self.strays = strays or Strays()
         self.in_flight = 0
         self._next_at = now
         self._gap_s = 0.0
@@ -121,6 +145,9 @@ class RateSearch:
             now  # accepted calls are counted by when they were sent: after one, up to the other
         )
         self._accepted = 0
+        self._behind = 0  # and refused of those, though sent before the cut
+        self._before = _Before(self.rate_per_s, inf, self._window, True)  # what a guess has ended
+        self._refused_at = now
 
     def wait_s(self, now: float) -> float:
         """Seconds until one more call may go; 0.0 now. Somebody waits for what is not 0.0, else it changes nothing."""
@@ -169,6 +196,7 @@ class RateSearch:
             self.in_flight -= 1
         if sent_at > self._since:
             self._accepted += 1
+            self.strays.accepted += 1
             if sent_at > self._latest:
                 self._latest = sent_at
         grown_at = self._grown_at
@@ -177,18 +205,23 @@ class RateSearch:
         if self._is_searching:
             self._widen()
         elif self._is_guess:
-            self._measure_flight(sent_at)
-        if now - grown_at >= _STEP_S:
+            self._measure_flight(sent_at, now)
+        if now - grown_at >= _STEP_S and now >= self._grown_at:
             self._grown_at = now
             if self._wanted_at >= grown_at and sent_at >= self._cut_at:
                 self._grow(now - grown_at, now - sent_at)
 
-    def refused(self, sent_at: float, now: float) -> None:
-        """The call that was sent at `sent_at` was refused for its rate."""
+    def refused(self, sent_at: float, now: float) -> bool:
+        """The call that was sent at `sent_at` was refused. False: by chance, as far as is known, not for its rate."""
         self.left(now)
         if sent_at < self._cut_at:
-            return
+            self._behind += sent_at > self._since
+            return True
+        if not self._is_limit(sent_at):
+            return False
+        before = _Before(self.rate_per_s, self._measured, self._window, self._is_searching)
         if self._is_searching:
+            self._before = before
             self._end_search(sent_at, now)
         elif self._accepted >= self._policy.enough and self._latest > self._since:
             self._measured = self._accepted / (self._latest - self._since)
@@ -198,10 +231,27 @@ class RateSearch:
             self._count_from(sent_at)
         else:
             self._cut(self._policy.cut)
+            if not self._is_guess or self._accepted:
+                self._before = before
+                self._count_from(sent_at)
             self._is_guess = True
         self._next_at = max(self._next_at, now + self._gap_s)
         self._cut_at = now
         self._grown_at = max(self._grown_at, now)
+        return True
+
+    def _is_limit(self, sent_at: float) -> bool:
+        """Whether there is a limit behind a refusal. Refusals come sooner than answers: who is in flight is let in."""
+        strays = self.strays
+        between = self.rate_per_s * (sent_at - max(self._refused_at, self._cut_at))
+        self._refused_at = sent_at
+        strays.accepted = max(strays.accepted, int(min(between, strays.accepted + self.in_flight)))
+        were_proven = strays.are_proven
+        if strays.refused(has_room=not self._is_searching and self.rate_per_s <= _ROOM * self._measured):
+            return True
+        if strays.are_proven and not were_proven:  # what was measured before may have been by strays
+            self._is_searching, self._is_guess = True, False
+        return False
 
     def resumed(self, now: float) -> None:
         """A pause has ended: the first second sees no herd. Calls from before the pause neither raise nor cut the rate."""
@@ -222,7 +272,7 @@ class RateSearch:
         """While searching, the window grows, and the rate is at least what the provider takes."""
         if self._window:
             self._window += self._policy.window_percent / 100
-        if self.rate_per_s < self._policy.first_rate:
+        if self._window and self.rate_per_s < self._policy.first_rate:
             self._set(self._policy.first_rate)
         span_s = self._latest - self._since
         if self._accepted > self.rate_per_s * (span_s if span_s > _SAMPLE_S else _SAMPLE_S):
@@ -239,7 +289,7 @@ class RateSearch:
         self._next_at = max(self._next_at, now + min(now - sent_at, _LONGEST_HOLD_S))
         self._count_from(sent_at)
 
-    def _measure_flight(self, sent_at: float) -> None:
+    def _measure_flight(self, sent_at: float, now: float) -> None:
         """What is accepted of the flight behind a refusal tells the rate, once half of the flight is known."""
         if sent_at >= self._cut_at:
             self._is_guess = False
@@ -247,11 +297,26 @@ class RateSearch:
         span_s = self._latest - self._since
         if span_s <= 0 or span_s < (self._cut_at - self._since) / 2:
             return
-        if self._accepted >= self._policy.enough:
-            self._measured = self._accepted / span_s
+        accepted, refused, before = self._accepted, self._behind, self._before
+        if accepted >= _FLIGHT and refused <= _FLIGHT_STRAYS * accepted:
+            self._restore(before)
+            self._grown_at = now + (now - sent_at)  # the next flight shows what this rate brings about
+        elif accepted >= self._policy.enough:
+            # By the share, where fewer went than might have.
+            self._measured = max(accepted / span_s, before.rate_per_s * accepted / (accepted + refused))
             self._set(self._policy.settle * self._measured)
         else:
-            self._set(min(self.rate_per_s, self._policy.settle * (self._accepted + 1) / span_s))
+            most = max((accepted + 1) / span_s, before.rate_per_s * (accepted + 1) / (accepted + 1 + refused))
+            self._set(min(self.rate_per_s, self._policy.settle * most))
+
+    def _restore(self, before: _Before) -> None:
+        """All that went behind a refusal was let in: it was a stray."""
+        self._is_searching, self._is_guess = before.is_searching, False
+        self._window = before.window
+        self._measured = before.measured
+        self._set(before.rate_per_s)
+        if self._accepted >= _LARGE_FLIGHT:
+            self.strays.found(1 + self._behind, self._accepted)
 
     def _grow(self, elapsed_s: float, latency_s: float) -> None:
         policy, rate = self._policy, self.rate_per_s
@@ -266,7 +331,7 @@ class RateSearch:
         if goal < inf:
             calls = max(1.0, rate * elapsed_s)
             probe = min(policy.probe_percent * trips, policy.probe_call_percent * calls)
-            percent = min(percent, probe * (rate / self._measured) ** 4)
+            percent = min(percent, probe * (rate / self._measured) ** (8 if self.strays.are_usual else 4))
         self._set(rate * (1 + min(percent, policy.leap_percent) / 100))
 
     def _cut(self, share: float) -> None:
@@ -284,4 +349,4 @@ class RateSearch:
 
     def _count_from(self, sent_at: float) -> None:
         self._since = self._latest = sent_at
-        self._accepted = 0
+        self._accepted = self._behind = 0

@@ -28,6 +28,7 @@ from gateway.policy.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
 from gateway.policy.ramp import RAMP_S, Ramp
 from gateway.policy.remembered import Kept
 from gateway.policy.snapshot import Counting, Limits
+from gateway.policy.strays import Strays
 from gateway.policy.vitals import UNHEALTHY, Account, Vitals
 from gateway.ports import RawHeaders
 
@@ -141,6 +142,7 @@ class Gate:
         "_has_streams",
         "_is_distrusted",
         "_learns_from",
+        "_let_in",
         "_pause",
         "_probed_at",
         "_probes",
@@ -149,6 +151,7 @@ class Gate:
         "_resume_due",
         "_search",
         "_squares",
+        "_strays",
         "answer_s",
         "calibration",
         "counting",
@@ -208,6 +211,8 @@ class Gate:
         self._has_streams = False
         self._learns_from = -inf
         self._refused_share = 0.0
+        self._let_in = 0  # calls since the last refusal
+        self._strays = Strays()
         self.configure(limits, counting, now)
 
     def configure(self, limits: Limits, counting: Counting, now: float) -> None:
@@ -374,7 +379,7 @@ class Gate:
 
         An error comes faster than any answer: it teaches nothing else.
         """
-        self._refused_share *= 1 - _FADE
+        self._let_in += 1
         if grant.flight == self.flight:
             self._barren = 0
         if grant.mark is not None:
@@ -588,7 +593,15 @@ class Gate:
         self.limits.settle(grant.cost, actual, now, grant.at)
 
     def _slow_down(self, grant: Grant, delay_s: float | None, now: float) -> None:
-        """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for."""
+        """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for.
+
+        A refusal that comes whatever the rate, as some do there beyond doubt, is no reason to leave the others waiting:
+        the call alone goes again.
+        """
+        let_in, self._let_in = self._let_in, 0
+        self._refused_share *= (1 - _FADE) ** let_in
+        if self._is_stray(grant, let_in, now):
+            return
         is_first_of_flight = grant.flight == self.flight
         if is_first_of_flight:
             self.flight += 1
@@ -599,22 +612,36 @@ class Gate:
         if delay_s is not None:  # one that asks for no time at all, again and again, is not taken at its word
             self._hold_off(now + (delay_s if self._barren < 2 else max(delay_s, min(own_s, 1.0))), now)
         if self._search is not None:
-            self._search.refused(grant.at, now)
-            told = self.limits.refills_per_s(requests=True)
-            if self._is_distrusted and self._search.rate_per_s < _LEAST_SHARE * (told if told < inf else ASSUMED):
-                # Going slower does not help: it is not our rate that they are refused for.
-                self._is_distrusted, self._refused_share = False, 0.0
-                self._look_again(now)
+            self._look_elsewhere(self._search, now)
             return
         if delay_s is None and is_first_of_flight:
             self._hold_off(now + own_s, now)
         if self._refused_share > _UNEXPLAINED and self._barren == 1 and self.counting.learns:
             # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
             self._is_distrusted = True
-            self._search = RateSearch(now)
+            self._search = RateSearch(now, strays=self._strays)
             told = self.limits.refills_per_s(requests=True)
             self._search.assume(told if told < inf else ASSUMED, now)
             self._search.refused(now, now)
+
+    def _is_stray(self, grant: Grant, let_in: int, now: float) -> bool:
+        """Whether the refusal is beyond doubt one of those that come at any rate. Tells the search of it, whatever it is."""
+        strays = self._strays
+        if self._search is not None:
+            is_limit = self._search.refused(grant.at, now)
+        elif grant.flight == self.flight:
+            strays.accepted = let_in
+            is_limit = strays.refused(has_room=True)  # by all that is known there was
+        else:
+            return False
+        return not is_limit and strays.are_proven
+
+    def _look_elsewhere(self, search: RateSearch, now: float) -> None:
+        """Going slower than a fourth of what was told does not help: it is not our rate that they are refused for."""
+        told = self.limits.refills_per_s(requests=True)
+        if self._is_distrusted and search.rate_per_s < _LEAST_SHARE * (told if told < inf else ASSUMED):
+            self._is_distrusted, self._refused_share = False, 0.0
+            self._look_again(now)
 
     def _hold_off(self, until: float, now: float) -> None:
         self._wait_until(until, now)
@@ -674,7 +701,7 @@ class Gate:
         if not self.counting.learns or (is_told and not self._is_distrusted):
             self._search = None
         elif self._search is None:
-            self._search = RateSearch(now)
+            self._search = RateSearch(now, strays=self._strays)
 
 
 def _longer(one_s: float | None, other_s: float | None) -> float | None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import heapq
 import sys
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from random import Random
 from typing import Literal
 
 from gateway.policy.adapt import RateSearch, SearchPolicy
-from gateway.policy.bucket import Bucket
+from gateway.policy.bucket import Bucket, Window
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2
@@ -34,6 +35,10 @@ class Provider:
     """None: as slow as answers."""
     later: tuple[float, float] = (inf, 0.0)
     """From when on there is another rate."""
+    noise: float = 0.0
+    """This share is refused whatever the rate; it takes nothing of the limit."""
+    counts: Literal["bucket", "window", "sliding"] = "bucket"
+    """How it limits; windows last `burst / rate` seconds."""
 
     @property
     def there_s(self) -> float:
@@ -57,15 +62,18 @@ class Storm:
     now: float = 0.0
     served: int = 0
     refused: int = 0
+    strays: int = 0
+    """Refused whatever the rate."""
     served_at: list[float] = field(default_factory=list)
 
     def run(self) -> Storm:
         self.search = RateSearch(0.0, self.policy)
-        self._bucket = Bucket(self.provider.rate, self.provider.burst, 0.0)
+        self._limit = _limit(self.provider)
         self._draw = Random(self.seed)
         self._events: list[Event] = []
         self._order = count()
         self._timer_at = inf
+        self._is_changed = False
         self._waiting = self.calls if self.clients is None else self.clients
         self._to_come = self.calls - self._waiting
         while self.served < self.calls and self.now < self.until:
@@ -120,11 +128,18 @@ class Storm:
 
     def _decide(self) -> bool:
         changes_at, rate = self.provider.later
-        if self.now >= changes_at and self._bucket.rate_per_s != rate:
-            self._bucket.resize(rate, self.provider.burst, self.now)
-        is_free = self._bucket.wait_s(1.0, self.now) == 0.0
+        if self.now >= changes_at and not self._is_changed:
+            self._is_changed = True
+            if isinstance(self._limit, Bucket):
+                self._limit.resize(rate, self.provider.burst, self.now)
+            else:
+                self._limit = _limit(replace(self.provider, rate=rate), self.now)
+        if self.provider.noise and self._draw.random() < self.provider.noise:
+            self.strays += 1
+            return False
+        is_free = self._limit.wait_s(1.0, self.now) == 0.0
         if is_free:
-            self._bucket.take(1.0, self.now)
+            self._limit.take(1.0, self.now)
         return is_free
 
     def _after(
@@ -136,6 +151,31 @@ class Storm:
     ) -> None:
         sent_at = self.now if sent_at is None else sent_at
         heapq.heappush(self._events, (self.now + wait_s, next(self._order), what, sent_at, stretch))
+
+
+class Sliding:
+    """At most `most` in any `window_s`: a log of what was let in (Redis' recipe for rate limiting)."""
+
+    def __init__(self, most: int, window_s: float) -> None:
+        self._most = most
+        self._window_s = window_s
+        self._log: deque[float] = deque()
+
+    def wait_s(self, cost: float, now: float) -> float:
+        while self._log and self._log[0] <= now - self._window_s:
+            self._log.popleft()
+        return 0.0 if len(self._log) + cost <= self._most else self._log[0] + self._window_s - now
+
+    def take(self, cost: float, now: float) -> None:
+        self._log.extend([now] * int(cost))
+
+
+def _limit(provider: Provider, now: float = 0.0) -> Bucket | Window | Sliding:
+    rate, burst = provider.rate, provider.burst
+    if provider.counts == "bucket":
+        return Bucket(rate, burst, now)
+    window_s = provider.burst / provider.rate
+    return Window(burst, window_s, now) if provider.counts == "window" else Sliding(int(burst), window_s)
 
 
 def main() -> None:

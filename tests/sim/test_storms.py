@@ -8,7 +8,8 @@ import pytest
 
 from tests.sim.cases import TellsLimits, azure_site, finished_s, requests_site, tokens_site
 from tests.sim.oracle import Oracle
-from tests.sim.traffic import Caller, Sizes, burst
+from tests.sim.provider import Fault, Latency, Provider
+from tests.sim.traffic import Caller, Sizes, burst, clients
 from tests.sim.world import Site, World
 
 CALLS = 2000
@@ -114,3 +115,23 @@ def test_a_target_without_any_limit_is_not_held_back_for_long() -> None:
 
     assert world.score.count("ok") == 5000
     assert finished_s(world) <= 10
+
+
+@pytest.mark.parametrize(("retry_after_s", "share"), [(None, 0.85), (1.0, 0.5)])
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_refusals_by_chance_hold_nobody_back_for_long(noise: float, retry_after_s: float | None, share: float) -> None:
+    """No limit, and some 429s whatever the rate: soon most of what there is.
+
+    Where each asks for a second of its own, that is kept until they are known to be chance: it takes longer.
+    """
+    faults = [Fault(0.0, 1e9, 429, retry_after_s, noise)]
+    latency = Latency(0.02)
+    provider = Provider("p0", latency=latency, headers="none", retry_after="ms", faults=faults)
+    world = World([Site(provider)], keeps=False)
+    clients(world, Caller("batch", deadline_s=600), 10)
+
+    world.run(15)
+    served = provider.served
+    world.run(25)
+
+    assert provider.served - served >= share * (1 - noise) * 25 * 10 / latency.ttft_s
