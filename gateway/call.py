@@ -14,7 +14,7 @@ from gateway.errors import Phase
 if TYPE_CHECKING:
     import asyncio
 
-    from gateway.policy.budgets import Retry
+    from gateway.policy.budgets import Reserved, Retry
     from gateway.policy.gate import Grant
     from gateway.policy.largebody import Large
     from gateway.policy.limits import Cost
@@ -249,6 +249,8 @@ class Call:
     key_cost: Cost | None = None
     """What it has taken from its key's limits, at `key_cost_at`."""
     key_cost_at: float = 0.0
+    reserved: Reserved | None = None
+    """What it has reserved of its key's budget."""
     seq: int = 0
     """Its age among all calls, given when it first asks to be let through; 0: it has not."""
     held: Waiting | None = None

@@ -248,6 +248,13 @@ class BudgetExceeded(AdmissionDenied):
     code = "budget_exceeded"
 
 
+class BudgetReserved(BudgetExceeded):
+    """What the key may still spend is reserved by its calls in flight; when they have ended there may be some left."""
+
+    should_retry = True
+    code = "budget_reserved"
+
+
 class CircuitOpen(AdmissionDenied):
     """Every target that could serve the call has failed too often and is left alone; `retry_after_s` is the next probe."""
 

@@ -171,6 +171,7 @@ def describe_key(key: Key) -> dict[str, Any]:
         "models": list(key.models),
         "limits": _limits(key.limits),
         "budget_usd_per_day": key.budget_usd_per_day,
+        "allow_unpriced": key.allow_unpriced,
     }
 
 

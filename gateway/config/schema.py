@@ -219,6 +219,7 @@ class KeyEntry(LimitedEntry):
     names_tenants: Flag = False
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
+    allow_unpriced: Flag = False
 
 
 class AdmissionSet(Entry):

@@ -182,4 +182,5 @@ def _key(entry: KeyEntry) -> Key:
         allows=allows,
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
+        allow_unpriced=entry.allow_unpriced,
     )

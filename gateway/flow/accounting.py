@@ -78,7 +78,7 @@ class Accounts:
         retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
         if last is not None and cost is not None:
             last.cost_usd = cost
-        if cost or retries_usd:
+        if cost or retries_usd or call.reserved is not None:
             self._charge(call, (cost or 0.0) + retries_usd)
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:

@@ -30,9 +30,10 @@ from gateway.flow.planning import RANKS, Planner, estimate_of
 from gateway.flow.refusals import left_without_turn, too_late
 from gateway.flow.sharing import Sharing
 from gateway.flow.spending import CallBudgets, KeyBudgets, token_cost
-from gateway.policy.budgets import Retry, cost_usd
+from gateway.policy.budgets import FREE, SEEN_ANSWERS, Price, Retry, cost_usd, price_of
 from gateway.policy.decide import Verdict, decide
 from gateway.policy.diagnosis import Diagnosis
+from gateway.policy.freepaths import costs_nothing
 from gateway.policy.gate import Grant, Refusal
 from gateway.policy.limits import Cost
 from gateway.policy.patience import is_deserted, is_evidence, usual_of
@@ -88,9 +89,8 @@ class Admission:
         now = self._clock.monotonic()
         if not call.seq:
             call.seq = call.twin_seq or self.queue.next_seq()
-            if self.sharing is not None and call.key.budget_usd_per_day is not None:
-                await self.budgets.learn(call)
-            self.budgets.check(call)
+            if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+                await self.budgets.reserve(call, self._price(call, call.key.budget_usd_per_day))
             if call.key.name in self.keys.sets:
                 cost = self.keys.cost_of(call, estimate_of(call))
                 if not self.keys.try_enter(call, cost, now):
@@ -226,6 +226,24 @@ class Admission:
         input_tokens = gate.calibration.input_estimate(estimate_of(call))
         output = gate.calibration.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
         return cost_usd(target.find_rates(upstream_model(call, target)), input_tokens, output)
+
+    def _price(self, call: Call, budget_usd: float) -> Price:
+        """What the call may cost its key: at the dearest of the model's own targets, where some are priced."""
+        prices = []
+        for target in call.model.targets if call.endpoint.request != "any" and call.endpoint.tokens != "none" else ():
+            rates = target.find_rates(upstream_model(call, target))
+            if rates is not None:
+                learned = self.gates.line(target, call).gate.calibration
+                price = price_of(
+                    learned.input_bound(estimate_of(call)) * rates.input_usd,
+                    rates.output_usd if call.endpoint.tokens == "both" else 0.0,
+                    learned.output_estimate(None),
+                    call.max_tokens,
+                    budget_usd,
+                    is_known=learned.answers_seen >= SEEN_ANSWERS,
+                )
+                prices.append(price)
+        return max(prices, key=lambda price: price.most, default=FREE)
 
     def _drop_booking(self, call: Call) -> None:
         retry, call.retry = call.retry, None

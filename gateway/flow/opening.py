@@ -25,7 +25,7 @@ from gateway.policy.largebody import Large, edited
 from gateway.policy.objects import Concern
 from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
-from gateway.policy.sse import json_object
+from gateway.policy.sse import answer_object, json_object
 from gateway.policy.streamstart import FAILED_REASONS
 from gateway.policy.usage import find_usage, read_usage
 from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
@@ -218,7 +218,7 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         return Opened(target, status, headers, relay=RawRelay(target.upstream, answer, body))
-    error = _error_inside(json_object(body) or {}, call.endpoint.name)
+    error = _error_inside(answer_object(body) or {}, call.endpoint.name)
     if error is None:
         return Opened(target, status, headers, body)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())

@@ -106,6 +106,7 @@ class SseRelay:
                     said.last_plain = chunk
                     yield chunk.replace(NULL_USAGE, b"") if strips else chunk
                 elif block := cutter.feed(chunk):
+                    del chunk  # a client that stops reading would keep it beside the block
                     block = said.read(block, is_part=cutter.inside)
                     is_plain = said.is_plain
                     if block:

@@ -154,6 +154,15 @@ class Sharing:
             self._round([tally] if tally.is_hungry else [])
             await self._rounds_end(until)
 
+    async def tell(self, tally: Tally, until: float) -> bool:
+        """Let the store know all that was added here, and hear what was elsewhere; False: not until then (monotonic)."""
+        while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
+            if not tally.is_asked:
+                self._round([tally])
+            if not await self._rounds_end(until):
+                break
+        return not tally.untold
+
     async def _rounds_end(self, until: float) -> bool:
         """Whether the rounds under way have been answered by then."""
         if not self._rounds:

@@ -5,11 +5,14 @@ Answers `policy/retry.py`'s questions about one call. Only asked when an attempt
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NoReturn
+
 from gateway.call import Attempt, Call
 from gateway.clock import Clock
-from gateway.errors import BudgetExceeded, ErrorClass, Phase
+from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
 from gateway.flow.sharing import Sharing
-from gateway.policy.budgets import Spending, allows_spending, attempts_by_cost
+from gateway.policy.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.policy.gate import Gate
 from gateway.policy.retry import Retries
 from gateway.policy.snapshot import Target
@@ -17,50 +20,151 @@ from gateway.policy.tally import Tally
 
 DAY_S = 86_400
 LEARN_S = 0.05
+COME_BACK_S = 2.0
+"""So long after which a key's calls in flight may have left some of its budget."""
+UNTOLD_PART = 0.05
+"""Of a budget, so much may be reserved by all replicas together before they have told each other."""
+
+
+@dataclass(slots=True)
+class Flying:
+    """What the calls in flight of one key have reserved on one day."""
+
+    day: int
+    calls: int = 0
+    usd: float = 0.0
 
 
 class KeyBudgets:
-    """US dollars spent by each key on the present day (UTC); with `sharing`, by all replicas together."""
+    """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `sharing`, by those
+    of all replicas together.
 
-    __slots__ = ("_clock", "_sharing", "_spending", "_tallies")
+    A replica tells what it reserves before the calls go, and so hears what the others have, unless it is next to nothing:
+    the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
+    """
+
+    __slots__ = ("_clock", "_flying", "_sharing", "_spending", "_tallies")
 
     def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
         self._clock = clock
         self._sharing = sharing
         self._spending = Spending()
+        self._flying: dict[str, Flying] = {}
+        """Of each key, while it has calls in flight."""
         self._tallies: dict[str, tuple[int, Tally]] = {}
         """Of each key, on its day."""
 
-    async def learn(self, call: Call) -> None:
-        """Hear what other replicas have spent, where that is not known yet: a replica has just started, or a day."""
-        if self._sharing is not None:
-            tally = self._tally(self._sharing, call.key.name)
-            if not tally.is_known:
-                await self._sharing.learn(tally, self._clock.monotonic() + LEARN_S)
-
-    def check(self, call: Call) -> None:
-        """Raises BudgetExceeded when the key has nothing left for today."""
+    async def reserve(self, call: Call, price: Price) -> None:
+        """Take ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
         budget_usd = call.key.budget_usd_per_day
-        if budget_usd is not None and self._spent(call.key.name) >= budget_usd:
-            raise BudgetExceeded(
-                f"The key '{call.key.name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
-                "budget_usd_per_day, or wait for tomorrow.",
-                retry_after_s=DAY_S - self._clock.wall() % DAY_S,
+        if budget_usd is None:
+            return
+        sharing = self._sharing
+        if sharing is not None:
+            tally = self._tally(sharing, call.key.name)
+            if not tally.is_known:
+                await sharing.learn(tally, self._clock.monotonic() + LEARN_S)
+        self._check(call, budget_usd, price)
+        self._take(call, price.most)
+        if sharing is not None and not await self._is_agreed(sharing, call, budget_usd, price):
+            self.spent(call, 0.0)
+            self._check(call, budget_usd, price)
+            self._refuse(call, budget_usd, price, is_for_now=True)
+
+    def _check(self, call: Call, budget_usd: float, price: Price) -> None:
+        """Raises BudgetExceeded when it does not fit."""
+        flying_usd = self._flying_usd(call.key.name)
+        spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
+        if spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, flying_usd, price):
+            return
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, 0.0, price)
+        self._refuse(call, budget_usd, price, is_for_now=is_for_now)
+
+    def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
+        name = call.key.name
+        if is_for_now:
+            raise BudgetReserved(
+                f"What the key '{name}' may still spend of its ${budget_usd:g} for today (UTC) is reserved by its calls in "
+                "flight; try again when they have ended, or set max_tokens: less is reserved then.",
+                retry_after_s=COME_BACK_S,
             )
+        spent_usd = self._spent(name)
+        why = "" if spent_usd >= budget_usd else f" What is left does not pay for this call (about ${price.usual:.2g})."
+        raise BudgetExceeded(
+            f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
+            f"budget_usd_per_day, or wait for tomorrow.{why}",
+            retry_after_s=DAY_S - self._clock.wall() % DAY_S,
+        )
+
+    async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
+        """Whether what the call has taken fits what all replicas have; where the store says nothing, this one's part."""
+        name = call.key.name
+        tally = self._tally(sharing, name)
+        if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
+            return True
+        has_told = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
+        own_usd = 0.0 if call.reserved is None else call.reserved.usd
+        if has_told:
+            others_usd = self._flying_usd(name) - own_usd
+            return fits_budget(budget_usd, max(0.0, tally.total - own_usd - others_usd), others_usd, price)
+        left_usd = budget_usd - (tally.total - tally.untold)
+        return tally.untold <= left_usd / sharing.replicas or tally.total <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
-        """Whether the key may spend so much more today."""
+        """Whether the call may cost so much in all; if so, that is reserved."""
         budget_usd = call.key.budget_usd_per_day
-        return budget_usd is None or allows_spending(budget_usd, self._spent(call.key.name), usd)
+        if budget_usd is None:
+            return True
+        reserved = call.reserved
+        own_usd = reserved.usd if reserved is not None and reserved.day == self._today() else 0.0
+        if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
+            return False
+        if usd > own_usd:
+            self.spent(call, 0.0)
+            self._take(call, usd)
+        return True
 
     def spent(self, call: Call, usd: float) -> None:
-        """The call has cost so much."""
-        if call.key.budget_usd_per_day is None or not usd:
+        """The call has cost so much, whatever it has reserved."""
+        if call.key.budget_usd_per_day is None:
+            return
+        reserved, call.reserved = call.reserved, None
+        if reserved is not None:
+            if reserved.day == self._today():
+                usd -= reserved.usd
+            self._land(call.key.name, reserved)
+        self._add(call.key.name, usd)
+
+    def _take(self, call: Call, usd: float) -> None:
+        name, day = call.key.name, self._today()
+        call.reserved = Reserved(day, usd)
+        flying = self._flying.get(name)
+        if flying is None or flying.day != day:
+            flying = self._flying[name] = Flying(day)
+        flying.calls += 1
+        flying.usd += usd
+        self._add(name, usd)
+
+    def _land(self, name: str, reserved: Reserved) -> None:
+        flying = self._flying.get(name)
+        if flying is None or flying.day != reserved.day:
+            return
+        flying.calls -= 1
+        flying.usd -= reserved.usd
+        if not flying.calls:
+            del self._flying[name]  # what rounding has left of it, too
+
+    def _flying_usd(self, name: str) -> float:
+        flying = self._flying.get(name)
+        return 0.0 if flying is None or flying.day != self._today() else max(0.0, flying.usd)
+
+    def _add(self, name: str, usd: float) -> None:
+        if not usd:
             return
         if self._sharing is None:
-            self._spending.add(call.key.name, usd, self._today())
+            self._spending.add(name, usd, self._today())
         else:
-            self._tally(self._sharing, call.key.name).add(usd)
+            self._tally(self._sharing, name).add(usd)
 
     def _spent(self, key: str) -> float:
         if self._sharing is None:

@@ -129,6 +129,8 @@ class Edge:
         now = self._clock.monotonic()
         if endpoint.request == "any":
             peeked, model = parse.Peeked(""), passing.passthrough_model(policy, key)
+            scope = exchange.scope
+            passing.refuse_unpriced(key, endpoint, scope["method"], endpoint.path or passing.passthrough_path(scope))
             allowed = self._passed_through
         else:
             allowed = self._forwarded

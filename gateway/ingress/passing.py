@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from gateway.call import PASSTHROUGH
+from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import Forbidden, NotFound
+from gateway.policy.freepaths import costs_nothing
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 
 SEGMENTS = frozenset((
@@ -54,6 +55,17 @@ def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
             f"The key '{key.name}' is limited to some models and may not use other endpoints.", code="path_not_allowed"
         )
     return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
+
+
+def refuse_unpriced(key: Key, endpoint: Endpoint, method: str, path: str) -> None:
+    """Raises Forbidden where a key with a budget would spend what nobody can count."""
+    if key.budget_usd_per_day is None or key.allow_unpriced or costs_nothing(endpoint, method, path):
+        return
+    raise Forbidden(
+        f"The key '{key.name}' has a budget, and what {method} {path.partition('?')[0]} costs is not known; allow it with "
+        "'allow_unpriced: true' at the key.",
+        code="unpriced_endpoint",
+    )
 
 
 def passthrough_path(scope: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.call import Endpoint
 from gateway.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
-from gateway.policy.sse import error_in, json_object
+from gateway.policy.sse import answer_object, error_in
 
 RawHeader = tuple[bytes, bytes]
 
@@ -57,7 +57,7 @@ def whole_as_events(endpoint: Endpoint, status: int, body: bytes) -> bytes:
 
 def _as_chunk(body: bytes) -> bytes:
     """A whole chat completion as one chunk of a stream: what it calls a message is a delta there."""
-    value = json_object(body)
+    value = answer_object(body)
     choices = value.get("choices") if value is not None else None
     if value is None or not isinstance(choices, list):
         return body
@@ -78,7 +78,7 @@ def around_json(endpoint: Endpoint, body: bytes = b"") -> tuple[bytes, bytes]:
     """What makes a JSON answer the one event of a whole stream: the bytes before it and behind it."""
     if endpoint.sse != "responses":
         return b"data: ", b"\n\ndata: [DONE]\n\n" if endpoint.sse == "chat" else b"\n\n"
-    state = (json_object(body) or {}).get("status")
+    state = (answer_object(body) or {}).get("status")
     name = f"response.{state if state in _STATES else 'completed'}".encode()
     return b'event: %b\ndata: {"type":"%b","sequence_number":0,"response":' % (name, name), b"}\n\n"
 

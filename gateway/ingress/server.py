@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from gateway.ingress.accepting import Acceptor
 from gateway.ingress.protocol import GatewayProtocol, Notice, Refused, sweep_connections
 
 BACKLOG = 4096
@@ -42,8 +43,8 @@ class HttpServer:
         self._socket = listener
         self._refused = refused
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
-        self._tended: dict[int, asyncio.Server] = {}
+        self._acceptor: Acceptor | None = None
+        self._tended: dict[int, Acceptor] = {}
         self._notice = Notice()
         self._config = uvicorn.Config(
             app,
@@ -67,18 +68,14 @@ class HttpServer:
     async def start(self) -> None:
         """Accept connections from now on."""
         self.tick()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
+        self._acceptor = Acceptor(self._socket, self._protocol)
 
     async def tend(self, listeners: Mapping[int, socket.socket]) -> None:
         """Accept on these, too, each of a worker that cannot do it itself now; and no longer on those left out."""
         for number in self._tended.keys() - listeners.keys():
             self._tended.pop(number).close()
         for number in listeners.keys() - self._tended.keys():
-            listener = listeners[number].dup()  # what the loop closes is its own
-            self._tended[number] = await asyncio.get_running_loop().create_server(
-                self._protocol, sock=listener, backlog=BACKLOG
-            )
+            self._tended[number] = Acceptor(listeners[number].dup(), self._protocol)  # it closes what is its own
 
     def give_notice(self) -> None:
         """Every answer from now on is the last of its connection."""
@@ -86,10 +83,10 @@ class HttpServer:
 
     def deafen(self) -> None:
         """Accept nothing any more; the connections stay."""
-        for server in (self._server, *self._tended.values()):
-            if server is not None:
-                server.close()
-        self._server = None
+        for acceptor in (self._acceptor, *self._tended.values()):
+            if acceptor is not None:
+                acceptor.close()
+        self._acceptor = None
         self._tended.clear()
 
     def tick(self) -> None:

@@ -16,6 +16,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.errors import GatewayError
 from gateway.ingress.render import error_body, error_headers
 
+UNSENT_BYTES = 8 * 1024
+"""What may wait in the process for a client to read it, beside a part that is being written; the kernel takes more."""
+LARGE_BYTES = 2048
+
 
 class PatientFlow(FlowControl):
     """Reads nothing more while requests are waiting for their turn: a peer cannot queue up without bound."""
@@ -23,6 +27,7 @@ class PatientFlow(FlowControl):
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        transport.set_write_buffer_limits(UNSENT_BYTES, UNSENT_BYTES // 4)
 
     def resume_reading(self) -> None:
         if not self._waiting:
@@ -80,11 +85,17 @@ def write_chunk(cycle: Any, chunk: bytes) -> None:
 
 
 async def send_chunk(cycle: Any, chunk: bytes) -> None:
-    """Give the next part of a stream to a uvicorn request cycle: what its `send` does, without the message."""
+    """Give the next part of a stream to a uvicorn request cycle, and wait until its client has taken enough.
+
+    What waits is all there is of the stream here: whoever makes the next part holds none while this one waits.
+    """
+    if chunk and not cycle.disconnected:  # an empty chunk would end the body
+        if len(chunk) > LARGE_BYTES and cycle.chunked_encoding:
+            cycle.transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))  # not copied
+        else:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk)
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
-    if chunk and not cycle.disconnected:  # an empty chunk would end the body
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk)
 
 
 async def end_stream(cycle: Any, last: bytes = b"") -> None:

@@ -9,12 +9,19 @@ retries in flight, when one is taken, are at most the larger of the two bounds; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # both are made of what is here
     from gateway.policy.retry import CostRule
     from gateway.policy.snapshot import Rates
 
+UNSEEN_OUTPUT_TOKENS = 4096
+"""What an answer may have where the caller sets no bound and none of the model's answers was seen."""
+SEEN_ANSWERS = 5
+"""From so many answers on what is usual is known."""
+OF_BUDGET = 0.1
+"""A call whose usual answer is known reserves no more than this part of the budget, unless that is usual."""
 SUCCESS_TOKENS = 1.0
 """What a success gives back that took no retry."""
 
@@ -119,6 +126,54 @@ class Spending:
             self._day = day
             self._usd.clear()
         self._usd[key] = max(0.0, self._usd.get(key, 0.0) + usd)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """US dollars of a key's budget that a call has taken ahead, on a UTC day."""
+
+    day: int
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an attempt may cost, in US dollars: reckoned with `most`, where others run beside it, and `usual`."""
+
+    most: float
+    usual: float
+
+
+FREE = Price(0.0, 0.0)
+
+
+def price_of(
+    input_usd: float, output_usd: float, usual_tokens: int, max_tokens: int | None, budget_usd: float, *, is_known: bool
+) -> Price:
+    """The price of a call whose input costs `input_usd`, and each token of its answer `output_usd`.
+
+    As long as it is not known how long answers are, a call is reckoned with the bound that its caller has set. From then on
+    with what is usual (a high percentile), but so much of the bound as is a small part of the budget: a caller whose answers
+    are short for a while cannot send many long ones at once.
+    """
+    bound = UNSEEN_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    usual = input_usd + min(bound, usual_tokens) * output_usd
+    worst = input_usd + bound * output_usd
+    if not is_known:
+        return Price(worst, usual)
+    if max_tokens is None:
+        usual = input_usd + usual_tokens * output_usd
+    return Price(max(usual, min(worst, OF_BUDGET * budget_usd)), usual)
+
+
+def fits_budget(budget_usd: float, spent_usd: float, reserved_usd: float, price: Price) -> bool:
+    """Whether a call may go beside what is spent and what calls in flight have reserved (0.0: none is in flight).
+
+    Alone it is reckoned with what is usual, and the first call of a day may go whatever it costs.
+    """
+    if reserved_usd > 0:
+        return spent_usd + reserved_usd + price.most <= budget_usd
+    return spent_usd <= 0 or spent_usd + min(price.most, price.usual) <= budget_usd
 
 
 def allows_spending(budget_usd: float | None, spent_usd: float, extra_usd: float) -> bool:

@@ -16,6 +16,7 @@ from gateway.policy import sse
 from gateway.policy.convert_chat import chunks_of, completion_of, normal
 from gateway.policy.convert_merge import Ambiguous, plain
 from gateway.policy.convert_responses import frames_of, last_response, response_of
+from gateway.policy.jsontext import is_crowded
 from gateway.policy.streamstart import choices_of, failed_reason
 from gateway.policy.transcript import NULL_USAGE, is_plain_chat
 
@@ -44,7 +45,7 @@ def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | Non
 
     `include_usage` is what `stream_options` asks for; streams of Responses tell it in any case.
     """
-    whole = sse.json_object(body)
+    whole = sse.answer_object(body)
     if whole is None:
         return None
     try:
@@ -73,14 +74,14 @@ def without_usage(frames: bytes) -> bytes:
 def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
     """Whether a complete answer deserves to be given to others: it says itself that it is one, and reports no error."""
     if endpoint == "responses":
-        response = last_response(body) if is_stream else sse.json_object(body)
+        response = last_response(body) if is_stream else sse.answer_object(body)
         return response is not None and response.get("status") == "completed" and not response.get("error")
     if is_stream:
         return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
     if endpoint in ("chat", "completions"):
-        whole = sse.json_object(body) or {}
+        whole = sse.answer_object(body) or {}
         return bool(choices_of(whole)) and not whole.get("error") and failed_reason(whole) is None
-    return b'"error"' not in body or not (sse.json_object(body) or {}).get("error")
+    return b'"error"' not in body or not (is_crowded(body) or (sse.json_object(body) or {}).get("error"))
 
 
 def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from gateway.policy.jsontext import is_crowded
+
 BODY_BYTES = 8_192
 TEXT_CHARS = 2_048
 """Of all words together, after the codes."""
@@ -81,7 +83,9 @@ def error_object(body: bytes) -> Json | None:
 
 
 def is_openai_shaped(body: bytes) -> bool:
-    """Whether a client that expects OpenAI's error shape can read this body."""
+    """Whether a client that expects OpenAI's error shape can read this body, as far as that can be told in short time."""
+    if is_crowded(body):
+        return False
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -152,6 +156,8 @@ def _last_lines(seen: bytes, mark: bytes) -> Iterator[bytes]:
 
 
 def _parsed(text: bytes) -> Json | None:
+    if is_crowded(text):
+        return None
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -98,6 +98,11 @@ class EstimateErrors(NamedTuple):
     mean_error: float
 
 
+_FEW = 5
+_FIRST_MARGIN = 0.25
+"""What estimates may be short of, before it is known how good they are."""
+
+
 class Calibration:
     """What one model's finished calls taught: real to estimated input, and how long its answers get.
 
@@ -127,6 +132,16 @@ class Calibration:
         """The 90th percentile of this model's answers, at most `max_tokens`; `first_output` before any was seen."""
         expected = ceil(self._outputs.value()) if self._outputs.weight else self.first_output
         return expected if max_tokens is None else min(expected, max_tokens)
+
+    @property
+    def answers_seen(self) -> float:
+        """So many answers have told how long they get; later ones weigh more."""
+        return self._outputs.weight
+
+    def input_bound(self, estimated: int) -> float:
+        """As `input_estimate`, and so much more that it is seldom too little."""
+        margin = min(self.error, _FIRST_MARGIN) if self.count >= _FEW else _FIRST_MARGIN
+        return self.input_estimate(estimated) * (1 + margin)
 
     def observe(self, estimated: int, real_input: int, real_output: int) -> None:
         """Learns from one finished call; `estimated` is uncorrected. Counts that are not positive teach nothing."""

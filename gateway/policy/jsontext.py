@@ -14,6 +14,8 @@ from gateway.errors import BodyTooComplex
 
 MAX_DEPTH = 128
 """Objects and lists within each other. Parsers of providers stop at 128 (Go's protobuf) to 1,000 (Python's); requests at 20."""
+PLAIN_BYTES = 65_536
+CROWDED_VALUES = 100_000
 PIECE_BYTES = 32_768
 FIRST_PIECE_BYTES = 1_024
 """Where a value begins: most are short."""
@@ -32,6 +34,11 @@ _ESCAPE = b"\0\0"  # as long as what it stands for, and nothing that may stand o
 
 class MalformedJson(ValueError):
     """The text is no JSON; the message says why, in words that go behind `the body is not valid JSON:`."""
+
+
+def is_crowded(text: bytes) -> bool:
+    """Whether it may take tens of milliseconds to parse: not by its length, but by its commas and brackets."""
+    return len(text) > PLAIN_BYTES and text.count(b",") + text.count(b"{") + text.count(b"[") > CROWDED_VALUES
 
 
 def is_too_deep(body: bytes) -> bool:

@@ -230,6 +230,8 @@ class Key:
     """Compiled from `models`; None: every model."""
     limits: Limits = Limits()
     budget_usd_per_day: float | None = None
+    allow_unpriced: bool = False
+    """Beside a budget: its calls may use endpoints that are passed through and have no price."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from gateway.policy.jsontext import is_crowded
+
 PENDING_LIMIT = 65_536
 """An event that grows beyond this is passed on in parts: memory stays bounded, whatever a provider sends."""
 
@@ -107,6 +109,11 @@ def json_object(text: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def answer_object(body: bytes) -> dict[str, Any] | None:
+    """A whole answer as a JSON object; None when it is anything else, or to parse it would take long."""
+    return None if is_crowded(body) else json_object(body)
 
 
 def is_silent(event: bytes) -> bool:

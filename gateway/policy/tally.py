@@ -72,6 +72,11 @@ class Tally:
         self._is_read = True
         return self._own + self._elsewhere
 
+    @property
+    def untold(self) -> float:
+        """Of what was added here, what the store has not confirmed to know."""
+        return self._own - self._counted
+
     def add(self, amount: float) -> None:
         """Counts it; less than 0: a correction of what was counted before."""
         self._own = max(0.0, self._own + amount)

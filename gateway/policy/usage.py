@@ -14,6 +14,7 @@ from gateway.call import Usage
 
 _BYTES_PER_TOKEN = 4
 _SEARCHES = 4
+_MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
 _BASE64 = re.compile(rb";base64,[A-Za-z0-9+/=]++")
 
@@ -63,13 +64,13 @@ def _count(value: object) -> int | None:
 
 def _object_after(text: bytes, start: int) -> dict[str, Any] | None:
     """The JSON object behind `"usage":`, found by its closing brace; usage objects hold no strings with braces."""
-    opening = text.find(b"{", start)
+    opening = text.find(b"{", start, start + _MAX_BYTES)
     if opening < 0 or text[start:opening].strip() != b":":
         return None
     depth = 0
     closing = opening
     while True:
-        brace = text.find(b"}", closing)
+        brace = text.find(b"}", closing, opening + _MAX_BYTES)
         if brace < 0:
             return None
         depth += text.count(b"{", closing, brace) - 1

@@ -19,6 +19,7 @@ import httpx
 from gateway.errors import Phase
 from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
+from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import encode, read_timeouts
 from gateway.upstream.messages import RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of, with_phase
@@ -55,8 +56,13 @@ class Http1Transport(httpx.AsyncBaseTransport):
         idle_expiry_s: float = 30.0,
         sweep_interval_s: float = 0.05,
         now: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
     ) -> None:
-        """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies."""
+        """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies.
+
+        `turns` is shared by the transports of a process: who reads fast takes turns with all that do.
+        """
+        self._turns = Turns() if turns is None else turns
         self._ssl_context = ssl_context
         self._max_connections = max_connections
         self._idle_expiry_s = idle_expiry_s
@@ -131,7 +137,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         tls = self._verifying_context() if url.scheme == "https" else None
         origin = Origin(url.raw_host.decode("ascii"), url.port or default_port, tls)
         pool = OriginPool(
-            origin, max_connections=self._max_connections, idle_expiry_s=self._idle_expiry_s, now=self._now
+            origin, self._turns, max_connections=self._max_connections, idle_expiry_s=self._idle_expiry_s, now=self._now
         )
         self._pools[url.scheme, url.host, url.port] = pool
         return pool

@@ -19,6 +19,7 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.upstream.http1_exchange import Exchange
+from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import (
     MAX_HEAD_BYTES,
     EncodedRequest,
@@ -29,7 +30,8 @@ from gateway.upstream.http1_wire import (
 )
 from gateway.upstream.phase import with_phase
 
-HIGH_WATER_BYTES = 32 * 1024  # unread body above this stops reading from the provider until the caller has drained it
+HIGH_WATER_BYTES = 4 * 1024
+"""Unread body above this stops reading from the provider until the caller has drained it, and it is the connection's turn."""
 PIECE_BYTES = 64 * 1024  # a longer request body is written in pieces, each within the write timeout
 MAX_INTERIM_ANSWERS = 100
 STALE_WITHIN_S = 1.0
@@ -38,9 +40,10 @@ the request, and is not made to work twice."""
 
 
 class Pool(Protocol):
-    """What a connection tells its pool, and the one buffer that all its connections read into, in turn."""
+    """What a connection tells its pool, the one buffer that all its connections read into, and who may read on when."""
 
     read_buffer: memoryview
+    turns: Turns
 
     def release(self, connection: Http1Connection) -> None: ...
     def drop(self, connection: Http1Connection) -> None: ...
@@ -212,6 +215,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         elif exchange.status:
             exchange.wake()
             if exchange.buffered > HIGH_WATER_BYTES:
+                exchange.compact()
                 self._pause_reading()
             self._set_deadline()
         elif exchange.signs is not None:  # a 1xx, or a part of the head
@@ -377,7 +381,12 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on, if reading was paused: the caller has drained the buffer."""
+        """Read on, if reading was paused, as soon as it is this connection's turn: the caller has drained the buffer."""
+        if self._is_reading_paused:
+            self._pool.turns.ask(self)
+
+    def read_on(self) -> None:
+        """What `Turns` calls."""
         if self._is_reading_paused and not self._transport.is_closing():
             self._is_reading_paused = False
             self._transport.resume_reading()

@@ -118,6 +118,11 @@ class Exchange(httpx.AsyncByteStream):
         self._chunks.append(chunk)
         self.buffered += len(chunk)
 
+    def compact(self) -> None:
+        """Make one of what is unread: it may stay for long, and each small chunk takes 33 bytes more than it has."""
+        if len(self._chunks) > 1:
+            self._chunks[:] = (b"".join(self._chunks),)
+
     def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -20,12 +20,12 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.upstream.http1_connection import Http1Connection
+from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import Timeouts
 from gateway.upstream.phase import with_phase
 
-READ_BYTES = (
-    32 * 1024
-)  # what the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader
+READ_BYTES = 16 * 1024
+"""What the loop takes at once; left to itself it takes 256 KiB, which then waits for each slow reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,14 @@ class OriginPool:
         "connections",
         "read_buffer",
         "slots_taken",
+        "turns",
     )
 
-    def __init__(self, origin: Origin, *, max_connections: int, idle_expiry_s: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, origin: Origin, turns: Turns, *, max_connections: int, idle_expiry_s: float, now: Callable[[], float]
+    ) -> None:
         self._origin = origin
+        self.turns = turns
         self._max_connections = max_connections
         self._idle_expiry_s = idle_expiry_s
         self._now = now

@@ -15,6 +15,7 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1_turns import Turns
 from gateway.upstream.httpx_transport import HttpxTransport
 
 StartEmulator = Callable[[str], Awaitable[str]]
@@ -24,10 +25,10 @@ StartEmulator = Callable[[str], Awaitable[str]]
 class EmulatedTransport(httpx.AsyncBaseTransport):
     """`emulator://NAME`: starts the emulator with the first request and sends everything there."""
 
-    def __init__(self, name: str, start: StartEmulator) -> None:
+    def __init__(self, name: str, start: StartEmulator, turns: Turns) -> None:
         self._name = name
         self._start = start
-        self.inner = Http1Transport()
+        self.inner = Http1Transport(turns=turns)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """As any transport; the origin is the emulator's, the path stays."""
@@ -50,6 +51,7 @@ class Pools:
 
     def __init__(self, start_emulator: StartEmulator) -> None:
         self._start_emulator = start_emulator
+        self._turns = Turns()
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
         self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None
@@ -89,7 +91,7 @@ class Pools:
 
     def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
         if provider.base_url.startswith("emulator://"):
-            return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator)
+            return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator, self._turns)
         context = self._tls(provider)
         if provider.transport == "httpx":
             return HttpxTransport(
@@ -100,7 +102,10 @@ class Pools:
                 proxy=provider.proxy,
             )
         return Http1Transport(
-            ssl_context=context, max_connections=provider.max_connections, idle_expiry_s=provider.idle_expiry_s
+            ssl_context=context,
+            max_connections=provider.max_connections,
+            idle_expiry_s=provider.idle_expiry_s,
+            turns=self._turns,
         )
 
     def _tls(self, provider: Provider) -> ssl.SSLContext:

@@ -392,7 +392,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
             "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
-            "key, tenant, lane, critical, names_tenants, models, budget_usd_per_day",
+            "key, tenant, lane, critical, names_tenants, models, budget_usd_per_day, allow_unpriced",
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, models: [gpt-4]}}]"),

@@ -219,6 +219,7 @@ async def test_a_client_that_takes_nothing_is_dropped_and_its_call_cancelled(sta
     """After 60 s in which not one byte went out, not before: it must not hold what it has at the provider for ever."""
     gateway = await start(emulator=EmulatorConfig(output_tokens=200_000))
     with await lazy_reader(gateway) as lazy:
+        await until(lambda: len(gateway.connections) == 1)
         (connection,) = gateway.connections
         await until(lambda: bool(connection.flow.write_paused))
         sweep(gateway, 0.0)

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.policy.convert import as_stream, ends_well
+from gateway.policy.errorbody import error_object as diagnosis_error
+from gateway.policy.errorbody import is_openai_shaped
 from gateway.policy.sse import (
     PENDING_LIMIT,
     EventCutter,
+    answer_object,
     chat_error,
     error_in,
     event_data,
@@ -331,3 +335,16 @@ def test_text_that_the_model_writes_is_no_error(lie: str) -> None:
 def test_no_mixture_of_texts_is_an_error(texts: list[str]) -> None:
     """Whatever stands next to it."""
     assert error_in(data({"choices": [{"delta": {"content": "".join(texts)}, "finish_reason": None}]})) is None
+
+
+def test_answers_that_would_take_long_to_parse_are_not() -> None:
+    """By their values, not by their length; what is not read is taken for no object, no error, and no answer to be kept."""
+    crowded = b'{"error":{"message":"no"},"x":[' + b"[]," * 120_000 + b"1]}"
+    long = b'{"error":{"message":"no"},"x":"' + b"words " * 200_000 + b'"}'
+
+    assert (answer_object(crowded), answer_object(b"[]")) == (None, None)
+    assert (answer_object(long) or {})["error"] == {"message": "no"}
+    assert (is_openai_shaped(crowded), is_openai_shaped(long)) == (False, True)
+    assert (diagnosis_error(crowded), diagnosis_error(long)) == (None, {"message": "no"})
+    assert not ends_well("moderations", is_stream=False, body=crowded)
+    assert as_stream("chat", b'{"choices":[' + b"{}," * 120_000 + b"{}]}", include_usage=False) is None

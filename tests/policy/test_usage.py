@@ -107,3 +107,11 @@ def test_an_estimate_takes_four_bytes_to_a_token_and_says_so() -> None:
     """Nobody counted: the numbers are marked."""
     assert estimate_usage(b"x" * 400, 7) == Usage(100, 7, estimated=True)
     assert estimate_tokens(b"x" * 43) == 10
+
+
+def test_a_usage_object_of_any_length_is_not_read() -> None:
+    """The search for its end stops: what opens a million braces has no usage."""
+    counts = b'{"prompt_tokens":1,"completion_tokens":2,"x":%b}'
+
+    assert find_usage(b'"usage":' + counts % (b'{"y":' * 1_000 + b"0" + b"}" * 1_000)) == Usage(1, 2)
+    assert find_usage(b'"usage":' + counts % (b'{"y":' * 100_000 + b"0" + b"}" * 100_000)) is None

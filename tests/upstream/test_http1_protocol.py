@@ -11,6 +11,7 @@ import pytest
 from gateway.errors import Phase
 from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Http1Connection
 from gateway.upstream.http1_exchange import Exchange
+from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, Timeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
@@ -56,6 +57,7 @@ class Pool:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.read_buffer = memoryview(bytearray(1024))
+        self.turns = Turns()
 
     def release(self, connection: Http1Connection) -> None:
         self.told.append("release")

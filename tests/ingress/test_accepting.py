@@ -1,0 +1,95 @@
+"""New connections: many at once, and none to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from gateway.ingress import accepting
+from gateway.ingress.accepting import PER_TURN, Acceptor
+from tests.e2e.harness import Running, connect, get, until
+
+
+class Counting(asyncio.Protocol):
+    """Counts connections."""
+
+    def __init__(self, made: list[Any]) -> None:
+        self._made = made
+
+    def connection_made(self, transport: Any) -> None:
+        self._made.append(transport)
+
+
+async def test_a_burst_of_connections_is_taken_in_a_few_turns() -> None:
+    """With one a turn, a health check behind 200 of them would wait for 200 turns of a busy loop."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+    made: list[Any] = []
+    acceptor = Acceptor(listener, lambda: Counting(made))
+    turns = 0
+    while len(made) < len(clients):
+        turns += 1
+        assert turns < 60
+        await asyncio.sleep(0.001)
+    acceptor.close()
+    for one in [*clients, *made]:
+        one.close()
+
+    assert turns <= 2 + 2 * len(clients) / PER_TURN
+
+
+class NoDescriptors:
+    """A listening socket of a process whose descriptors are used up."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.is_exhausted = True
+        self.asked = 0
+
+    def accept(self) -> Any:
+        self.asked += 1
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+
+async def test_used_up_descriptors_are_said_once_and_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log names the limit and the remedy, once a minute; who waits is served when there are some again."""
+    monkeypatch.setattr(accepting, "RETRY_S", 0.002)
+    listener = NoDescriptors(socket.create_server(("127.0.0.1", 0)))
+    made: list[Any] = []
+    acceptor = Acceptor(listener, lambda: Counting(made))  # type: ignore[arg-type]  # as good as a socket
+    client = socket.create_connection(listener.getsockname())
+    await until(lambda: listener.asked > 5)
+    assert not made
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    listener.is_exhausted = False
+    await until(lambda: bool(made))
+    acceptor.close()
+    for one in (client, *made):
+        one.close()
+
+    assert len(said) == 1
+    assert "Too many open files" in said[0]
+    assert "LimitNOFILE" in said[0]
+
+
+async def test_a_stopped_gateway_has_no_listener_left(gateway: Running) -> None:
+    """Newcomers are refused at once; who is there already is served."""
+    async with connect(gateway.url) as peer:
+        assert (await peer.exchange(get("/healthz"))).status == 200
+        gateway.gateway.deafen()
+        assert (await peer.exchange(get("/healthz"))).status == 200
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", int(peer.writer.get_extra_info("peername")[1]))
