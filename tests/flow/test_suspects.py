@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.policy.retry import Hedging, Retries
-from gateway.policy.snapshot import Rates
+from gateway.policy.snapshot import Limits, Rates
 from tests.flow.outage import City, Fate, Provider, Told, answers, fails, gone, streams
 from tests.flow.support import ANSWER, CLOCKS, SSE, Script, streamed
 from tests.flow.virtual import LoopClock, run
@@ -577,6 +578,82 @@ def test_the_trail_tells_of_both_attempts() -> None:
         assert [str(attempt) for attempt in account.call.attempts] == ["p0/m:timeout(15.6s)", "p1/m:200"]
         assert account.call.attempts[0].cost_usd is not None
         assert account.outcome == "ok"
+        await city.settle()
+
+    run(story)
+
+
+def test_callers_with_keys_of_their_own_suspect_together() -> None:
+    """Each has a gate of his own and too few calls; it is one target all the same."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(answers(0.5))], clock, accounts=["", ""])
+        providers = city.bench.policy.providers
+        assert isinstance(providers, dict)
+        providers.update({name: replace(providers["p0"], name=name, api_key=None) for name in ("p0", "p1")})
+        city.admission.install(city.bench.policy)
+        tasks = []
+        for number in range(100):
+            own = {"deadline": clock.now + SDK_S, "deadline_is_callers": True}
+            tasks.append(city.start(credential=b"Bearer k%d" % (number % 50), **own))
+            await asyncio.sleep(0.2)
+        told = await asyncio.gather(*tasks)
+
+        assert len(city.admission.gates.callers["p0/m"]) == 50
+        assert served(told) == 100
+        assert max(one.took_s for one in told[60:]) <= 5.0
+        await city.settle()
+
+    run(story)
+
+
+def test_a_reload_in_the_middle_changes_nothing() -> None:
+    """While calls hang, while they move, and while the target is suspect."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(answers(2.0))], clock)
+        loop = asyncio.get_running_loop()
+        for number in range(200):
+            loop.call_later(0.1 * number, city.admission.install, city.bench.policy)
+
+        told = await calls(city, 100, 0.2)
+
+        assert served(told) == 100
+        await city.settle()
+
+    run(story)
+
+
+def test_those_that_move_keep_to_the_limits_of_where_they_go() -> None:
+    """60 per minute there: they wait for their turn, and are refused there as little as anybody."""
+
+    async def story(clock: LoopClock) -> None:
+        other = Provider(answers(0.1))
+        limits = [Limits(), Limits(requests_per_min=60.0, request_burst=1.0)]
+        city = City([Provider(silence()), other], clock, changes={"limits": limits})
+
+        told = await calls(city, 40, 0.2, 90.0)
+
+        assert served(told) == 40
+        gaps = [after - before for before, after in pairwise(other.asked_at)]
+        assert min(gaps) >= 0.9
+        await city.settle()
+
+    run(story)
+
+
+def test_the_third_is_tried_when_the_second_is_silent_too() -> None:
+    """Whoever is on its way elsewhere leaves where nothing comes; the first stays open all the while."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(silence()), Provider(answers(0.5))], clock)
+
+        told = await calls(city, 100, 0.2, 60.0)
+
+        assert served(told) == 100
+        again = await calls(city, 100, 0.2, 60.0)
+        assert served(again) == 100
+        assert max(one.took_s for one in again[60:]) <= 12.0  # a few that try one of the two again
         await city.settle()
 
     run(story)
