@@ -109,6 +109,8 @@ class CallerFault(GatewayError):
 class InvalidRequest(CallerFault):
     """The body or a header is malformed."""
 
+    code = "invalid_request"
+
 
 class BodyTooComplex(CallerFault):
     """The body has more values, or they stand deeper in each other, than may be taken."""

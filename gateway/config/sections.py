@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from gateway.config.check import check
-from gateway.config.counting import kind_of_provider, limits_by_kind
+from gateway.config.counting import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.config.credentials import Groups, check_credentials, check_presence, group_of, other_secrets_of, secrets_of
 from gateway.config.failclosed import check_fail_closed
 from gateway.config.fields import EMULATOR, is_loopback, is_pattern
@@ -69,7 +69,9 @@ def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, di
             check_presence(document, ("providers", name), entry, bool(config.keys))
             provider = _provider(document, name, entry)
             kinds[name] = kind = kind_of_provider(entry, provider)
-            provider = replace(provider, limits_are=entry.limits_are or limits_by_kind(kind))
+            provider = replace(
+                provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
+            )
             groups[name] = group_of(provider, secrets_of(entry))
     return groups, kinds
 

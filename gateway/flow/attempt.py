@@ -20,6 +20,7 @@ from gateway.errors import (
     CircuitOpen,
     DeadlineExceeded,
     ErrorClass,
+    GatewayError,
     NoTargetAvailable,
     Phase,
     TargetsTimedOut,
@@ -41,6 +42,8 @@ LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_T
 """The target has refused the call for how much was asked of it, not for what."""
 
 
+MOST_WORDS = 500
+"""Of what a provider has said, in a message of ours."""
 MOST_DETOURS = 100
 """A decision that cannot be carried out is taken again, but not for ever."""
 
@@ -84,6 +87,9 @@ class Attempts:
                 if last is None:
                     raise
                 target = None
+            except GatewayError as refusal:
+                _add_words(refusal, last)
+                raise
             if target is None:  # what was decided is out of date
                 detours += 1
                 step = self._next_step(call)
@@ -242,6 +248,13 @@ def _in_public(failure: UpstreamFailed) -> str:
     if failure.fault is not None:
         return failure.fault
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
+
+
+def _add_words(refusal: GatewayError, last: Opened | UpstreamFailed | None) -> None:
+    """To a refusal of ours, what the provider has said that the call was waiting for."""
+    said = (error_object(last.body) or {}).get("message") if isinstance(last, Opened) else None
+    if isinstance(said, str) and said and isinstance(last, Opened):
+        refusal.message += f" {last.target.name} had answered with status {last.status}: {said[:MOST_WORDS]}"
 
 
 def _tried(attempts: Sequence[Attempt]) -> str:

@@ -131,9 +131,7 @@ class Hedges:
             reason = budgets.denies(one, call.attempts[-1])
             grant = self._reserve(call, one) if reason is None else None
             if grant is not None:
-                return self._start(
-                    replace(call, attempts=[], grant=grant, retry=None, key_cost=None, reserved=None), one
-                )
+                return self._start(replace(call, attempts=[], grant=grant, retry=None, key_cost=None), one)
             denied = denied or reason
         if denied is not None:
             self._meter.retry_denied(denied)

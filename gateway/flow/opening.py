@@ -21,6 +21,7 @@ from gateway.flow.relay import SseRelay
 from gateway.flow.watch import Watch
 from gateway.policy import body as body_edits
 from gateway.policy.diagnosis import Diagnosis, in_band_status
+from gateway.policy.headers import REQUEST_IDS
 from gateway.policy.largebody import Large, edited
 from gateway.policy.objects import Concern
 from gateway.policy.plan import upstream_model
@@ -341,4 +342,7 @@ def _adds_usage(call: Call) -> bool:
 
 
 def _request_id(index: dict[bytes, bytes]) -> bytes | None:
-    return index.get(b"x-request-id") or index.get(b"request-id") or index.get(b"apim-request-id")
+    for name in REQUEST_IDS:
+        if index.get(name):
+            return index[name]
+    return None

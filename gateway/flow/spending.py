@@ -119,9 +119,12 @@ class KeyBudgets:
         own_usd = reserved.usd if reserved is not None and reserved.day == self._today() else 0.0
         if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
             return False
-        if usd > own_usd:
-            self.spent(call, 0.0)
+        if reserved is None:
             self._take(call, usd)
+        elif usd > own_usd and reserved.day == self._today():
+            self._flying[call.key.name].usd += usd - own_usd
+            self._add(call.key.name, usd - own_usd)
+            reserved.usd = usd
         return True
 
     def spent(self, call: Call, usd: float) -> None:

@@ -128,9 +128,12 @@ class Spending:
         self._usd[key] = max(0.0, self._usd.get(key, 0.0) + usd)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reserved:
-    """US dollars of a key's budget that a call has taken ahead, on a UTC day."""
+    """US dollars of a key's budget that a call has taken ahead, on a UTC day; more with each attempt that needs more.
+
+    Copies of a call, which make its attempts elsewhere, have the same one; the call gives it back.
+    """
 
     day: int
     usd: float

@@ -13,10 +13,14 @@ _MEMO_LIMIT = 512
 class AllowList:
     """Keeps the headers whose lower-case name is listed or starts with a listed prefix."""
 
-    __slots__ = ("_exact", "_memo", "_prefixes")
+    __slots__ = ("_exact", "_memo", "_never", "_prefixes")
 
-    def __init__(self, exact: frozenset[bytes], prefixes: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, exact: frozenset[bytes], prefixes: tuple[bytes, ...], never: frozenset[bytes] = frozenset()
+    ) -> None:
+        """`never` are names that stay behind although they start so."""
         self._exact = exact
+        self._never = never
         self._prefixes = prefixes
         self._memo: dict[bytes, bool] = {}  # names repeat on every call: decide once, but never grow without bound
 
@@ -29,19 +33,33 @@ class AllowList:
             return [header for header in headers if self._allows(header[0])]
 
     def _allows(self, name: bytes) -> bool:
-        allowed = name in self._exact or name.startswith(self._prefixes)
+        allowed = name in self._exact or (name.startswith(self._prefixes) and name not in self._never)
         if len(self._memo) < _MEMO_LIMIT:
             self._memo[name] = allowed
         return allowed
 
 
-_REQUEST = frozenset(b"content-type accept user-agent traceparent tracestate x-client-request-id".split())
+_REQUEST = frozenset(b"content-type accept user-agent traceparent tracestate baggage x-client-request-id".split())
 _REQUEST_PREFIXES = (b"openai-beta", b"x-stainless-", b"anthropic-beta", b"anthropic-version")
 _RESPONSE = frozenset(
     b"content-type content-encoding content-disposition cache-control retry-after retry-after-ms x-should-retry request-id "
-    b"apim-request-id x-ms-region policy-id deprecation sunset warning".split()
+    b"apim-request-id mistral-correlation-id inference-id x-ms-request-id x-ms-client-request-id x-ms-correlation-request-id "
+    b"x-ms-region policy-id deprecation sunset warning".split()
 )
+REQUEST_IDS = (
+    b"x-request-id",
+    b"request-id",
+    b"apim-request-id",
+    b"mistral-correlation-id",
+    b"inference-id",
+    b"x-ms-request-id",
+    b"x-ms-correlation-request-id",
+)
+"""What providers call the id that their support asks for, the first that is there counting."""
 _RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
+
+
+_ACCOUNT = frozenset((b"openai-organization", b"openai-project"))
 
 
 def request_headers() -> AllowList:
@@ -59,15 +77,15 @@ def passthrough_request_headers() -> AllowList:
 
 def account_headers() -> AllowList:
     """Client to provider, only beside the client's own credential: they name its account."""
-    return AllowList(frozenset((b"openai-organization", b"openai-project")), ())
+    return AllowList(_ACCOUNT, ())
 
 
 def response_headers() -> AllowList:
-    """Provider to client."""
-    return AllowList(_RESPONSE, _RESPONSE_PREFIXES)
+    """Provider to client; not the names of the account that has paid, which is ours."""
+    return AllowList(_RESPONSE, _RESPONSE_PREFIXES, _ACCOUNT)
 
 
 def passthrough_response_headers() -> AllowList:
     """Provider to client on pass-through paths: also what files, redirects and conditional requests need."""
     more = b"accept-ranges content-range content-language etag last-modified location x-content-type-options"
-    return AllowList(_RESPONSE | frozenset(more.split()), _RESPONSE_PREFIXES)
+    return AllowList(_RESPONSE | frozenset(more.split()), _RESPONSE_PREFIXES, _ACCOUNT)

@@ -54,6 +54,8 @@ class Provider:
     """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
     group: str = ""
     """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
+    is_self_hosted: bool = False
+    """It is of the operator's own house: it may know of the callers' traces."""
     secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
     is_stand_in: bool = False

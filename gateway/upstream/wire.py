@@ -24,6 +24,8 @@ from gateway.upstream.phase import phase_of
 from gateway.upstream.redaction import Secrets, secrets_of
 
 _MAX_KEPT_ADDRESSES = 256
+TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
+"""Tells whose spans a call belongs to (W3C Trace Context, Baggage): of the caller's own house, and for it alone."""
 
 
 class HttpAnswer:
@@ -97,6 +99,8 @@ class Wire:
         if self._auth is not None:
             self._headers.append(self._auth)
         self._header_names = frozenset(name for name, _ in self._headers)
+        if not provider.is_self_hosted:
+            self._header_names |= TRACE_CONTEXT
         self._api_version = provider.api_version if provider.dialect == "azure" else None
         self._secrets = secrets_of(provider)
         self._addresses: dict[str, Address] = {}
@@ -109,7 +113,7 @@ class Wire:
     async def send(self, outgoing: Outgoing) -> Answer:
         """Send the request and wait for the head of the answer. Raises UpstreamFailed when none arrives.
 
-        Of a header that the provider's config sets, the caller's own is left out.
+        Of a header that the provider's config sets, the caller's own is left out; its trace goes to servers of our house only.
         """
         address = self._address(outgoing)
         own = [header for header in outgoing.headers if header[0] not in self._header_names]

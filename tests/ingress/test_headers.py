@@ -34,13 +34,15 @@ NOT_FOR_PROVIDERS = {
     "x-custom": "canary",
     "idempotency-key": "canary",
     "x-amz-security-token": "canary",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "tracestate": "vendor=canary",
+    "baggage": "user=canary",
 }
 FOR_PROVIDERS = {
     "accept": "application/json",
     "user-agent": "app/1",
     "openai-beta": "assistants=v2",
     "x-stainless-lang": "python",
-    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "x-client-request-id": "mine",
 }
 
@@ -87,6 +89,47 @@ async def test_only_listed_headers_reach_the_provider(gateway: Running) -> None:
         "accept-encoding": "identity",
         "authorization": f"Bearer {PROVIDER_KEY}",
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"), [("openai", False), ("other", False), ("vllm", True), ("ollama", True), ("tgi", True)]
+)
+async def test_a_callers_trace_goes_to_servers_of_the_own_house_only(
+    start: StartGateway, kind: str, is_told: bool
+) -> None:
+    """Who else is told whose spans a call belongs to learns what it need not; pass-through is no other way."""
+    trace = {name: NOT_FOR_PROVIDERS[name] for name in ("traceparent", "tracestate", "baggage")}
+    lines = [f"{name}: {value}" for name, value in trace.items()]
+
+    def config(url: str) -> dict[str, Any]:
+        main = {"dialect": "openai", "base_url": url, "api_key": PROVIDER_KEY, "kind": kind}
+        return config_of(url, providers={"main": main}, passthrough="main")
+
+    gateway = await start(config)
+    async with connect(gateway.url) as peer:
+        await peer.exchange(post(CHAT, None, *lines))
+        await peer.exchange(get("/v1/files", *lines))
+
+    for request in gateway.received():
+        told = {name: value for name, value in request["headers"] if name in trace}
+        assert told == (trace if is_told else {})
+    assert len(gateway.received()) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["request-id", "apim-request-id", "mistral-correlation-id", "inference-id", "x-ms-request-id"]
+)
+async def test_a_providers_id_comes_back_and_is_logged_whatever_it_is_called(start: StartGateway, name: str) -> None:
+    """It is what its support asks for."""
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{name}: id-7\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    async with RawServer([[READ, head.encode() + BODY]]) as provider:
+        gateway = await start(lambda _url: config_of(f"{provider.url}/v1"))
+        async with connect(gateway.url) as peer:
+            answer = await peer.exchange(post(CHAT))
+        await gateway.stop()
+
+    assert (answer.header(name), answer.header("x-request-id")) == ("id-7", "id-7")
+    assert gateway.records[-1]["upstream_request_id"] == "id-7"
 
 
 BODY = b'{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{}}],"usage":null}'

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.headers import AllowList, account_headers, request_headers, response_headers
+from gateway.policy.headers import (
+    AllowList,
+    account_headers,
+    passthrough_response_headers,
+    request_headers,
+    response_headers,
+)
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -55,6 +61,14 @@ def test_what_belongs_to_one_connection_never_passes(make: type[AllowList], name
 def test_what_applications_read_passes(allowed: AllowList, name: bytes) -> None:
     """By its whole name or by the start of it."""
     assert allowed.keep([(name, b"x")]) == [(name, b"x")]
+
+
+def test_our_account_is_not_named_to_clients() -> None:
+    """Whose organisation has paid is the operator's business."""
+    named = [(b"openai-organization", b"o"), (b"openai-project", b"p"), (b"openai-version", b"v")]
+
+    assert response_headers().keep(named) == named[2:]
+    assert passthrough_response_headers().keep(named) == named[2:]
 
 
 def test_an_account_is_named_only_beside_its_own_credential() -> None:
