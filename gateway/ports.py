@@ -160,6 +160,8 @@ class Claim:
 class Records(Protocol):
     """Idempotency records: who runs a request, and what came of it. Ids and fingerprints are 32-byte digests.
 
+    What an id has behind its first 32 bytes names the tenant: a store may keep the records of each in a place of its own.
+
     A completed record is kept until its `fresh_until`, or until there is no room for it: then the oldest go, of a tenant who
     has more than `TENANTS_SHARE` before of others. No method raises: a store that
     cannot write says so once in the log, and answers as if it were empty.

@@ -115,8 +115,8 @@ def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
 
 
 def record_key(call: Call, idempotency_key: bytes) -> bytes:
-    """The record that an `Idempotency-Key` of this owner names."""
-    return digest(b"record", owner_of(call), idempotency_key)
+    """The record that an `Idempotency-Key` of this owner names; behind its digest stand 8 bytes that name the tenant."""
+    return digest(b"record", owner_of(call), idempotency_key) + digest(b"tenant", call.tenant.encode())[:8]
 
 
 def fingerprint(call: Call) -> bytes:

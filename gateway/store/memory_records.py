@@ -20,6 +20,8 @@ from gateway.store.memory_shelf import Shelf
 log = logging.getLogger("gateway.store")
 
 _FINGERPRINT = 32
+_ID = 32
+"""Of a record's id; what stands behind it names the tenant, whom the answer names as well."""
 _ABANDONED_S = 86_400.0
 """So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
 _LOOKED_AT = 256
@@ -58,7 +60,7 @@ class MemoryRecords:
             if lease.fingerprint != fingerprint:
                 return Claim("mismatch")
             return Claim("running", lease_left_s=lease.until - now)
-        if (blob := self._done.get(record, now, is_use=False)) is not None:
+        if (blob := self._done.get(record[:_ID], now, is_use=False)) is not None:
             if blob[:_FINGERPRINT] != fingerprint:
                 return Claim("mismatch")
             return Claim("done", kept=unpack(blob[_FINGERPRINT:]))
@@ -78,7 +80,7 @@ class MemoryRecords:
         if (lease := self._held(record, fence)) is None:
             return False
         del self._running[record]
-        is_kept = self._done.put(record, lease.fingerprint + pack(kept), kept.fresh_until, (kept.tenant, ""))
+        is_kept = self._done.put(record[:_ID], lease.fingerprint + pack(kept), kept.fresh_until, (kept.tenant, ""))
         if not is_kept:
             self._lost(kept.fresh_until)
         return is_kept

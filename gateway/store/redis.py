@@ -129,6 +129,7 @@ class RedisStore:
     def _changed(self, is_up: bool) -> None:
         if is_up:
             self._leases.ask(())
+            self._records.came_back()
             self._answers.came_back()
             self._vectors.came_back()
 
@@ -154,13 +155,14 @@ class RedisStore:
         turn = [*islice(self._turn, SWEPT_AT_ONCE)]
         if not turn:
             await _quietly(self._vectors.discover)
+            await _quietly(self._records.discover)
             self._turn = self._sweeps()
             turn = [*islice(self._turn, SWEPT_AT_ONCE)]
         await asyncio.gather(*map(_quietly, turn))
 
     def _sweeps(self) -> Iterator[Chore]:
         """All there is to look through, once."""
-        yield self._records.sweep
+        yield from self._records.sweeps()
         yield from self._answers.sweeps()
         yield from self._vectors.sweeps()
 

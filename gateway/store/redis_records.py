@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -18,13 +18,14 @@ from secrets import token_bytes
 from typing import Any
 
 from gateway.call import Kept
-from gateway.ports import TENANTS_SHARE, Claim, Later
+from gateway.ports import Claim, Later
 from gateway.store.redis_chores import Chores
 from gateway.store.redis_ledger import ABANDONED_S, FIRST_SHARED_FENCE, Held, Ledger
 from gateway.store.redis_link import Link, StoreGone
 from gateway.store.redis_parts import Parts, is_head
-from gateway.store.redis_shelf import Now, Shelf, shelf_script
-from gateway.store.redis_value import ENTRY_BYTES, MOST_BYTES, framed, moved, owner, unframed
+from gateway.store.redis_shelf import Now, shelf_script
+from gateway.store.redis_tenants import ID_BYTES, Tenants, TenantShelf
+from gateway.store.redis_value import ENTRY_BYTES, MOST_BYTES, framed, moved, unframed
 
 log = logging.getLogger("gateway.store")
 
@@ -48,26 +49,23 @@ TOLD_AT_ONCE = 16
 
 
 class RedisRecords:
-    """`gateway.ports.Records`. All are in one slot, for they keep to one bound and a claim must not depend on its size."""
+    """`gateway.ports.Records`. Those of one tenant are in one slot, for a claim has to be one step."""
 
     def __init__(self, link: Link, chores: Chores, wall: Callable[[], float], now: Now, bound: int) -> None:
         self._link = link
         self._chores = chores
         self._wall = wall
         self._now = now
-        self._bound = bound
-        self._has_warned = False
         self._early = 0
-        base = link.key("records")
-        self._shelf = Shelf(link, base, now, is_shared=True)
-        self._running, self._fence = base + b":running", base + b":fence"
+        self._has_warned = False
+        self._tenants = Tenants(link, now, bound)
         self._parts = Parts(link)
         self._ledger = Ledger(min(bound, OWED_BYTES), self._warn)
 
     def configure(self, bound: int) -> None:
         """Keep to so many bytes; of a bound that turns out too low as well, it is said again."""
-        if bound != self._bound:
-            self._bound, self._has_warned = bound, False
+        if bound != self._tenants.bound:
+            self._tenants.bound, self._has_warned = bound, False
             self._ledger.bound = min(bound, OWED_BYTES)
 
     @property
@@ -117,10 +115,18 @@ class RedisRecords:
             return None
         return self._chores.start(self._released(record, fence, held.nonce if held is not None else b""))
 
-    async def sweep(self) -> None:
-        """Some of what has run out or is too much goes. Raises StoreGone."""
-        if lost := await self._shelf.sweep(self._bound, self._running, late_s=ABANDONED_S, most=self._most):
-            self._warn(lost)
+    def sweeps(self) -> Iterator[Callable[[], Any]]:
+        """What has to be done now and then, a tenant at a time; each may raise StoreGone."""
+        for tenant in self._tenants.all():
+            yield partial(self._sweep, tenant)
+
+    async def discover(self) -> None:
+        """Learn of some of the tenants that other replicas serve: they are looked through as well. Raises StoreGone."""
+        await self._tenants.discover()
+
+    def came_back(self) -> None:
+        """The store is within reach again, and may have lost what it had."""
+        self._tenants.lost()
 
     async def catch_up(self) -> None:
         """Tell the store some of what it missed, the oldest first."""
@@ -128,7 +134,7 @@ class RedisRecords:
             left_s = debt.kept.fresh_until - self._wall()
             try:
                 if left_s > 0 and self._link.is_up:
-                    await self._run_complete(record, debt.held.fence, debt.held, debt.kept, framed(debt.kept), left_s)
+                    await self._run_complete(record, debt.held.fence, debt.held, framed(debt.kept), left_s)
             except StoreGone:
                 return
             if self._link.is_up and self._ledger.owed.get(record) is debt:
@@ -139,20 +145,32 @@ class RedisRecords:
         self._ledger.tick(self._wall())
 
     def stats(self) -> dict[str, int]:
-        """Those that run and those that are done, and the bytes that the latter take: as last told, and what is here."""
-        ledger = self._ledger
+        """Those that run and those that are done, and the bytes that the latter take: as last told, and what is here.
+
+        `early` counts those that went before their time at this replica's doing.
+        """
+        ledger, early = self._ledger, self._early
+        entries, taken = len(ledger.owed), ledger.owed_bytes
         if not self._link.is_up:
-            return {"entries": len(ledger.held) + len(ledger.owed), "bytes": ledger.owed_bytes, "early": self._early}
-        entries, taken = self._shelf.entries + len(ledger.owed), self._shelf.bytes + ledger.owed_bytes
-        return {"entries": entries, "bytes": taken, "early": self._early}
+            return {"entries": len(ledger.held) + entries, "bytes": taken, "early": early}
+        return {"entries": self._tenants.entries + entries, "bytes": self._tenants.bytes + taken, "early": early}
+
+    async def _sweep(self, tenant: TenantShelf) -> None:
+        """Some of what has run out or is too much goes. Raises StoreGone."""
+        lost = await tenant.shelf.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
+        self._tenants.told(tenant, tenant.shelf.entries, tenant.shelf.bytes)
+        if lost:
+            self._warn(lost)
 
     def _keys(self, record: bytes) -> tuple[bytes, ...]:
-        shelf = self._shelf
-        return (*shelf.keys, shelf.value(record), self._running, self._fence, shelf.parts(record), *shelf.shares)
+        return self._tenants.shelf_of(record).keys(record)
+
+    def _parts_of(self, record: bytes) -> bytes:
+        return self._tenants.shelf_of(record).shelf.parts(record[:ID_BYTES])
 
     def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
         return self._link.run(
-            CLAIM, self._keys(record), (self._now(), record, asked, nonce, lease_s, ABANDONED_S, FENCES_S)
+            CLAIM, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, lease_s, ABANDONED_S, FENCES_S)
         )
 
     def _claimed(
@@ -194,7 +212,7 @@ class RedisRecords:
     ) -> None:
         """Where it does not come by then the call runs, as if nobody had answered; but it is there, and was paid for."""
         try:
-            value = await self._parts.read(self._shelf.parts(record), reply[2], by + LONG_READ_S)
+            value = await self._parts.read(self._parts_of(record), reply[2], by + LONG_READ_S)
         except StoreGone:
             self._fall_back(future, record, claimed)
             return
@@ -217,7 +235,7 @@ class RedisRecords:
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         try:
             is_ours = await self._link.run(
-                RENEW, self._keys(record), (self._now(), record, asked, nonce, fence, lease_s, ABANDONED_S)
+                RENEW, self._keys(record), (self._now(), record[:ID_BYTES], asked, nonce, fence, lease_s, ABANDONED_S)
             )
         except StoreGone:
             return held is not None
@@ -228,12 +246,12 @@ class RedisRecords:
     async def _completed(self, record: bytes, fence: int, held: Held | None, kept: Kept) -> bool:
         value = framed(kept)
         size = len(value) + ENTRY_BYTES
-        if size > min(self._bound // LARGEST_PART, MOST_BYTES):
+        if size > min(self._tenants.bound // LARGEST_PART, MOST_BYTES):
             value = b""
             self._warn()
         if self._link.is_up:
             try:
-                is_kept = await self._run_complete(record, fence, held, kept, value, kept.fresh_until - self._wall())
+                is_kept = await self._run_complete(record, fence, held, value, kept.fresh_until - self._wall())
             except StoreGone:
                 pass  # whether or not it has heard: it is told again, and knows it by its nonce
             else:
@@ -245,58 +263,51 @@ class RedisRecords:
         self._ledger.owe(record, held, kept, size)
         return True
 
-    async def _run_complete(
-        self, record: bytes, fence: int, held: Held | None, kept: Kept, value: bytes, left_s: float
-    ) -> bool:
+    async def _run_complete(self, record: bytes, fence: int, held: Held | None, value: bytes, left_s: float) -> bool:
         """Whether the store keeps it. Raises StoreGone."""
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES
-        value, staged = await self._parts.stage(self._shelf.parts(record), value)
-        keys = (*self._keys(record), staged)
-        whose = owner("", kept.tenant)
+        tenant = self._tenants.shelf_of(record)
+        await self._tenants.note(tenant, left_s)
+        value, staged = await self._parts.stage(self._parts_of(record), value)
+        keys, id = (*tenant.keys(record), staged), record[:ID_BYTES]
         for _ in range(MOST_TURNS):
+            bound = self._tenants.bound_of(tenant)
             reply = await self._link.run(
-                COMPLETE,
-                keys,
-                (self._now(), record, asked, nonce, fence, left_s, size, self._bound, value, whose, self._most),
+                COMPLETE, keys, (self._now(), id, asked, nonce, fence, left_s, size, bound, value)
             )
             state, entries, taken, lost, gone = reply
-            self._shelf.told(entries, taken)
+            self._tenants.told(tenant, entries, taken)
             if lost:
-                self._warn(lost)
+                self._warn(int(lost))
             if gone:
-                self._chores.start(self._dropped(gone))
+                self._chores.start(self._drop(tenant, gone))
             if state == b"lost":
                 raise StoreGone("what was put aside is gone")
             if state != b"again":
                 return bool(state == b"kept")
         return False
 
-    async def _dropped(self, gone: Sequence[bytes]) -> None:
+    async def _drop(self, tenant: TenantShelf, gone: Sequence[bytes]) -> None:
         with suppress(StoreGone):  # whoever sweeps next finds them
-            await self._shelf.drop(gone)
+            await tenant.shelf.drop(gone)
 
     async def _released(self, record: bytes, fence: int, nonce: bytes) -> None:
         try:
-            entries, taken = await self._link.run(RELEASE, self._keys(record), (record, nonce, fence))
+            entries, taken = await self._link.run(RELEASE, self._keys(record), (record[:ID_BYTES], nonce, fence))
         except StoreGone:
             return  # its lease ends by itself
-        self._shelf.told(entries, taken)
-
-    @property
-    def _most(self) -> int:
-        """So many bytes are one tenant's at most, while others have some."""
-        return int(self._bound * TENANTS_SHARE)
+        self._tenants.told(self._tenants.shelf_of(record), entries, taken)
 
     def _warn(self, count: int = 1) -> None:
-        """Said once, and counted: answers go although they were to be given again."""
+        """So many answers go although they were to be given again: counted, and said once."""
         self._early += count
         if not self._has_warned:
             self._has_warned = True
             log.warning(
                 "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are "
                 "dropped early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
-                self._bound,
+                self._tenants.bound,
             )
 
 

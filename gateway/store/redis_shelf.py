@@ -37,12 +37,10 @@ FORGET = shelf_script("shelf_forget")
 class Shelf:
     """The keys of one shelf, and its numbers as last told."""
 
-    __slots__ = ("_link", "_parts", "_values", "bytes", "entries", "keys", "now", "shares")
+    __slots__ = ("_link", "_parts", "_values", "bytes", "entries", "keys", "now")
 
-    def __init__(self, link: Link, base: bytes, now: Now, *, is_shared: bool = False) -> None:
-        """`is_shared`: it is known how much each owner has there, so that none takes the room of others."""
+    def __init__(self, link: Link, base: bytes, now: Now) -> None:
         self._link = link
-        self.shares = (base + b":shares", base + b":kin") if is_shared else ()
         self._values = base + b":value:"
         self._parts = base + b":parts:"
         self.keys = tuple(base + b":" + part for part in (b"order", b"ends", b"facts", b"gone"))
@@ -67,18 +65,17 @@ class Shelf:
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
             values = [key for id in some for key in (self.value(id), self.parts(id))]
-            await self._link.run(DROP, (*self.keys, *values, *self.shares), some)
+            await self._link.run(DROP, (*self.keys, *values), some)
 
-    async def sweep(self, bound: int, *running: bytes, late_s: float = 0.0, most: int = 0) -> int:
+    async def sweep(self, bound: int, *running: bytes, late_s: float = 0.0) -> int:
         """Some of what has run out or is too much goes; how much of it was still of use. Raises StoreGone.
 
         `running`: the key of a list of those that count without being entries, and are forgotten so long after their time.
-        `most`: how many bytes of one owner there may be while others have some.
         """
         lost = 0
         for _ in range(MOST_RUNS):
             entries, taken, more_lost, gone, some = await self._link.run(
-                SWEEP, (*self.keys, *running, *self.shares), (self.now(), bound, late_s, most)
+                SWEEP, (*self.keys, *running), (self.now(), bound, late_s)
             )
             self.told(entries, taken)
             lost += int(more_lost)

@@ -28,6 +28,8 @@ Found = tuple[bytes, Kept]
 
 LOOKED_AT = 256
 """Of those who run, so many are looked at in one tick."""
+ID_BYTES = 32
+"""Of a record's id; what stands behind it names the tenant, whom the row names as well."""
 ABANDONED_S = 86_400.0
 """So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
 
@@ -105,7 +107,7 @@ class SqliteRecords:
         if (held := self._holder(record, fence)) is None or record in self._asked:
             return False
         fingerprint, known = held.fingerprint, about(kept)
-        size = taken(record, fingerprint, known, kept.body)
+        size = taken(record[:ID_BYTES], fingerprint, known, kept.body)
         if size > self._bound:
             del self._held[record]
             self._room.records_go()
@@ -121,7 +123,9 @@ class SqliteRecords:
             self._end(record)
 
         self._thread.ask(
-            lambda db: _write(db, _Row(record, fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)),
+            lambda db: _write(
+                db, _Row(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
+            ),
             False,
             written,
             "durable",
@@ -159,7 +163,7 @@ class SqliteRecords:
                 future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
             self._end(record)
 
-        self._thread.ask(lambda db: _read(db, record, now), None, looked)
+        self._thread.ask(lambda db: _read(db, record[:ID_BYTES], now), None, looked)
         return future
 
     def _take(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:

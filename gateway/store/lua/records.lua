@@ -5,10 +5,8 @@
 -- KEYS[6]  those that run: id -> the end of the lease
 -- KEYS[7]  fences: the first and the last that were given since the server has lost all it had, or ever
 -- KEYS[8]  the place of the value's parts
--- KEYS[9], KEYS[10]  shares and kin of the shelf
--- KEYS[11] parts that were put aside
+-- KEYS[9]  parts that were put aside
 local RECORD, RUNNING = KEYS[5], KEYS[6]
-SHARES, KIN = KEYS[9], KEYS[10]
 
 local function look()
   local found = redis.call('HMGET', RECORD, 'state', 'asked', 'nonce', 'fence', 'ends')

@@ -1,6 +1,5 @@
 -- Keep what came of it, if it is held with this fence or nonce; those completed first go for it.
--- ARGV: now, id, asked ('': it is not known to hold it), nonce, fence, seconds left, size, bound, value ('': it cannot be kept),
--- whose it is, and how many bytes of one owner there may be while others have some.
+-- ARGV: now, id, asked ('': it is not known to hold it), nonce, fence, seconds left, size, bound, value ('': it cannot be kept).
 -- Returns `kept`, `refused`, `again` when more has to go first, or `lost` when the value's parts are not there; entries,
 -- bytes, how many of those that go were still of use, and whose values are to be dropped.
 local now, id, asked, nonce, fence = now_s(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -24,16 +23,16 @@ if ARGV[9] == '' then
 end
 take_out(id)
 local is_room
-is_room, lost = make_room(bound - size, now, ids, tonumber(ARGV[11]), ARGV[10], size)
+is_room, lost = make_room(bound - size, now, ids)
 if not is_room then
   return reply('again')
 end
-if not keep_parts(ARGV[9], KEYS[8], KEYS[11], ms_of(left)) then
+if not keep_parts(ARGV[9], KEYS[8], KEYS[9], ms_of(left)) then
   return reply('lost')
 end
 redis.call('HSET', RECORD, 'state', 'done', 'asked', asked, 'nonce', nonce, 'fence', fence, 'ends', now + left, 'value', ARGV[9])
 redis.call('PEXPIRE', RECORD, ms_of(left))
 redis.call('ZREM', RUNNING, id)
 redis.call('SREM', GONE, id)
-put_in(id, now, now, left, size, ARGV[10])
+put_in(id, now, now, left, size, string.rep('\0', 32))
 return reply('kept')

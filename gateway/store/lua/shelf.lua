@@ -5,11 +5,7 @@
 -- KEYS[2]  ends:  id -> when it runs out
 -- KEYS[3]  facts: id -> whose it is (32 bytes) and its bytes in digits; '' -> the bytes of all
 -- KEYS[4]  gone:  ids that are listed no more, whose values have still to be dropped
--- and where one owner's entries are to take nobody else's room:
--- SHARES  the second half of an owner -> the bytes of all of its entries
--- KIN     that, where the entry stands in order, and its id, end to end: an owner's entries in order
 local ORDER, ENDS, FACTS, GONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local SHARES, KIN
 local SPARE_MS, GONE_MS = 3600000, 86400000
 local AT_ONCE = 64 -- entries that go in one run: about a millisecond. Keep in sync with redis_shelf.py
 
@@ -35,14 +31,7 @@ local function check()
   local listed = math.max(0, redis.call('HLEN', FACTS) - 1)
   if redis.call('ZCARD', ORDER) ~= listed or redis.call('ZCARD', ENDS) ~= listed then
     redis.call('UNLINK', ORDER, ENDS, FACTS)
-    if SHARES then
-      redis.call('UNLINK', SHARES, KIN)
-    end
   end
-end
-
-local function kin_of(owner, place, id)
-  return string.sub(owner, 17, 32) .. string.format('%020.6f', place) .. id
 end
 
 -- It is listed no more; returns what is known of it, or nil.
@@ -50,12 +39,6 @@ local function take_out(id)
   local facts = redis.call('HGET', FACTS, id)
   if not facts then
     return nil
-  end
-  if SHARES and redis.call('ZREM', KIN, kin_of(facts, redis.call('ZSCORE', ORDER, id), id)) == 1 then
-    local whose = string.sub(facts, 17, 32)
-    if tonumber(redis.call('ZINCRBY', SHARES, -tonumber(string.sub(facts, 33)), whose)) <= 0 then
-      redis.call('ZREM', SHARES, whose)
-    end
   end
   redis.call('ZREM', ORDER, id)
   redis.call('ZREM', ENDS, id)
@@ -78,33 +61,6 @@ local function put_in(id, place, now, left, size, owner)
       redis.call('PEXPIRE', KEYS[which], string.format('%.0f', ms + SPARE_MS))
     end
   end
-  if SHARES then
-    redis.call('ZADD', KIN, 0, kin_of(owner, place, id))
-    redis.call('ZINCRBY', SHARES, size, string.sub(owner, 17, 32))
-    for _, key in ipairs({ SHARES, KIN }) do
-      if redis.call('PTTL', key) < ms then
-        redis.call('PEXPIRE', key, string.format('%.0f', ms + SPARE_MS))
-      end
-    end
-  end
-end
-
--- The entry that makes room for so many bytes of this owner: the first in order, but of one who has more than `most` bytes,
--- or would have, while others have some.
-local function first_to_go(most, owner, size)
-  if SHARES and most > 0 then
-    local whose = string.sub(owner, 17, 32)
-    local own = tonumber(redis.call('ZSCORE', SHARES, whose) or '0')
-    if redis.call('ZCARD', SHARES) > (own > 0 and 1 or 0) then
-      local largest = redis.call('ZREVRANGE', SHARES, 0, 0, 'WITHSCORES')
-      local greedy = own > 0 and own + size > most and whose or tonumber(largest[2]) > most and largest[1]
-      local first = greedy and redis.call('ZRANGEBYLEX', KIN, '[' .. greedy, '(' .. greedy .. '\255', 'LIMIT', 0, 1)[1]
-      if first then
-        return string.sub(first, 37)
-      end
-    end
-  end
-  return redis.call('ZRANGE', ORDER, 0, 0)[1]
 end
 
 -- As take_out; whoever is told of it drops the value.
@@ -117,12 +73,11 @@ local function let_go(id, ids)
 end
 
 -- Let entries go, the first in order first, until no more than so many bytes are held, or enough have gone at once.
--- Returns whether there is room, and how many that went would have been of use at `now`. For whose entry it is, how large that
--- is, and how much one owner may have while others have some matter where there are shares.
-local function make_room(bytes, now, ids, most, owner, size)
+-- Returns whether there is room, and how many that went would have been of use at `now`.
+local function make_room(bytes, now, ids)
   local lost = 0
   while bytes_held() > bytes do
-    local first = first_to_go(most or 0, owner or '', size or 0)
+    local first = redis.call('ZRANGE', ORDER, 0, 0)[1]
     if not first or #ids >= AT_ONCE then
       return false, lost
     end

@@ -1,6 +1,5 @@
 -- Drop the values of what is gone, unless there is a new one; and forget what has lost its value.
--- KEYS[5] and on: values, each with its parts; then, where there are such, shares and kin. ARGV: their ids.
-SHARES, KIN = KEYS[5 + 2 * #ARGV], KEYS[6 + 2 * #ARGV]
+-- KEYS[5] and on: values, each with its parts. ARGV: their ids.
 check()
 for which, id in ipairs(ARGV) do
   local value, parts = KEYS[3 + 2 * which], KEYS[4 + 2 * which]
