@@ -64,6 +64,8 @@ class Endpoint:
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
     tokens: Literal["none", "input", "both"] = "none"
     """What is estimated when the provider reports no usage."""
+    is_model_optional: bool = False
+    """A call may leave it to the provider which model it takes, or to a stored prompt."""
 
 
 @dataclass(slots=True)

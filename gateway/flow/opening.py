@@ -7,6 +7,7 @@ held back until the first real event of a stream, or until a JSON answer is comp
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
 PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_timeout"))
 """Why a response has failed, where another attempt may do better."""
+
+
+_STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
 
 @dataclass(slots=True)
@@ -311,10 +315,10 @@ def _outgoing(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> O
 def _body_for(call: Call, model: str) -> bytes:
     """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
     body, large = call.body, call.large
-    if large is not None and large.model is not None:
+    if large is not None and large.model is not None and call.model_name:
         return _large_body(call, large, None if model == call.model_name else model)
     if model != call.model_name:
-        body = _with_model(body, model, call.model_span)
+        body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
     if _adds_usage(call):
         body = body_edits.with_include_usage(body, call.stream_options)
     return body
@@ -325,6 +329,15 @@ def _large_body(call: Call, large: Large, model: str | None) -> bytes:
     if model is None and not adds_usage:
         return call.body
     return edited(call.body, large, model, call.stream_options, adds_usage=adds_usage)
+
+
+def _named(body: bytes, model: str) -> bytes:
+    """A body that names no model, for a target that stands for one; a stored prompt has a model of its own."""
+    if _STORED_PROMPT.search(body) is not None:
+        return body
+    if body_edits.find_fields(body, "model"):  # null
+        return body_edits.with_model(body, model)
+    return body_edits.insert_field(body, "model", orjson.dumps(model))
 
 
 def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:

@@ -138,7 +138,11 @@ class Edge:
                 peeked = parse.peek(endpoint, body, index)
             else:
                 peeked = await self._large_bodies.peek(endpoint, body, index, policy.server.max_json_values)
-            model = parse.find_model(policy, key, peeked.model)
+            found = parse.find_model(policy, key, peeked.model) if peeked.model else passing.unnamed_model(policy, key)
+            if found is None:
+                endpoint, peeked, allowed = passing.OTHER, parse.Peeked(""), self._passed_through
+                found = passing.passthrough_model(policy, key)
+            model = found
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gateway.call import Endpoint
 from gateway.errors import NotFound, Unauthorised
-from gateway.ingress import parse
+from gateway.ingress import parse, passing
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.breaker import BreakerRules
 from gateway.policy.caching import Caching, applies
@@ -37,14 +37,18 @@ def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | N
     endpoint = _endpoint(path)
     key = _key(policy, key_name)
     peeked = parse.peek(endpoint, body, {})
-    model = parse.find_model(policy, key, peeked.model)
+    model = parse.find_model(policy, key, peeked.model) if peeked.model else passing.unnamed_model(policy, key)
+    if model is None:
+        return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
     return "\n".join(_lines(policy, endpoint, key, peeked, model))
 
 
 def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.Peeked, model: Model) -> Iterator[str]:
     yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
     yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
-    yield f"model     {peeked.model}" + ("" if model.name == peeked.model else f", served by the entry {model.name!r}")
+    yield f"model     {peeked.model or 'none'}" + (
+        "" if model.name == peeked.model else f", served by the entry {model.name!r}"
+    )
     yield f"lane      {_lane(key, model)}"
     yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"

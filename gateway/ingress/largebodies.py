@@ -39,20 +39,21 @@ class LargeBodies:
             if endpoint.request == "multipart":
                 return await _peek_form(body, index, keyed=b"idempotency-key" in index)
             try:
-                return await _peek_json(body, max_values, counts_numbers=endpoint.name not in TAKES_TOKENS)
+                return await _peek_json(body, max_values, endpoint)
             except MalformedJson as problem:
                 why = "it starts with a byte order mark; send plain UTF-8" if body.startswith(_MARKS) else str(problem)
                 raise InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json") from None
 
 
-async def _peek_json(body: bytes, max_values: int, *, counts_numbers: bool) -> parse.Peeked:
+async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> parse.Peeked:
+    counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
     outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
     if is_parsed(body, outline):
-        peeked = parse.read_fields(parse.json_value(body))
+        peeked = parse.read_fields(parse.json_value(body), is_model_optional=is_optional)
         large = large_of(body, outline)
     else:
         contents = await _in_steps(read_contents(body))
-        peeked = parse.read_fields(outline.fields)
+        peeked = parse.read_fields(outline.fields, is_model_optional=is_optional)
         large = large_of(body, outline, contents)
     if "model" in outline.repeated:
         raise parse.written_twice("model")

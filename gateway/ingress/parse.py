@@ -138,7 +138,7 @@ def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
     """What the body asks for; of a large one see `largebodies.py`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
-    return _peek_json(body)
+    return _peek_json(body, is_model_optional=endpoint.is_model_optional)
 
 
 def forwarded_headers(
@@ -225,14 +225,14 @@ def choose_tenant(key: Key, index: dict[bytes, bytes]) -> str:
     return f"{key.tenant}/{named.decode()}"
 
 
-def _peek_json(body: bytes) -> Peeked:
+def _peek_json(body: bytes, *, is_model_optional: bool) -> Peeked:
     if not body.strip():
         raise InvalidRequest("The request body is empty; send a JSON object.", code="empty_body")
     value = json_value(body)
     if is_too_deep(body):
         raise too_deep()
-    peeked = read_fields(value)
-    if not is_written_once(body, "model"):
+    peeked = read_fields(value, is_model_optional=is_model_optional)
+    if "model" in value and not is_written_once(body, "model"):
         raise written_twice("model")
     return peeked
 
@@ -248,9 +248,10 @@ def json_value(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read_fields(value: dict[str, Any]) -> Peeked:
-    """What these top-level fields ask for. Raises InvalidRequest."""
-    model = _model_name(value.get("model"), present="model" in value)
+def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Peeked:
+    """What these top-level fields ask for; an empty name where they name no model and need not. Raises InvalidRequest."""
+    name = value.get("model")
+    model = "" if name is None and is_model_optional else _model_name(name, present="model" in value)
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
@@ -313,9 +314,7 @@ def read_form(body: bytes, spans: Sequence[tuple[int, int]], streams: Sequence[t
 
 def _model_name(value: Any, *, present: bool) -> str:
     if not present:
-        raise InvalidRequest(
-            "The field 'model' is missing; name the model to use.", param="model", code="missing_field"
-        )
+        raise no_model()
     if not isinstance(value, str):
         raise InvalidRequest("The field 'model' must be a string.", param="model", code="invalid_type")
     if not value or len(value) > MAX_MODEL_CHARS or not value.isprintable():
@@ -325,6 +324,11 @@ def _model_name(value: Any, *, present: bool) -> str:
             code="invalid_value",
         )
     return value
+
+
+def no_model() -> InvalidRequest:
+    """What is said where a model has to be named."""
+    return InvalidRequest("The field 'model' is missing; name the model to use.", param="model", code="missing_field")
 
 
 def _not_json(body: bytes, exc: orjson.JSONDecodeError) -> CallerFault:

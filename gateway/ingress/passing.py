@@ -13,9 +13,12 @@ from urllib.parse import unquote
 
 from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import Forbidden, NotFound
+from gateway.ingress.parse import no_model
 from gateway.policy.freepaths import costs_nothing
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 
+OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
+"""Whatever is relayed as it is."""
 SEGMENTS = frozenset((
     "assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals", "files",
     "fine_tuning", "images", "models", "moderations", "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
@@ -43,6 +46,24 @@ def is_admin(segment: str) -> bool:
     for _ in range(_MOST_DECODINGS):
         segment = unquote(segment)
     return segment.lower() in ADMIN_SEGMENTS
+
+
+def unnamed_model(policy: PolicySnapshot, key: Key) -> Model | None:
+    """The entry for calls that name no model: that of every name, `"*"`; None: there is none, and `passthrough` takes them.
+
+    Raises Forbidden for a key that may not use every model, InvalidRequest where nothing takes such calls.
+    """
+    if key.allows is not None:
+        raise Forbidden(
+            f"The key '{key.name}' is limited to some models and may not leave out 'model'; name one of them.",
+            param="model",
+        )
+    model = policy.patterns[-1][1] if policy.patterns else None
+    if model is not None and model.name == "*":
+        return model
+    if policy.passthrough is None:
+        raise no_model()
+    return None
 
 
 def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:

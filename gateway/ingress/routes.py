@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.call import PASSTHROUGH, Endpoint
+from gateway.call import Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.ingress import parse, passing
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
@@ -30,13 +30,12 @@ ENDPOINTS = (
     Endpoint("chat", "/chat/completions", usage_option=True, tokens="both"),
     Endpoint("completions", "/completions", usage_option=True, tokens="both"),
     Endpoint("embeddings", "/embeddings", tokens="input"),
-    Endpoint("responses", "/responses", sse="responses", tokens="both"),
-    Endpoint("moderations", "/moderations"),
-    Endpoint("images", "/images/generations", sse="other"),
+    Endpoint("responses", "/responses", sse="responses", tokens="both", is_model_optional=True),
+    Endpoint("moderations", "/moderations", is_model_optional=True),
+    Endpoint("images", "/images/generations", sse="other", is_model_optional=True),
     Endpoint("speech", "/audio/speech", answer="binary"),
     Endpoint("transcriptions", "/audio/transcriptions", answer="binary", request="multipart"),
 )
-OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
 ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
 
 
@@ -90,7 +89,7 @@ def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute], met
     routes: list[BaseRoute] = [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     routes += operations
     routes += model_routes(policies)
-    routes.append(PassThrough(policies, Served(edge, OTHER)))
+    routes.append(PassThrough(policies, Served(edge, passing.OTHER)))
     return Front(edge, hot, build_app(routes, meter))
 
 
