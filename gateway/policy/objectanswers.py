@@ -173,6 +173,8 @@ def read_page(body: bytes) -> Page | None:
     except orjson.JSONDecodeError:
         return None
     items = whole.get("data") if isinstance(whole, dict) else whole
+    if items is None and isinstance(whole, dict) and "data" in whole:
+        items = []  # some write an empty list so
     return Page(whole, items) if isinstance(items, list) else None
 
 

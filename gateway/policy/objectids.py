@@ -8,7 +8,7 @@ let through because two parsers read a body differently: names count in any case
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -39,6 +39,7 @@ _STRING = re.compile(rb'"([^"]*)"')
 _ESCAPED_LETTERS = (rb"\u004", rb"\u005", rb"\u006", rb"\u007")
 _ESCAPED_NAME = re.compile(rb'\\u00[4-7][0-9a-fA-F](?:[^"\\]|\\u00[0-9a-fA-F]{2}){0,64}"\s*:')
 _EVERYBODYS = re.compile(rb'"type"\s*:\s*"(?:stored_completions|logs|responses)"', re.IGNORECASE)
+_EXTENDED_NAME = re.compile(rb"[;\s]name\s*\*", re.IGNORECASE)
 _NAMES = re.compile(r"[a-z_]+")
 
 Named = tuple[str, str]
@@ -65,7 +66,8 @@ def ids_in_body(body: bytes, parsed: dict[str, Any] | None, content_type: bytes)
     if content_type.lower().startswith(b"multipart/"):
         yield from _in_parts(body, content_type)
     elif len(body) > TREE_BYTES or _values(body) > MOST_VALUES:
-        yield from _searched(body)
+        is_json = body[:64].lstrip().startswith((b"{", b"[")) and b"\0" not in body[:4]
+        yield from _searched(body) if is_json else _in_opaque(body)
     else:
         tree: Any = parsed if parsed is not None else _tree_of(body)
         if isinstance(tree, dict | list):
@@ -228,12 +230,16 @@ def _in_parts(body: bytes, content_type: bytes) -> Iterator[Named | None]:
                 found.append(part)
     except MultipartError as exc:
         raise InvalidRequest(f"The multipart body is malformed: {exc}.", code="invalid_multipart") from None
-    values: Mapping[str, bytes] = {name.lower(): body[start:end] for name, start, end in found if end - start <= 1024}
+    at, purposes = 0, set[bytes]()
     for name, start, end in found:
+        if _EXTENDED_NAME.search(body, at, start):
+            raise InvalidRequest("Names of form fields must be plain: 'name', not 'name*'.", code="invalid_multipart")
+        at = end
+        if name.lower() == "purpose":
+            purposes.add(body[start:end][:1024].strip().lower())
         named = next((one for one in _NAMES.findall(name.lower()) if one in FIELDS or one in _AT_THE_TOP), None)
         if named is not None:
             yield body[start:end][:1024].decode("utf-8", "replace"), named
-    if values.get("purpose", b"").strip().lower() == b"batch":
-        for name, start, end in found:
-            if name.lower() == "file":
-                yield from _searched(body[start:end])
+    if b"batch" in purposes:
+        for _, start, end in found:
+            yield from _searched(body[start:end])

@@ -174,7 +174,7 @@ def ids_in_path(concern: Concern, query: bytes) -> Iterator[str]:
         yield ""
     if concern.is_list:
         for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-            if name in _CURSORS:
+            if name in _CURSORS and value:
                 yield value
 
 

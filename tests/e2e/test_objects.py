@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.adminclient import AdminClient, AdminRefused
+from gateway.cli import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import NOT_FOUND, PREFIXES, ObjectsProvider
@@ -352,7 +354,15 @@ async def test_the_calls_in_a_file_for_a_batch_are_held_to_it_as_well(gateway: R
     assert (own.status, text.status) == (200, 200)
 
 
-@pytest.mark.parametrize("body", [b"file_id=file-0", '{"file_id": "file-0"}'.encode("utf-16")])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"file_id=file-0",
+        b"pad=" + b"x" * 300_000 + b"&file_id=file-0",
+        '{"file_id": "file-0"}'.encode("utf-16"),
+        ('{"file_id": "file-0", "pad": "' + "x" * 300_000 + '"}').encode("utf-16-le"),
+    ],
+)
 async def test_what_another_parser_could_read_is_refused(
     gateway: Running, provider: ObjectsProvider, body: bytes
 ) -> None:
@@ -609,6 +619,47 @@ async def test_what_was_there_before_can_be_claimed(gateway: Running, provider: 
     assert (said["claimed"], said["others"], said["provider"]) == (1, {taken: "a"}, "main")
     assert [answer.status for answer in found] == [200, 404]
     assert (moved["claimed"], now_own.status) == (1, 200)
+
+
+async def test_the_command_line_claims(
+    gateway: Running, provider: ObjectsProvider, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids as arguments, or one a line on standard input."""
+    ids, taken = [provider.make("files") for _ in range(2)], await create(gateway, "files", A)
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", ADMIN_KEY)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(ids)))
+
+    code = await asyncio.to_thread(main, ["objects", "claim", "b", "-", taken, "--url", gateway.url])
+    (shown,) = await ask(gateway, get(f"/v1/files/{ids[1]}", B))
+
+    assert (code, shown.status) == (0, 200)
+    assert capsys.readouterr().out.splitlines() == [
+        "2 objects at main now of b",
+        f"{taken} is a's already; --move gives it all the same",
+    ]
+
+
+@pytest.mark.parametrize("fields", [["purpose=assistants", "purpose=batch"], ["purpose=batch", "purpose=assistants"]])
+async def test_no_spelling_of_a_form_leads_around(
+    gateway: Running, provider: ObjectsProvider, fields: list[str]
+) -> None:
+    """A field that is there twice counts twice, and names that some decode are refused."""
+    id = await create(gateway, "responses")
+    before = len(provider.seen)
+    purposes = "".join(f'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n{one[8:]}\r\n' for one in fields)
+    line = f'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n{{"previous_response_id": "{id}"}}\r\n--b--\r\n'
+    hidden = f"--b\r\ncontent-disposition: form-data; name*=utf-8''file_id\r\n\r\n{id}\r\n--b--\r\n"
+    kind = "content-type: multipart/form-data; boundary=b"
+
+    twice, extended = await ask(
+        gateway,
+        post("/v1/files", (purposes + line).encode(), B, kind),
+        post("/v1/vector_stores", hidden.encode(), B, kind),
+    )
+
+    assert is_nothing(twice)
+    assert (extended.status, extended.error["code"]) == (400, "invalid_multipart")
+    assert len(provider.seen) == before
 
 
 @pytest.mark.parametrize(
