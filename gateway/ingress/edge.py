@@ -128,9 +128,7 @@ class Edge:
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
-            peeked, model = parse.Peeked(""), passing.passthrough_model(policy, key)
-            scope = exchange.scope
-            passing.refuse_unpriced(key, endpoint, scope["method"], endpoint.path or passing.passthrough_path(scope))
+            peeked, model = parse.Peeked(""), passing.relayed_by(policy, key, exchange.scope)
             allowed = self._passed_through
         else:
             allowed = self._forwarded
@@ -141,7 +139,7 @@ class Edge:
             found = parse.find_model(policy, key, peeked.model) if peeked.model else passing.unnamed_model(policy, key)
             if found is None:
                 endpoint, peeked, allowed = passing.OTHER, parse.Peeked(""), self._passed_through
-                found = passing.passthrough_model(policy, key)
+                found = passing.relayed_by(policy, key, exchange.scope)
             model = found
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)

@@ -78,6 +78,13 @@ def passthrough_model(policy: PolicySnapshot, key: Key) -> Model:
     return Model(PASSTHROUGH, (target,), (target,), include_usage=False)
 
 
+def relayed_by(policy: PolicySnapshot, key: Key, scope: Mapping[str, Any]) -> Model:
+    """Whoever takes a request that is relayed as it is. Raises NotFound, or Forbidden for a key that may not send it."""
+    model = passthrough_model(policy, key)
+    refuse_unpriced(key, OTHER, scope["method"], passthrough_path(scope))
+    return model
+
+
 def refuse_unpriced(key: Key, endpoint: Endpoint, method: str, path: str) -> None:
     """Raises Forbidden where a key with a budget would spend what nobody can count."""
     if key.budget_usd_per_day is None or key.allow_unpriced or costs_nothing(endpoint, method, path):

@@ -133,3 +133,12 @@ async def test_a_model_that_is_named_and_not_is_refused(start: StartGateway, bod
     status, said = await ask(gateway, "/v1/responses", body)
 
     assert (status, said["error"]["code"]) == (400, "duplicate_field")
+
+
+async def test_a_key_with_a_budget_may_not_have_it_relayed_for_nobody_knows_what(start: StartGateway) -> None:
+    keys = [{"name": "web", "key": WEB_KEY, "budget_usd_per_day": 5}]
+    gateway = await start(lambda url: without(url, keys=keys, passthrough="main"))
+
+    status, said = await ask(gateway, "/v1/responses", {"input": "x"}, f"authorization: Bearer {WEB_KEY}")
+
+    assert (status, said["error"]["code"]) == (403, "unpriced_endpoint")
