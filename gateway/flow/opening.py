@@ -7,7 +7,6 @@ held back until the first real event of a stream, or until a JSON answer is comp
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +16,18 @@ import orjson
 from gateway.call import Attempt, Call, Usage
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.outgoing import adds_usage, outgoing_of
 from gateway.flow.rawrelay import RawRelay, read_whole
 from gateway.flow.relay import SseRelay
 from gateway.flow.watch import Watch
-from gateway.policy import body as body_edits
 from gateway.policy.diagnosis import Diagnosis, in_band_status
 from gateway.policy.headers import REQUEST_IDS
-from gateway.policy.largebody import Large, edited
 from gateway.policy.objects import Concern
-from gateway.policy.plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.policy.sse import answer_object, json_object
 from gateway.policy.streamstart import FAILED_REASONS
 from gateway.policy.usage import find_usage, read_usage
-from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
+from gateway.ports import Answer, Clocks, RawHeaders
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""
@@ -42,9 +39,6 @@ HAS_CHOICES = frozenset(("chat", "completions"))
 """Endpoints whose answers without choices are none."""
 PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_timeout"))
 """Why a response has failed, where another attempt may do better."""
-
-
-_STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
 
 @dataclass(slots=True)
@@ -75,11 +69,11 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
     call.attempts.append(attempt)
     task = watch.begin(_must_open_by(call, clocks, started_at), call.task, call)
     try:
-        answer = await target.upstream.send(_outgoing(call, target, clocks, attempt))
+        answer = await target.upstream.send(outgoing_of(call, target, clocks, attempt))
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
-        if b"content-encoding" in index and call.endpoint.request != "any":
+        if b"content-encoding" in index and (call.endpoint.request != "any" or _names_objects(call)):
             await _unpack(target, answer, index[b"content-encoding"])
         attempt.upstream_request_id = _request_id(index)
         content_type = index.get(b"content-type", b"")
@@ -174,7 +168,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
 
 
 async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
-    relay = SseRelay(call, target.upstream, answer, strip_usage=_adds_usage(call))
+    relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
     try:
         error = await relay.open(_hears(call, clock))
     except BaseException:
@@ -228,6 +222,10 @@ async def _open_binary(call: Call, target: Target, answer: Answer, content_type:
         return Opened(target, status, headers, body)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
     return Opened(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
+
+
+def _names_objects(call: Call) -> bool:
+    return call.objects is not None and call.objects.reads_answer
 
 
 def _is_read(concern: Concern, status: int, content_type: bytes) -> bool:
@@ -291,67 +289,6 @@ def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | Non
 def _what_it_is(answer: Answer) -> str:
     content_type = dict(answer.headers).get(b"content-type", b"")
     return "an HTML page" if content_type.startswith(b"text/html") else "something that is not a JSON object"
-
-
-def _outgoing(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
-    first_byte_s = clocks.first_byte_s
-    if call.deadline_is_callers:
-        first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
-    model = upstream_model(call, target)
-    return Outgoing(
-        call.method,
-        call.path,
-        call.query,
-        model,
-        call.headers,
-        _body_for(call, model),
-        call.credential,
-        clocks,
-        first_byte_s,
-        attempt,
-    )
-
-
-def _body_for(call: Call, model: str) -> bytes:
-    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
-    body, large = call.body, call.large
-    if large is not None and large.model is not None and call.model_name:
-        return _large_body(call, large, None if model == call.model_name else model)
-    if model != call.model_name:
-        body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
-    if _adds_usage(call):
-        body = body_edits.with_include_usage(body, call.stream_options)
-    return body
-
-
-def _large_body(call: Call, large: Large, model: str | None) -> bytes:
-    adds_usage = _adds_usage(call)
-    if model is None and not adds_usage:
-        return call.body
-    return edited(call.body, large, model, call.stream_options, adds_usage=adds_usage)
-
-
-def _named(body: bytes, model: str) -> bytes:
-    """A body that names no model, for a target that stands for one; a stored prompt has a model of its own."""
-    if _STORED_PROMPT.search(body) is not None:
-        return body
-    if body_edits.find_fields(body, "model"):  # null
-        return body_edits.with_model(body, model)
-    return body_edits.insert_field(body, "model", orjson.dumps(model))
-
-
-def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
-    if span is None:
-        return body_edits.with_model(body, model)
-    return body[: span[0]] + model.encode() + body[span[1] :]
-
-
-def _adds_usage(call: Call) -> bool:
-    """Whether the gateway asks for usage on its own account, because the caller did not say."""
-    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
-        return False
-    options = call.stream_options
-    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
 
 
 def _request_id(index: dict[bytes, bytes]) -> bytes | None:

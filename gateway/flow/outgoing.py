@@ -1,0 +1,78 @@
+"""What is sent to a target for a call: the client's own bytes, changed only where a rule needs it."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from gateway.call import Attempt, Call
+from gateway.policy import body as body_edits
+from gateway.policy.largebody import Large, edited
+from gateway.policy.plan import upstream_model
+from gateway.policy.snapshot import Target
+from gateway.ports import Clocks, Outgoing
+
+_STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
+
+
+def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
+    """The request of this attempt; a caller's own deadline bounds how long its first byte may take."""
+    first_byte_s = clocks.first_byte_s
+    if call.deadline_is_callers:
+        first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
+    model = upstream_model(call, target)
+    return Outgoing(
+        call.method,
+        call.path,
+        call.query,
+        model,
+        call.headers,
+        _body_for(call, model),
+        call.credential,
+        clocks,
+        first_byte_s,
+        attempt,
+    )
+
+
+def _body_for(call: Call, model: str) -> bytes:
+    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
+    body, large = call.body, call.large
+    if large is not None and large.model is not None and call.model_name:
+        return _large_body(call, large, None if model == call.model_name else model)
+    if model != call.model_name:
+        body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
+    if adds_usage(call):
+        body = body_edits.with_include_usage(body, call.stream_options)
+    return body
+
+
+def _large_body(call: Call, large: Large, model: str | None) -> bytes:
+    is_asking = adds_usage(call)
+    if model is None and not is_asking:
+        return call.body
+    return edited(call.body, large, model, call.stream_options, adds_usage=is_asking)
+
+
+def _named(body: bytes, model: str) -> bytes:
+    """A body that names no model, for a target that stands for one; a stored prompt has a model of its own."""
+    if _STORED_PROMPT.search(body) is not None:
+        return body
+    if body_edits.find_fields(body, "model"):  # null
+        return body_edits.with_model(body, model)
+    return body_edits.insert_field(body, "model", orjson.dumps(model))
+
+
+def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
+    if span is None:
+        return body_edits.with_model(body, model)
+    return body[: span[0]] + model.encode() + body[span[1] :]
+
+
+def adds_usage(call: Call) -> bool:
+    """Whether the gateway asks for usage on its own account, because the caller did not say."""
+    if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
+        return False
+    options = call.stream_options
+    return options is None or (isinstance(options, dict) and options.get("include_usage") is None)
