@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -41,6 +42,8 @@ class ObjectsProvider:
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     """More fields of new objects, by kind."""
     url: str = ""
+    is_packing: bool = False
+    """It compresses its answers, although it was asked not to."""
     _numbers: count[int] = field(default_factory=count)
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -76,11 +79,11 @@ class ObjectsProvider:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.seen.append((method, target, headers, body))
                 status, kind, content = self._answer(method, target, body)
-                start = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
-                    status,
-                    kind,
-                    len(content),
-                )
+                packed = b""
+                if self.is_packing:
+                    content, packed = gzip.compress(content), b"content-encoding: gzip\r\n"
+                start = b"HTTP/1.1 %d X\r\n%bcontent-type: %b\r\n" % (status, packed, kind)
+                start += b"content-length: %d\r\n\r\n" % len(content)
                 writer.write(start + (b"" if method == "HEAD" else content))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -523,6 +523,16 @@ async def test_a_list_that_cannot_be_told_apart_is_not_shown(start: StartGateway
     assert b"secret-id" not in answer.body
 
 
+async def test_packed_answers_are_read_as_well(gateway: Running, provider: ObjectsProvider) -> None:
+    provider.is_packing = True
+    provider.make("files")
+    own = await create(gateway, "files", A)
+
+    (listed,) = await ask(gateway, get("/v1/files", A))
+
+    assert [one["id"] for one in orjson.loads(listed.body)["data"]] == [own]
+
+
 # --- what opens it, and what costs nothing ---
 
 
