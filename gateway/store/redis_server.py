@@ -28,6 +28,12 @@ GRACE_S = 0.002
 """What has come while this process was busy is read before it is called late."""
 CANNOT_SERVE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|BUSY|LOADING|MASTERDOWN)\b")
 """Errors of a server that answers and is of no use; those of a script have words around."""
+SPOILED = (
+    "a key of the gateway holds data of another type: another program writes there, or another release has done so. Give the "
+    "gateway a database or a namespace of its own"
+)
+SPOILED_S = 5.0
+"""So long it is out of use then, before somebody tries again."""
 PROBE_TTL_MS = 1000
 MOST_HOPS = 5
 
@@ -56,6 +62,8 @@ class Server:
         self._timeout_s = timeout_s
         self._redirect = redirect
         self.probe_key = probe_key
+        self._spoiled_until = 0.0
+        """A key of ours was found to be of another type a moment ago; the probe cannot see that by itself."""
         self._wires = [Wire(dial, self) for _ in range(connections)]
         self._health = Health(name, self._probe, self._cut_all, changed, timeout_s)
         self._asked: deque[Job] = deque()
@@ -167,6 +175,11 @@ class Server:
             self._says_no(job, f"{error.status_code or ''} {reason_of(error)}".strip())
 
     def _says_no(self, job: Job, text: str) -> None:
+        if "WRONGTYPE" in text:
+            self._spoiled_until = time.monotonic() + SPOILED_S
+            self._health.doubt(SPOILED)
+            job.fail(StoreGone(SPOILED))
+            return
         if CANNOT_SERVE.search(text):
             self._health.doubt(text)
             job.fail(StoreGone(text))
@@ -189,6 +202,8 @@ class Server:
             wire.cut(reason)
 
     async def _probe(self) -> None:
+        if time.monotonic() < self._spoiled_until:
+            raise StoreGone(SPOILED)
         node = await self._find()
         is_checked = False
         while not (is_checked and all(wire.is_open for wire in self._wires)):  # one may break while another is made

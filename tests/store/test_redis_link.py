@@ -17,6 +17,7 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
+import gateway.store.redis_server as redis_server_module
 from gateway.policy.snapshot import SharedState
 from gateway.store import redis_hearing
 from gateway.store.redis_link import Link, StoreGone, StoreRefused, load_script, script_of
@@ -444,6 +445,25 @@ async def test_a_full_server_is_gone() -> None:
             server.client().config_set("maxmemory", 0)
 
             await until(lambda: link.is_up)
+
+
+async def test_data_of_another_type_are_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another program has left under our keys: it is said, with what to do; and over when it is gone."""
+    monkeypatch.setattr(redis_server_module, "SPOILED_S", 0.2)
+    count = script_of("count", "return redis.call('HINCRBY', KEYS[1], 'n', ARGV[1])")
+    with redis_server() as server:
+        async with linked(server.url) as link:
+            server.do("LPUSH", "k", "theirs")
+
+            assert isinstance((await outcomes(link.run(count, [b"k"], [1])))[0], StoreGone)
+            await until(lambda: not link.is_up)
+            assert "of another type" in link.reason
+            assert "namespace" in link.reason
+
+            server.do("DEL", "k")
+            await until(lambda: link.is_up)
+
+            assert await link.run(count, [b"k"], [1]) == 1
 
 
 async def test_a_server_without_resp3_will_do() -> None:
