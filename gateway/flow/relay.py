@@ -23,6 +23,8 @@ from gateway.ports import Answer, Clocks, Upstream
 
 OPENING_LIMIT = 65_536
 """Bytes of announcements held back while waiting for the first real event."""
+HELD_UP_S = 0.005
+"""A client that takes a part within this has not held its stream up: it is our own work, of which a flood makes much."""
 
 
 class SseRelay:
@@ -100,21 +102,25 @@ class SseRelay:
             if block:
                 yield block
             async for chunk in self._chunks if said.failure is None else _nothing():
-                arrived_at = now()
                 if cutter.is_idle and is_plain(chunk):
                     plain += 1
                     said.last_plain = chunk
+                    given_at = now()
                     yield chunk.replace(NULL_USAGE, b"") if strips else chunk
                 elif block := cutter.feed(chunk):
                     del chunk  # a client that stops reading would keep it beside the block
                     block = said.read(block, is_part=cutter.inside)
                     is_plain = said.is_plain
+                    given_at = now()
                     if block:
                         yield block
                     if said.failure is not None:
                         break
+                else:
+                    given_at = now()
                 left_at = now()
-                paused_s += left_at - arrived_at
+                if left_at - given_at > HELD_UP_S:
+                    paused_s += left_at - given_at
                 if left_at > look_at:
                     late = pace.look(left_at, plain + said.events, paused_s)
                     if late is not None and not said.is_over:

@@ -643,6 +643,15 @@ async def test_comments_are_silence() -> None:
     assert body.count(b": keep-alive") == pytest.approx(101, abs=2)
 
 
+@pytest.mark.parametrize("comments", [1, 50])
+async def test_a_flood_of_comments_is_silence_too(comments: int) -> None:
+    """Handling and passing them on takes all the time there is, which is not the client's: it would never count as waiting."""
+    body, outcome = await dripped(b": keep-alive\n\n" * comments, 0.0, 10_000, client_s=0.004)
+
+    assert outcome == "timeout"
+    assert b'"code":"timeout"' in body
+
+
 async def test_a_slow_client_is_not_the_providers_fault() -> None:
     """Only time spent waiting for the provider counts."""
     assert await dripped(DELTA, 0.5, 30, client_s=5.0) == (DELTA * 31 + FINISH + DONE, "ok")
