@@ -44,7 +44,7 @@ class HttpServer:
         self._refused = refused
         self._state = ServerState()
         self._acceptor: Acceptor | None = None
-        self._tended: dict[int, Acceptor] = {}
+        self._tended: dict[int, asyncio.Server] = {}
         self._notice = Notice()
         self._config = uvicorn.Config(
             app,
@@ -75,7 +75,11 @@ class HttpServer:
         for number in self._tended.keys() - listeners.keys():
             self._tended.pop(number).close()
         for number in listeners.keys() - self._tended.keys():
-            self._tended[number] = Acceptor(listeners[number].dup(), self._protocol)  # it closes what is its own
+            # By the loop itself: a burst is seldom here, and these sockets are shared with workers that come and go.
+            listener = listeners[number].dup()  # what the loop closes is its own
+            self._tended[number] = await asyncio.get_running_loop().create_server(
+                self._protocol, sock=listener, backlog=BACKLOG
+            )
 
     def give_notice(self) -> None:
         """Every answer from now on is the last of its connection."""
