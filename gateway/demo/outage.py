@@ -1,4 +1,4 @@
-"""The scenario "outage": steady traffic while a provider dies, crawls, flaps, throttles and errs.
+"""The scenario "outage": steady traffic while a provider dies, falls silent, crawls, flaps, throttles and errs.
 
 Two worlds at the same time, so that both have the same machine: in one the app calls the provider itself, in the other
 a gateway that knows a second provider. It must not know how anything is shown. Invariant: the same thing happens to the
@@ -47,11 +47,12 @@ class Act:
 
 QUIET = Act("", 0.0, 1.0)
 ACTS = (
-    Act("dead", 0.08, 0.22, ("refuse",)),
-    Act("slow", 0.28, 0.42, ("slow_first_token;seconds=1.8",)),  # ten times its time to the first token
-    Act("flapping", 0.48, 0.60, ("refuse;on_s=0.6;off_s=0.6",)),
-    Act("throttled", 0.66, 0.78, takes=0.25),
-    Act("10 % 5xx", 0.83, 0.92, ("e500=0.05", "e503=0.03", "html502=0.022")),
+    Act("dead", 0.06, 0.17, ("refuse",)),
+    Act("silent", 0.22, 0.35, ("silence",)),  # takes every call, and answers none
+    Act("slow", 0.41, 0.51, ("slow_first_token;seconds=1.8",)),  # ten times its time to the first token
+    Act("flapping", 0.56, 0.66, ("refuse;on_s=0.6;off_s=0.6",)),
+    Act("throttled", 0.71, 0.80, takes=0.25),
+    Act("10 % 5xx", 0.84, 0.92, ("e500=0.05", "e503=0.03", "html502=0.022")),
     Act("both dead", 0.95, 0.98, ("refuse",), is_everywhere=True),
 )
 

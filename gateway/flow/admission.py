@@ -280,7 +280,8 @@ class Admission:
         self._drop_booking(call)
         if grant is not None:
             now = self._clock.monotonic()
-            self._judge_unended(call, grant, now)
+            if not grant.is_judged:
+                self._judge_unended(call, grant, now)
             grant.gate.settle(grant, usage, now)
             self._freed(grant.gate.name)
         if call.key_cost is not None:
@@ -290,7 +291,7 @@ class Admission:
         """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""
         gate = grant.gate
         last = call.attempts[-1] if call.attempts else None
-        if grant.is_judged or call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
+        if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
             gate.judge(grant, CLIENT_GONE, now, 0.0)
             return
         usual = usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))

@@ -47,7 +47,8 @@ class Watch:
         """Watch it no more."""
         if task is not None:
             self._open.pop(task, None)
-            self._expired.discard(task)
+            if self._expired:
+                self._expired.discard(task)
             if self._spared:
                 self._spared.discard(task)
 
