@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -110,6 +110,10 @@ def _fail_closed(value: object) -> object:
 def _which(value: object) -> object:
     """YAML reads a bare `off` as false."""
     return "off" if value is False else value
+
+
+def _interim(value: object) -> object:
+    return str(value) if type(value) is int else _which(value)
 
 
 def _version(value: object) -> object:
@@ -282,6 +286,7 @@ PositiveDuration = Annotated[float, BeforeValidator(_positive_duration)]
 FirstEvent = Annotated[float | None, BeforeValidator(_first_event)]
 """None: `auto`."""
 Times = Annotated[float, BeforeValidator(_times)]
+Interim = Annotated[Literal["off", "102", "103"], BeforeValidator(_interim)]
 SectionOrOff = Annotated[Any, BeforeValidator(_section_or_off)]
 Size = Annotated[int, BeforeValidator(_size)]
 CallerDigest = Annotated[bytes, BeforeValidator(_digest)]

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gateway.call import LANES, Lane
 from gateway.config.check import check, check_sets
-from gateway.config.fields import Count, Duration, Percent, PositiveDuration, Section, Share, Size
+from gateway.config.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.config.problems import Document, Path
 from gateway.config.schema import Entry
 from gateway.policy.snapshot import Holding, QueueBounds
@@ -36,7 +36,8 @@ class QueueSet(Entry):
     max_calls: Count = 20_000
     max_bytes: Size = 512 * 1024 * 1024
     max_percent_per_tenant: Share = 75.0
-    keepalive_after: PositiveDuration = 15.0
+    keepalive_after: PositiveDuration = 10.0
+    interim: Interim = "off"
     reserve_percent: Percent = 10.0
     lanes: Section = Field(default_factory=dict)
     aged_percent: Percent = 5.0
@@ -124,6 +125,7 @@ def _set(document: Document | None, name: str, entry: QueueSet) -> _Set:
 def _holding(one: _Set) -> Holding:
     return Holding(
         keepalive_after_s=one.entry.keepalive_after,
+        interim=None if one.entry.interim == "off" else int(one.entry.interim),
         reserve_percent=one.entry.reserve_percent,
         prefer_primary_for_s=_by_lane(one, "prefer_primary_for", Holding().prefer_primary_for_s),
     )

@@ -67,7 +67,10 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
 def _state_notices(shared: SharedState | None) -> Iterator[str]:
     url = parse_redis_url(shared.url) if shared else None
     far = [name for name in url.names if not is_loopback(name)] if url else []
-    if url and url.login and not url.is_encrypted and far:
+    if url and not url.login and far:
+        how = "without a password" if url.is_encrypted else "without a password and unencrypted"
+        yield f"state: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
+    elif url and not url.is_encrypted and far:
         yield f"state: its password travels unencrypted to {', '.join(far)}: use rediss"
 
 

@@ -47,6 +47,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+INTERIM = {102: b"HTTP/1.1 102 Processing\r\n\r\n", 103: b"HTTP/1.1 103 Early Hints\r\n\r\n"}
 UNREAD_COMMENTS_BYTES = 256
 """What may wait for a client to read it before it gets another comment: a few of them."""
 log = logging.getLogger("gateway.edge")
@@ -181,14 +182,18 @@ class Edge:
         )
         del peeked  # or what was parsed would live as long as the call
         if call.stream and exchange.cycle is not None and (endpoint.usage_option or endpoint.sse != "chat"):
-            reply = await self._handle_alive(exchange, call, now)
+            reply = await self._handle_alive(exchange, call, now, exchange.comment)
+        elif model.holding.interim is not None and not call.stream and exchange.takes_interim():
+            reply = await self._handle_alive(exchange, call, now, exchange.interim)
         else:
             reply = await self._pipeline.handle(call)
         await self._reply(exchange, reply)
 
-    async def _handle_alive(self, exchange: _Exchange, call: Call, now: float) -> Reply:
-        """As the pipeline's `handle`, and comments for the client of a stream that waits."""
-        call.comment = exchange.comment
+    async def _handle_alive(
+        self, exchange: _Exchange, call: Call, now: float, comment: Callable[[bytes], bool]
+    ) -> Reply:
+        """As the pipeline's `handle`, and signs of life for the client who waits."""
+        call.comment = comment
         self._keepalive.begin(call, now)
         try:
             return await self._pipeline.handle(call)
@@ -392,6 +397,19 @@ class _Exchange:
             begin_stream(cycle, headers, comment)
         elif cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
             write_chunk(cycle, comment)
+        return True
+
+    def takes_interim(self) -> bool:
+        """Whether the client may be sent one: a 1xx must not reach HTTP/1.0 (RFC 9110, 15.2)."""
+        return self.cycle is not None and self.scope["http_version"] == "1.1"
+
+    def interim(self, text: bytes) -> bool:
+        """Send an interim response, and nothing of `text`; False when there is nobody to send it to any more."""
+        cycle, call = self.cycle, self.call
+        if self.started or call is None or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        if cycle.transport.get_write_buffer_size() <= UNREAD_COMMENTS_BYTES:
+            cycle.transport.write(INTERIM[call.model.holding.interim or 103])
         return True
 
     def abort(self) -> None:

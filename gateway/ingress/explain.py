@@ -21,6 +21,8 @@ _CHARGES = {
     "input": "input tokens",
     "real": "input tokens and what answers usually take",
 }
+PROXY_PATIENCE_S = 60.0
+"""How long nginx, ALB and others wait for the first byte of an answer, unless they are told."""
 _CHOICES: Mapping[Choice, str] = {
     "weighted": "each tier shared by weight",
     "in_order": "as listed",
@@ -51,6 +53,8 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.P
     )
     yield f"lane      {_lane(key, model)}"
     yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
+        yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
     yield f"plan      {_CHOICES[model.choice]}"

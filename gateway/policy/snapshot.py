@@ -104,8 +104,10 @@ class Counting:
 class Holding:
     """How calls of one model are held, from `queue.yaml`."""
 
-    keepalive_after_s: float = 15.0
+    keepalive_after_s: float = 10.0
     """A stream that has waited so long is answered with comments from then on."""
+    interim: int | None = None
+    """A call that is no stream hears of an interim response as often: 102 or 103. None: of nothing."""
     reserve_percent: float = 10.0
     """Of each limit, kept from the lanes below `interactive`."""
     prefer_primary_for_s: Mapping[Lane, float] = field(

@@ -200,3 +200,10 @@ def test_every_policy_counts_for_the_digest(tmp_path: Path, file: str, before: s
     digests = {load_text(tmp_path, with_policies(tmp_path, **{file: text})).digest for text in (before, after)}
 
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize(("said", "interim"), [("off", None), ("102", 102), ("103", 103), ('"103"', 103)])
+def test_interim_responses_are_sent_where_they_are_asked_for(tmp_path: Path, said: str, interim: int | None) -> None:
+    """YAML's bare `off`, and a number with or without quotes."""
+    snapshot = load_queue(tmp_path, f"default: {{interim: {said}}}\n")
+    assert snapshot.models["gpt-4o"].holding == Holding(interim=interim)

@@ -66,7 +66,8 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
     models = describe(snapshot)["models"]
 
     assert models["gpt-4o"]["holding"] == {
-        "keepalive_after_s": 15,
+        "keepalive_after_s": 10,
+        "interim": None,
         "reserve_percent": 10,
         "prefer_primary_for_s": {"critical": 2, "interactive": 2, "batch": 60, "background": 21600},
     }

@@ -345,10 +345,24 @@ def test_description_shows_any_sound_url(tmp_path: Path, scheme: str) -> None:
         ("rediss://:pw@cache", ()),
         ("redis://:pw@localhost", ()),
         ("'redis://:pw@[::1]:6379'", ()),
-        ("redis://cache", ()),
+        (
+            "redis://cache",
+            (
+                "state: cache is used without a password and unencrypted: "
+                "whoever can reach it reads and changes what is kept there",
+            ),
+        ),
+        (
+            "rediss://cache",
+            ("state: cache is used without a password: whoever can reach it reads and changes what is kept there",),
+        ),
+        ("redis://localhost", ()),
+        ("'redis+sentinel://127.0.0.1:1,[::1]:2/main'", ()),
     ],
 )
-def test_password_that_travels_in_the_clear_is_announced(tmp_path: Path, state: str, notices: tuple[str, ...]) -> None:
+def test_a_redis_elsewhere_that_others_can_listen_to_or_use_is_announced(
+    tmp_path: Path, state: str, notices: tuple[str, ...]
+) -> None:
     """Unless it does not leave the machine."""
     (tmp_path / "config.yaml").touch(0o600)
 
@@ -468,7 +482,7 @@ def test_fail_closed_without_a_redis_is_announced(tmp_path: Path) -> None:
     assert load_text(tmp_path, closing(*said, state="memory")).notices == (
         "fail_closed does nothing without a redis state: target openai/m, key web",
     )
-    assert load_text(tmp_path, closing(*said)).notices == ()
+    assert not any("fail_closed" in notice for notice in load_text(tmp_path, closing(*said)).notices)
 
 
 def test_description_shows_what_fails_closed(tmp_path: Path) -> None:

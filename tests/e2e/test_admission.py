@@ -483,6 +483,46 @@ async def test_a_held_stream_is_told_where_it_stands(start: StartGateway, tmp_pa
     assert b"data: [DONE]\n\n" in rest
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize(("code", "line"), [(102, b"HTTP/1.1 102 Processing"), (103, b"HTTP/1.1 103 Early Hints")])
+async def test_a_held_call_hears_interim_responses_where_they_are_asked_for(
+    start: StartGateway, tmp_path: Path, code: int, line: bytes, version: str
+) -> None:
+    """Ahead of the answer, and never over HTTP/1.0, which does not know them (RFC 9110, 15.2)."""
+    policy = queue_policy(tmp_path, f"{TELL_SOON}, interim: {code}")
+    gateway = await start(lambda url: limited(max_concurrency=1)(url) | policy)
+    gateway.script("silence")
+    request = ask(AN_HOUR).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    async with connect(gateway.url) as first:
+        first.send(ask())
+        await until(lambda: gateway.upstream_calls() == 1)
+        async with holding(gateway, request) as (waiting,):
+            told = [await waiting.reader.readuntil(b"\r\n\r\n") for _ in range(2 if version == "1.1" else 0)]
+            first.close()
+            answer = await waiting.reader.readuntil(b"\r\n\r\n")
+            while answer.startswith(line):
+                answer = await waiting.reader.readuntil(b"\r\n\r\n")
+
+    assert told == [line + b"\r\n\r\n"] * len(told)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_the_sdk_reads_past_interim_responses(start: StartGateway, tmp_path: Path) -> None:
+    """And a call that is not held long hears of none."""
+    policy = queue_policy(tmp_path, f"{TELL_SOON}, interim: 103")
+    gateway = await start(lambda url: limited(max_concurrency=1)(url) | policy)
+    gateway.script("silence")
+    async with connect(gateway.url) as first:
+        first.send(ask())
+        await until(lambda: gateway.upstream_calls() == 1)
+        waiting = asyncio.ensure_future(complete_async(gateway))
+        await until(lambda: held(gateway) == 1)
+        for _ in range(3):
+            await asyncio.sleep(0.05)  # some are sent meanwhile
+        first.close()
+        assert (await waiting).parse().choices[0].message.content
+
+
 # The end.
 
 

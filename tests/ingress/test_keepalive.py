@@ -35,7 +35,7 @@ EVENT = b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0
 DONE = b"data: [DONE]\n\n"
 RESPONSE_EVENT = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"hi"}\n\n'
 RESPONSE_END = b'event: response.completed\ndata: {"type":"response.completed","response":{"status":"completed"}}\n\n'
-KEEPALIVE_S = 15.0
+KEEPALIVE_S = 10.0
 Describe = Callable[[Call], bytes]
 
 
@@ -167,7 +167,7 @@ def error_of(event: bytes) -> dict[str, Any]:
 
 
 async def test_a_stream_that_waits_is_answered_with_comments() -> None:
-    """Nothing before 15 s; then the head, a comment, another one every 15 s, and at last the provider's own bytes."""
+    """Nothing before 10 s; then the head, a comment, another one every 10 s, and at last the provider's own bytes."""
     gate = asyncio.Event()
     words = saying(b"queued position=3 eta_ms=4200")
     async with (
@@ -176,7 +176,7 @@ async def test_a_stream_that_waits_is_answered_with_comments() -> None:
     ):
         peer.send(ask())
         await gateway.waiting()
-        gateway.pass_time(14.9)
+        gateway.pass_time(9.9)
         assert not gateway.connections[0].cycle.response_started
         gateway.pass_time(0.1)
         line, headers = await head_of(peer)
@@ -221,7 +221,7 @@ async def test_an_answer_in_time_is_as_ever() -> None:
     async with front(Script(200, (SSE,), [gate, EVENT, rest, DONE])) as gateway, connect(gateway.url) as peer:
         peer.send(ask())
         await gateway.waiting()
-        gateway.pass_time(14.0)
+        gateway.pass_time(9.0)
         gate.set()
         line, headers = await head_of(peer)
         first = await chunk_of(peer)
@@ -363,7 +363,7 @@ async def test_an_answer_that_is_no_stream_and_too_large_to_be_held_becomes_one_
 async def test_a_deadline_that_passes_is_told_by_an_event() -> None:
     """The caller's own, while the provider is silent."""
     async with front(slow(asyncio.Event())) as gateway, connect(gateway.url) as peer:
-        peer.send(ask(CHAT, "x-gateway-deadline-ms: 20000"))
+        peer.send(ask(CHAT, "x-gateway-deadline-ms: 15000"))
         await gateway.waiting()
         gateway.pass_time()
         await head_of(peer)
