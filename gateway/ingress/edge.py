@@ -23,6 +23,7 @@ from gateway.flow.pipeline import Pipeline
 from gateway.flow.rawrelay import StreamBroken
 from gateway.flow.trail import trail_headers
 from gateway.ingress import parse, passing
+from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight, Serving
 from gateway.ingress.largebodies import LargeBodies
 from gateway.ingress.render import (
@@ -138,10 +139,14 @@ class Edge:
             else:
                 peeked = await self._large_bodies.peek(endpoint, body, index, policy.server.max_json_values)
             found = parse.find_model(policy, key, peeked.model) if peeked.model else passing.unnamed_model(policy, key)
+            if not peeked.model:  # what nobody has named has no price
+                passing.refuse_unpriced(key, passing.OTHER, exchange.scope["method"], endpoint.path)
             if found is None:
                 endpoint, peeked, allowed = passing.OTHER, parse.Peeked(""), self._passed_through
                 found = passing.relayed_by(policy, key, exchange.scope)
             model = found
+            if key.allows is not None:
+                refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)

@@ -85,3 +85,12 @@ async def test_what_is_free_is_free_when_the_budget_is_spent(start: StartGateway
 
     assert statuses == [200, 429]
     assert listed.status not in (403, 429)
+
+
+async def test_a_call_that_names_no_model_has_no_price(start: StartGateway) -> None:
+    """It would go to whoever takes it, and nobody could count what it costs."""
+    running = await start(spending())
+    secret = f"authorization: Bearer {WEB_KEY}"
+
+    assert await answer_of(running, post("/v1/responses", {"input": "hello"}, secret)) == (403, "unpriced_endpoint")
+    assert running.upstream_calls() == 0

@@ -1,0 +1,60 @@
+"""What another parser may read differently: a key that may use some models only must not name one that we do not see.
+
+Providers differ in how they read a request: some take field names in any case (Go), some have fields of their own that choose
+a model (OpenRouter's `models` and `provider`), some take a form's `name*=` (RFC 5987, 3.2). Only asked for keys whose `models`
+are restricted: whoever may use every model gains nothing by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gateway.call import Endpoint
+from gateway.errors import Forbidden
+from gateway.ingress.parse import form_boundary
+from gateway.policy.multipart import parts_in_steps
+from gateway.policy.snapshot import Key
+
+CHOOSES_A_MODEL = frozenset(
+    ("model", "models", "provider", "route", "fallbacks", "preset", "engine", "deployment_id", "model_id", "model_list")
+)
+"""Fields, in lower case, by which some provider chooses the model."""
+_EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
+
+
+def refuse_other_readings(
+    key: Key, endpoint: Endpoint, fields: Iterable[str], body: bytes, index: dict[bytes, bytes]
+) -> None:
+    """Raises Forbidden where the body names a model in a way that only some providers read.
+
+    `fields` are the names at the top of a JSON body; those of a form are read here.
+    """
+    if endpoint.request == "multipart":
+        fields = _form_fields(key, body, form_boundary(index.get(b"content-type", b"")))
+    for name in fields:
+        if name != "model" and name.casefold() in CHOOSES_A_MODEL:
+            _refuse(key, name)
+
+
+def _form_fields(key: Key, body: bytes, boundary: bytes) -> list[str]:
+    names: list[str] = []
+    end = 0
+    for part in parts_in_steps(body, boundary):
+        if part is None:
+            continue
+        name, start, stop = part
+        if _EXTENDED_NAME.search(body, end, start):
+            _refuse(key, "name*")
+        names.append(name)
+        end = stop
+    return names
+
+
+def _refuse(key: Key, name: str) -> None:
+    raise Forbidden(
+        f"The key '{key.name}' may use some models only, and by the field '{name}' a provider may choose another; leave it "
+        "out, and name the model in 'model'.",
+        param=name,
+        code="field_not_allowed",
+    )
