@@ -18,7 +18,7 @@ from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Una
 from gateway.ingress.pages import refuse_pages
 from gateway.policy.body import is_written_once
 from gateway.policy.headers import AllowList
-from gateway.policy.jsontext import is_too_deep, too_deep
+from gateway.policy.jsontext import MAX_DEPTH, is_too_deep, too_deep
 from gateway.policy.largebody import Large
 from gateway.policy.multipart import MultipartError, boundary_of, find_fields
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
@@ -35,6 +35,7 @@ _REQUEST_ID = _TENANT = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BEARER = re.compile(rb"Bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE)  # token68 of RFC 9110, 11.2
 _IDEMPOTENCY_KEY = re.compile(rb"""(?s:"((?:[ !#-\[\]-~]|\\["\\]){1,255})"|([!#-~][ -~]{0,254}))""")
 _ESCAPED = re.compile(rb"\\(.)")
+_MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
@@ -229,10 +230,11 @@ def _peek_json(body: bytes, *, is_model_optional: bool) -> Peeked:
     if not body.strip():
         raise InvalidRequest("The request body is empty; send a JSON object.", code="empty_body")
     value = json_value(body)
-    if is_too_deep(body):
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and is_too_deep(body):
         raise too_deep()
     peeked = read_fields(value, is_model_optional=is_model_optional)
-    if "model" in value and not is_written_once(body, "model"):
+    is_plain = body.count(_MODEL_KEY) == 1 and b"\\u00" not in body
+    if not is_plain and "model" in value and not is_written_once(body, "model"):
         raise written_twice("model")
     return peeked
 
