@@ -61,6 +61,10 @@ def pairs_of(places: Iterable[Place], groups: Groups) -> Iterator[Pair]:
             yield provider.name, place.model
 
 
+UNTOLD_BURST_S = 10.0
+"""A provider's burst that nobody tells; many take no more at once than a few seconds' worth of their limit."""
+
+
 def build_targets(places: tuple[Place, ...], entry: ModelEntry, policies: Policies, parts: Parts) -> tuple[Target, ...]:
     """The targets of one model."""
     built = [
@@ -87,6 +91,7 @@ def _build(place: Place, provider: Provider, model: ModelEntry, policies: Polici
             input_tokens_per_min=entry.input_tpm,
             output_tokens_per_min=entry.output_tpm,
             request_burst=entry.burst,
+            untold_burst_s=UNTOLD_BURST_S,
         ),
         counting=policies.admission[model.admission].counting(
             kind, adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer

@@ -116,7 +116,18 @@ class LimitSet:
     Rates are per minute (per day). Input and output tokens may be limited apart, beside or instead of the joint limit.
     """
 
-    __slots__ = ("_burst", "_fail_closed", "_lag_s", "_rows", "_share_out", "_smallest", "_style", "_taken")
+    __slots__ = (
+        "_burst",
+        "_fail_closed",
+        "_is_told",
+        "_lag_s",
+        "_rows",
+        "_share_out",
+        "_smallest",
+        "_style",
+        "_taken",
+        "_untold_burst_s",
+    )
 
     def __init__(
         self,
@@ -134,6 +145,8 @@ class LimitSet:
         self._share_out = share_out
         self._lag_s = lag_s
         self._burst: float | None = None
+        self._untold_burst_s: float | None = None
+        self._is_told = False  # headers say what is left of the requests per minute
         self._fail_closed: frozenset[str] = frozenset()
         self._smallest = inf  # of the token limits: what is below fits them all
         self._rows: list[_Row] = []
@@ -158,11 +171,9 @@ class LimitSet:
         }
         self._fail_closed = limits.fail_closed
         self._keep_rows([row for row in self._rows if row.configured is None or wanted[row.name] is not None])
-        if limits.request_burst != self._burst:
-            self._burst = limits.request_burst
-            known = self._find("requests_per_min")
-            if known is not None:
-                known.limit.resize(*self._shape(known.name, known.amount, None), now)
+        if (limits.request_burst, limits.untold_burst_s) != (self._burst, self._untold_burst_s):
+            self._burst, self._untold_burst_s = limits.request_burst, limits.untold_burst_s
+            self._reshape_requests(now)
         for name, amount in wanted.items():
             if amount is not None:
                 self._put(name, amount, now, configured=amount)
@@ -323,6 +334,10 @@ class LimitSet:
         A configured limit is only ever narrowed by the provider. `sent_at` and `mark` are those of the answer's own
         reservation; without them the numbers are taken to be true now.
         """
+        reading_of_requests = learned.requests
+        if reading_of_requests is not None and not self._is_told and _tells_level(reading_of_requests):
+            self._is_told = True
+            self._reshape_requests(now)
         for name, reading in learned.by_limit():
             row = known = self._find(name)
             if reading.limit is not None and reading.limit < (1 if _PART_OF[name] == _REQUESTS else _FEWEST_TOKENS):
@@ -452,7 +467,18 @@ class LimitSet:
             return rate_per_s, max(1.0, rate_per_s * (_SECOND_OF_TOKENS_LASTS_S if tells_tokens else reading.period_s))
         if name != "requests_per_min":
             return rate_per_s, max(1.0, amount)
-        return rate_per_s, max(1.0, amount * self._style.request_burst if self._burst is None else self._burst)
+        if self._burst is not None:
+            return rate_per_s, max(1.0, self._burst)
+        burst = amount * self._style.request_burst
+        if reading is None and self._untold_burst_s is not None and not self._is_told:
+            burst = min(burst, rate_per_s * self._untold_burst_s)
+        return rate_per_s, max(1.0, burst)
+
+    def _reshape_requests(self, now: float) -> None:
+        """It has changed how many requests may go at once; what is free stays free."""
+        row = self._find("requests_per_min")
+        if row is not None:
+            row.limit.resize(*self._shape(row.name, row.amount, None), now)
 
     def _window_s(self, name: str) -> float | None:
         if name in ("requests_per_day", "concurrency"):
@@ -479,6 +505,11 @@ def _next_free_s(limit: Limit, now: float) -> float | None:
     if isinstance(limit, Share):  # to look at it is no reason to lease more
         return limit.ready_at(least, now) - now
     return limit.wait_s(least, now)
+
+
+def _tells_level(reading: Reading) -> bool:
+    """Whether it says how many of a minute's are left: so many may go at once."""
+    return reading.limit is not None and reading.remaining is not None and reading.period_s >= _MINUTE_S
 
 
 def _refills(limit: Limit) -> TypeGuard[Bucket | Share]:

@@ -39,8 +39,15 @@ def test_limits_that_one_model_says_hold_for_all(tmp_path: Path) -> None:
         "c: {targets: [{provider: openai, model: x, tpm: 9}]}, d: {targets: [openai/y]}",
     )
 
-    shared = Limits(requests_per_min=5, tokens_per_min=9)
-    assert limits_by_model(snapshot) == {"a": shared, "b": shared, "c": shared, "d": Limits()}
+    shared = Limits(untold_burst_s=10.0, requests_per_min=5, tokens_per_min=9)
+    assert limits_by_model(snapshot) == {
+        "a": shared,
+        "b": shared,
+        "c": shared,
+        "d": Limits(
+            untold_burst_s=10.0,
+        ),
+    }
     assert [target.limits for target in snapshot.models["a"].plan] == [shared]
     assert snapshot.notices == ()
 
@@ -53,7 +60,9 @@ def test_where_two_models_differ_the_smaller_holds_and_is_announced(tmp_path: Pa
         "b: {targets: [{provider: openai, model: x, rpm: 3, tpm: 3000000, rpd: 7, max_concurrency: 2}]}",
     )
 
-    shared = Limits(requests_per_min=3, tokens_per_min=2000000, requests_per_day=7, max_concurrency=2)
+    shared = Limits(
+        untold_burst_s=10.0, requests_per_min=3, tokens_per_min=2000000, requests_per_day=7, max_concurrency=2
+    )
     assert limits_by_model(snapshot) == {"a": shared, "b": shared}
     assert snapshot.notices == (
         "target openai/x has different limits in the models a, b: the smallest hold (rpm 3, tpm 2000000)",
@@ -67,8 +76,14 @@ def test_targets_for_any_name_share_among_themselves(tmp_path: Path) -> None:
         "'a*': {targets: [{provider: openai, rpm: 5}]}, 'b*': {targets: [openai]}, x: {targets: [openai]}",
     )
 
-    wildcard = Limits(requests_per_min=5)
-    assert limits_by_model(snapshot) == {"x": Limits(), "a*": wildcard, "b*": wildcard}
+    wildcard = Limits(untold_burst_s=10.0, requests_per_min=5)
+    assert limits_by_model(snapshot) == {
+        "x": Limits(
+            untold_burst_s=10.0,
+        ),
+        "a*": wildcard,
+        "b*": wildcard,
+    }
 
 
 def test_adaptive_concurrency_of_one_model_holds_for_all(tmp_path: Path) -> None:
@@ -90,7 +105,9 @@ def test_limit_that_fails_closed_in_one_model_does_in_all(tmp_path: Path) -> Non
         "b: {targets: [{provider: openai, model: x, tpm: 9, fail_closed: [tpm]}]}",
     )
 
-    shared = Limits(requests_per_min=5, tokens_per_min=9, fail_closed=frozenset({"tokens_per_min"}))
+    shared = Limits(
+        untold_burst_s=10.0, requests_per_min=5, tokens_per_min=9, fail_closed=frozenset({"tokens_per_min"})
+    )
     assert limits_by_model(snapshot) == {"a": shared, "b": shared}
 
 
@@ -124,7 +141,7 @@ def test_target_has_the_breaker_of_the_first_model(tmp_path: Path) -> None:
 
 def test_every_limit_is_shared() -> None:
     """A new one must not be forgotten here."""
-    assert set(FIELDS) | {"fail_closed"} == {field.name for field in fields(Limits)}
+    assert set(FIELDS) | {"fail_closed", "untold_burst_s"} == {field.name for field in fields(Limits)}
 
 
 AMOUNTS = st.one_of(st.none(), st.integers(1, 9))
