@@ -404,7 +404,7 @@ async def test_operators_see_who_waits_and_for_what(start: StartGateway) -> None
     assert 580 < line["paused_s"] <= line["next_chance_s"] + 1 <= 601
     target = limits["targets"][TARGET]
     assert {one["limit"]: (one["capacity"], one["source"]) for one in target["limits"]} == {
-        "requests_per_min": (600, "configured"),
+        "requests_per_min": (100, "configured"),
         "tokens_per_min": (50_000, "configured"),
     }
     assert (target["waiting"], target["in_flight"], target["pauses"]) == (3, 0, 1)
@@ -456,7 +456,7 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
     assert 0 <= value("limit_level", limit=f"{TARGET}:requests_per_min") < 600
     assert value("limit_level", limit=f"{TARGET}:concurrency") == 5
     assert 6 <= value("limit_level", limit="key:web:requests_per_min") < 9
-    assert value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") == 600
+    assert value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") == 100  # ten seconds of it
     assert value("pauses_total", target=TARGET) == 2
     assert value("attempts_total", target=TARGET, **{"class": "rate_limit_requests"}) == 2
     assert value("shed_level") == 0
