@@ -75,7 +75,7 @@ class Suspect:
 class Suspects:
     """Looks after the attempts of all calls. One per process."""
 
-    __slots__ = ("_admission", "_clock", "_draw", "_moves", "_stay_until", "_suspects", "_watch")
+    __slots__ = ("_admission", "_clock", "_draw", "_known", "_moves", "_stay_until", "_suspects", "_watch")
 
     def __init__(
         self, clock: Clock, admission: Admission, watch: Watch, moves: Moves, draw: Callable[[], float]
@@ -88,9 +88,11 @@ class Suspects:
         self._draw = draw
         self._suspects: dict[Heard, Suspect] = {}
         self._stay_until: dict[Task, float] = {}
+        self._known: dict[tuple[Heard, bool, bool], Usual] = {}  # of this look
 
     def look(self, opens: Open, now: float) -> None:
         """Look at all open attempts; called a few times a second while there are any."""
+        self._known.clear()
         self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
         groups: dict[Heard, tuple[Gate, list[Hanging]]] = {}
         for task, (ends_at, call) in opens.items():
@@ -119,30 +121,40 @@ class Suspects:
         for one in group:
             if one.call.stream and one.clocks.first_event_s is None:
                 self._bound_first_event(one, gate)
-        deadlines = [one.call.deadline - one.call.received_at for one in group if one.call.deadline_is_callers]
-        shortest_s = min(deadlines, default=inf)
-        waiting = [
-            Waiting(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
-            for one in group
-        ]
-        unserved_s = gate.vitals.heard.unserved_s(now)
-        at_least = min([one.clocks.suspect_in_flight for one in group])
-        why = is_suspect(waiting, at_least, unserved_s) if at_least else None
         oldest_first = sorted(group, key=lambda one: one.call.received_at)
+        witnesses = [one for one in oldest_first if one.clocks.suspect_in_flight]
+        why = self._why_suspect(gate, witnesses, now)
         if why is not None:
-            self._suspect(gate, why, oldest_first, now)
+            self._suspect(gate, why, witnesses, now)
         suspicion = gate.vitals.heard.suspicion
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
                     self._move(one, now)
-            elif suspicion is not None and suspicion.free and one.silent_s >= LOOK_AFTER_S:
+            elif suspicion is not None and suspicion.free and _hangs(one):
                 self._move(one, now, suspicion)
             elif self._needs_room(one, gate, now):
                 self._move(one, now)
 
+    def _why_suspect(self, gate: Gate, witnesses: Sequence[Hanging], now: float) -> str | None:
+        unserved_s = gate.vitals.heard.unserved_s(now)
+        if not witnesses:
+            return None
+        deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
+        shortest_s = min(deadlines, default=inf)
+        waiting = [
+            Waiting(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
+            for one in witnesses
+        ]
+        return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
+
     def _usual(self, gate: Gate, call: Call) -> Usual:
-        return usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))
+        heard = gate.vitals.heard
+        kind = (heard, call.stream, call.thinks)
+        usual = self._known.get(kind)
+        if usual is None:
+            usual = self._known[kind] = usual_of(heard.times(stream=call.stream, thinks=call.thinks))
+        return usual
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
         return call.thinks or gate.vitals.heard.thinks
@@ -225,6 +237,11 @@ class Suspects:
         log.warning("%s is no longer suspect: it has answered", breaker.name)
         if breaker.state == "open" and not breaker.is_by_hand:
             breaker.probe_at = min(breaker.probe_at, self._clock.monotonic())
+
+
+def _hangs(one: Hanging) -> bool:
+    """Whether it moves on from a target that is suspect."""
+    return one.silent_s >= LOOK_AFTER_S and one.clocks.suspect_in_flight > 0
 
 
 def _is_probe(one: Hanging, gate: Gate) -> bool:

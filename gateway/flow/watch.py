@@ -15,7 +15,7 @@ from gateway.call import Call
 
 SWEEP_S = 0.05
 LOOK_S = 0.25
-MANY = 2000
+MANY = 500
 """Where more attempts are open they are looked at less often."""
 
 Task: TypeAlias = asyncio.Task[Any]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.flow.watch import Open
+from gateway.policy.latency import Latency
 from gateway.policy.retry import Hedging, Retries
 from gateway.policy.snapshot import Limits, Rates
 from tests.flow.outage import City, Fate, Provider, Told, answers, fails, gone, streams
@@ -654,6 +658,32 @@ def test_the_third_is_tried_when_the_second_is_silent_too() -> None:
         again = await calls(city, 100, 0.2, 60.0)
         assert served(again) == 100
         assert max(one.took_s for one in again[60:]) <= 12.0  # a few that try one of the two again
+        await city.settle()
+
+    run(story)
+
+
+def test_looking_at_many_calls_is_cheap() -> None:
+    """What is usual is worked out once for all calls of a kind, and less often where there are very many calls."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(answers(10.0)), Provider(answers(10.0))], clock)
+        counted = Counter[str]()
+        look = city.bench.watch.look
+        assert look is not None
+
+        def counting(opens: Open, now: float) -> None:
+            counted["looks"] += 1
+            counted["calls"] += len(opens)
+            look(opens, now)
+
+        city.bench.watch.look = counting
+        with patch.object(Latency, "quantile", autospec=True, side_effect=Latency.quantile) as quantile:
+            told = await calls(city, 3000, 0.0, 600.0)
+
+        assert served(told) == 3000
+        assert counted["looks"] <= 10
+        assert quantile.call_count <= 4 * counted["looks"]
         await city.settle()
 
     run(story)
