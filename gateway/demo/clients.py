@@ -83,7 +83,9 @@ async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) 
             if habits.is_streamed(number):
                 return await read(await client.chat.completions.create(**_body(number), stream=True))
             answer = await client.chat.completions.create(**_body(number))
-        except openai.OpenAIError as error:
+        except CallFailedError:
+            raise
+        except Exception as error:  # the SDK's own, or of its HTTP library where a connection dies under it
             raise CallFailedError(str(error)) from error
         return answer.usage.total_tokens if answer.usage else 0
 

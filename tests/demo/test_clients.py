@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import openai
 import pytest
 
 from gateway.demo.clients import (
@@ -140,6 +141,19 @@ async def test_the_client_tells_its_timeout(connect: Client, habits: Habits, tol
         await server.stop()
 
     assert float(headers["x-stainless-read-timeout"]) == told
+
+
+async def test_whatever_the_sdk_lets_through_is_a_failed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that dies while it is being made raises what its HTTP library happens to stumble over."""
+
+    async def stumble(*_: object, **__: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    monkeypatch.setattr(openai.DefaultAsyncHttpxClient, "send", stumble)
+
+    async with sdk_client("http://127.0.0.1:9/v1", lambda _status, _headers: None) as ask:
+        with pytest.raises(CallFailedError, match="getpeername"):
+            await ask(7)
 
 
 async def test_the_stand_in_retries_what_never_arrived() -> None:
