@@ -194,10 +194,10 @@ class Gateway:
         """What it has counted."""
         return self._telemetry.registry
 
-    async def tend(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
+    def tend(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
         """Accept, too, for these workers, by number, a listener for each port; and for those left out no longer."""
         for at, server in enumerate(self._servers):
-            await server.tend({number: ports[at] for number, ports in listeners.items()})
+            server.tend({number: ports[at] for number, ports in listeners.items()})
 
     def deafen(self) -> None:
         """Accept no connection any more."""

@@ -2,7 +2,10 @@
 
 Left to itself the loop takes one a turn (libuv since 1.45): behind a few hundred that come at once, a health check would wait
 for as many turns. And where no descriptor is left it says so, and takes what waits once there are some again.
-Invariant: nobody who waits in the kernel's queue is lost for a want of descriptors.
+Whether a call blocks is a property of the listening socket that all processes share that have it, and `socket.dup` sets it
+to what its Python object has been told: one process that makes its copy blocking would stop the loops of the others, in
+`accept`, once nobody waits any more. `server.bind` therefore makes none that blocks.
+Invariants: nobody who waits in the kernel's queue is lost for a want of descriptors; `accept` is never waited in.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ RETRY_S = 0.1
 SILENCE_S = 60.0
 """Between two words about the same trouble."""
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_OF_ONE = frozenset((errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENETUNREACH,
+                     errno.EHOSTDOWN, errno.EHOSTUNREACH))  # fmt: skip
+"""What befell one connection while it waited, or a firewall's word on it: the next may be good (accept(2))."""
 log = logging.getLogger("gateway.edge")
 
 
@@ -36,12 +42,16 @@ class Acceptor:
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
 
-    def close(self) -> None:
-        """Take no more; whoever still waits in the kernel's queue is refused. Connections stay."""
+    def close(self) -> set[asyncio.Task[None]]:
+        """Take no more, and give back who is just being let in: once these are done, all are connections, which stay.
+
+        Whoever still waits in the kernel's queue is refused, if no other process has this socket.
+        """
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        return self._taking
 
     def _accept(self) -> None:
         for _ in range(PER_TURN):
@@ -52,9 +62,9 @@ class Acceptor:
             except ConnectionError:
                 continue  # it left while it waited
             except OSError as exc:
-                if exc.errno not in _EXHAUSTED:
-                    raise
-                self._wait_for_descriptors(exc)
+                if exc.errno in _OF_ONE:
+                    continue
+                self._look_away(exc)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._serve(connection))
@@ -68,21 +78,21 @@ class Acceptor:
         except OSError:
             connection.close()  # it has left already
 
-    def _wait_for_descriptors(self, exc: OSError) -> None:
-        """Look away for a moment: the socket would be ready in each turn of the loop."""
+    def _look_away(self, exc: OSError) -> None:
+        """For a moment: the socket would be ready in each turn of the loop."""
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(RETRY_S, self._look_again)
         now = self._loop.time()
         if now < self._quiet_until:
             return
         self._quiet_until = now + SILENCE_S
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        log.error(
-            "new connections wait: %s (this process may have %d descriptors: raise the limit, with ulimit -n or "
-            "LimitNOFILE, or lower the number of connections)",
-            exc.strerror,
-            most,
-        )
+        remedy = ""
+        if exc.errno in _EXHAUSTED:
+            remedy = (
+                f" (this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} descriptors: raise the limit, with "
+                "ulimit -n or LimitNOFILE, or lower the number of connections)"
+            )
+        log.error("new connections wait: %s%s", exc.strerror, remedy)
 
     def _look_again(self) -> None:
         self._retry = None

@@ -27,9 +27,14 @@ WRITE_TIMEOUT_S = 60.0
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A listening socket, one of several where `reuse_port`. Raises OSError when the address cannot be had."""
+    """A listening socket, one of several where `reuse_port`. Raises OSError when the address cannot be had.
+
+    It does not block, and so does no copy of it: `accepting` tells what else would stand still.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
+    listener.setblocking(False)
+    return listener
 
 
 class HttpServer:
@@ -44,7 +49,9 @@ class HttpServer:
         self._refused = refused
         self._state = ServerState()
         self._acceptor: Acceptor | None = None
-        self._tended: dict[int, asyncio.Server] = {}
+        self._tended: dict[int, Acceptor] = {}
+        self._arriving: set[asyncio.Task[None]] = set()
+        """Who was being let in when it was deafened."""
         self._notice = Notice()
         self._config = uvicorn.Config(
             app,
@@ -70,16 +77,12 @@ class HttpServer:
         self.tick()
         self._acceptor = Acceptor(self._socket, self._protocol)
 
-    async def tend(self, listeners: Mapping[int, socket.socket]) -> None:
+    def tend(self, listeners: Mapping[int, socket.socket]) -> None:
         """Accept on these, too, each of a worker that cannot do it itself now; and no longer on those left out."""
         for number in self._tended.keys() - listeners.keys():
-            self._tended.pop(number).close()
+            self._tended.pop(number).close()  # its connections are the loop's
         for number in listeners.keys() - self._tended.keys():
-            # By the loop itself: a burst is seldom here, and these sockets are shared with workers that come and go.
-            listener = listeners[number].dup()  # what the loop closes is its own
-            self._tended[number] = await asyncio.get_running_loop().create_server(
-                self._protocol, sock=listener, backlog=BACKLOG
-            )
+            self._tended[number] = Acceptor(listeners[number].dup(), self._protocol)  # which closes what is its own
 
     def give_notice(self) -> None:
         """Every answer from now on is the last of its connection."""
@@ -89,7 +92,7 @@ class HttpServer:
         """Accept nothing any more; the connections stay."""
         for acceptor in (self._acceptor, *self._tended.values()):
             if acceptor is not None:
-                acceptor.close()
+                self._arriving |= acceptor.close()
         self._acceptor = None
         self._tended.clear()
 
@@ -101,6 +104,8 @@ class HttpServer:
     async def stop(self, patience_s: float = 1.0) -> None:
         """Close the listener and every connection; requests still running get `patience_s` to notice."""
         self.deafen()
+        if self._arriving:
+            await asyncio.wait(self._arriving)
         for connection in list(self._state.connections):
             connection.shutdown()  # idle ones close now, the others behind their answer
         if self._state.tasks:

@@ -64,8 +64,6 @@ class Worker:
         self._ports = iter(berth.listeners[berth.number])
         self._awaited: set[asyncio.Future[Collector]] = set()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
-        self._tending: asyncio.Task[None] | None = None
-        self._tended: list[int] = []
         self._writer: asyncio.StreamWriter | None = None
         log_stream = cast("TextIO", TakingTurns(sys.stdout, berth.turns))
         post = Post(berth.number, self._listen, self._gather)
@@ -125,16 +123,7 @@ class Worker:
             case "answer":
                 self._say({"say": "here"})
             case "tend":
-                self._tended = message["numbers"]
-                if self._tending is None or self._tending.done():
-                    self._tending = asyncio.create_task(self._tend())
-
-    async def _tend(self) -> None:
-        """One after the other: what was asked for last holds in the end."""
-        wanted: list[int] | None = None
-        while wanted is not self._tended:
-            wanted = self._tended
-            await self._gateway.tend({number: self._berth.listeners[number] for number in wanted})
+                self._gateway.tend({number: self._berth.listeners[number] for number in message["numbers"]})
 
     def _leave_ports(self) -> None:
         """Give the ports back while running calls go on: the supervisor that kept them is no more."""

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.ingress import accepting
 from gateway.ingress.accepting import PER_TURN, Acceptor
+from gateway.ingress.server import bind
 from tests.e2e.harness import Running, connect, get, until
 
 
@@ -93,3 +94,79 @@ async def test_a_stopped_gateway_has_no_listener_left(gateway: Running) -> None:
         assert (await peer.exchange(get("/healthz"))).status == 200
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", int(peer.writer.get_extra_info("peername")[1]))
+
+
+async def test_no_copy_of_a_listener_ever_blocks() -> None:
+    """A worker that starts copies the listener that another one tends: that one's loop would stop in `accept`."""
+    listener = bind("127.0.0.1", 0)
+    made: list[Any] = []
+    acceptor = Acceptor(listener.dup(), lambda: Counting(made))
+    copies = [listener.dup()]
+    copies.append(copies[0].dup())
+    can_block = [os.get_blocking(each.fileno()) for each in (listener, *copies)]
+    assert can_block == [False] * 3
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+    await until(lambda: len(made) == len(clients))
+    acceptor.close()
+    for one in [*clients, *made, listener, *copies]:
+        one.close()
+
+
+class OneRefused(NoDescriptors):
+    """A listening socket of which one connection has ended badly, or where something worse is the matter."""
+
+    def __init__(self, listener: socket.socket, *numbers: int) -> None:
+        super().__init__(listener)
+        self._numbers = [*numbers]
+
+    def accept(self) -> Any:
+        if self._numbers:
+            number = self._numbers.pop()
+            raise OSError(number, os.strerror(number))
+        return self._listener.accept()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_said"), [(errno.EPERM, False), (errno.EPROTO, False), (errno.ECONNABORTED, False), (errno.EIO, True)]
+)
+async def test_a_connection_that_cannot_be_had_keeps_nobody_waiting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, number: int, is_said: bool
+) -> None:
+    """The next is taken; only what is not the matter with one connection alone is said."""
+    monkeypatch.setattr(accepting, "RETRY_S", 0.002)
+    listener = OneRefused(socket.create_server(("127.0.0.1", 0)), number)
+    made: list[Any] = []
+    acceptor = Acceptor(listener, lambda: Counting(made))  # type: ignore[arg-type]  # as good as a socket
+    client = socket.create_connection(listener.getsockname())
+    await until(lambda: bool(made))
+    acceptor.close()
+    for one in (client, *made):
+        one.close()
+
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert said == (["new connections wait: Input/output error"] if is_said else [])
+
+
+async def test_whoever_is_being_let_in_when_it_stops_is_no_longer_there_afterwards(gateway: Running) -> None:
+    """An accepted connection that no protocol has yet would outlive the server in the loop."""
+    server = gateway.gateway._servers[0]
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    clients = [socket.create_connection((host, int(port))) for _ in range(40)]
+    acceptor = server._acceptor
+    assert acceptor is not None
+    acceptor._accept()
+    assert acceptor._taking
+    await server.stop()
+
+    await until(lambda: not server._state.connections)
+    for client in clients:
+        client.settimeout(5)
+        with client:
+            assert await asyncio.to_thread(_has_ended, client)
+
+
+def _has_ended(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
