@@ -28,7 +28,7 @@ from gateway.errors import (
 )
 from gateway.flow.admission import Admission
 from gateway.flow.hedge import Hedges
-from gateway.flow.moving import Moves
+from gateway.flow.moving import Moves, is_final
 from gateway.flow.opening import JSON_TYPE, Opened, open_answer
 from gateway.flow.suspects import Suspects
 from gateway.flow.watch import Watch
@@ -118,6 +118,8 @@ class Attempts:
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
                 last = opened
+                if call.move is not None and call.move.call is not call and is_final(call):
+                    self._moves.call_off(call)  # whoever answers first has the say, here as there
             if call.move is not None and call.move.call is not call:
                 moved = await self._moves.outcome(call)
                 if moved is not None:

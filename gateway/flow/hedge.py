@@ -77,11 +77,12 @@ class Hedges:
         second: Racer | None = None
         try:
             await self._until_late(home.task, late_after_s)
-            second = None if home.task.done() else self._second(call, target)
+            second = None if home.task.done() or call.move is not None else self._second(call, target)
             if second is not None:
                 running.append(second)
-                for racer in running:
-                    self._watch.spare(racer.task)
+                is_elsewhere = second.target.name != target.name
+                for racer in running:  # two at one target wait for the same thing
+                    self._watch.pair(racer.task, is_spared=is_elsewhere)
             home = await self._first_home(running)
             for loser in [racer for racer in running if racer is not home]:
                 await self._call_off(loser, is_first=loser is not second)

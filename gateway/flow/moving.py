@@ -87,7 +87,9 @@ class Moves:
             call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
         )
         move = call.move = copy.move = Move(copy)
-        move.task = asyncio.get_running_loop().create_task(self._make(move, task, ended))
+        move.task = asyncio.get_running_loop().create_task(self._make(move, task))
+        if ended is not None:  # by the task, not in it: one that is called off at once never runs
+            move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
     async def outcome(self, call: Call) -> Opened | None:
         """What the call got elsewhere, now that its own attempt has failed: its answer, or None.
@@ -129,26 +131,19 @@ class Moves:
         if move.opened is not None and move.opened.relay is not None:
             await move.opened.relay.aclose()
 
-    async def _make(self, move: Move, task: Task, ended: Ended | None) -> None:
+    async def _make(self, move: Move, task: Task) -> None:
         copy = move.call
         try:
             opened = await self._serve(copy)
-            if opened.diagnosis is None or self._is_final(copy):
+            if opened.diagnosis is None or is_final(copy):
                 move.opened = opened
         except GatewayError:
-            pass  # the first attempt goes on
+            self._end(copy)  # a retry that was booked was never sent; the first attempt goes on
         except Exception:
             log.exception("moving a call failed")
             self._end(copy)
-        finally:
-            if ended is not None:
-                ended(move.opened is not None)
         if move.opened is not None:
             self._watch.expire(task)
-
-    def _is_final(self, copy: Call) -> bool:
-        """Whether the answer, an error, would be the same everywhere."""
-        return rule_for(copy.attempts[-1], copy.model.retries).action is Action.PASS_THROUGH
 
     def _end(self, copy: Call) -> None:
         """Its attempt is not needed any more: what it took is settled, what it costs is estimated."""
@@ -163,6 +158,11 @@ class Moves:
     def _cost_usd(self, call: Call) -> float | None:
         target = find_target(call)
         return None if target is None else self._admission.cost_usd(call, target)
+
+
+def is_final(call: Call) -> bool:
+    """Whether the call's last answer, an error, would be the same everywhere."""
+    return rule_for(call.attempts[-1], call.model.retries).action is Action.PASS_THROUGH
 
 
 def find_target(call: Call) -> Target | None:

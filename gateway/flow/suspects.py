@@ -221,7 +221,7 @@ class Suspects:
             return
         if not self._can_move(one, now):
             return
-        if is_second or (call.task is None and call.model.retries.hedging is not None):
+        if is_second or self._watch.is_paired(one.task):
             self._watch.expire(one.task)
         elif suspicion is None:
             self._moves.begin(call, one.task)

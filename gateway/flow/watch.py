@@ -26,12 +26,12 @@ Open: TypeAlias = Mapping[Task, tuple[float, Call]]
 class Watch:
     """The attempts that are being opened, each by its task, with the moment (monotonic seconds) when its time is up."""
 
-    __slots__ = ("_expired", "_look_at", "_open", "_spared", "look")
+    __slots__ = ("_expired", "_look_at", "_open", "_paired", "look")
 
     def __init__(self) -> None:
         self._open: dict[Task, tuple[float, Call]] = {}
         self._expired: set[Task] = set()
-        self._spared: set[Task] = set()
+        self._paired: dict[Task, bool] = {}
         self._look_at = 0.0
         self.look: Callable[[Open, float], None] | None = None
         """Called with all open attempts and the time, every LOOK_S while there are any."""
@@ -49,16 +49,20 @@ class Watch:
             self._open.pop(task, None)
             if self._expired:
                 self._expired.discard(task)
-            if self._spared:
-                self._spared.discard(task)
+            if self._paired:
+                self._paired.pop(task, None)
 
-    def spare(self, task: Task) -> None:
-        """It is one of two attempts of its call: neither is left for being late."""
-        self._spared.add(task)
+    def pair(self, task: Task, *, is_spared: bool) -> None:
+        """It is one of two attempts of its call; with `is_spared` neither is left for being late."""
+        self._paired[task] = is_spared
+
+    def is_paired(self, task: Task) -> bool:
+        """Whether it is one of two attempts of its call."""
+        return task in self._paired
 
     def is_spared(self, task: Task) -> bool:
         """Whether it is left alone until its time is up."""
-        return task in self._spared
+        return self._paired.get(task, False)
 
     def shorten(self, task: Task, ends_at: float) -> None:
         """Its time is up sooner."""

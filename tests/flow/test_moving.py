@@ -1,0 +1,128 @@
+"""Calls on their way elsewhere: whichever way a move ends, nothing of it is left, and nobody waits for what is known."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.flow.moving import Moves
+from gateway.flow.suspects import Suspects
+from gateway.policy.retry import Hedging, Retries
+from gateway.policy.snapshot import Limits
+from tests.flow.outage import City, Provider, answers, fails, gone
+from tests.flow.support import Script
+from tests.flow.test_suspects import SDK_S, calls, served, silence
+from tests.flow.virtual import LoopClock, run
+
+
+def moves_of(city: City) -> Moves:
+    look = city.bench.watch.look
+    assert look is not None
+    suspects = getattr(look, "__self__", None)
+    assert isinstance(suspects, Suspects)
+    return suspects._moves
+
+
+def test_a_retry_that_was_booked_elsewhere_and_never_sent_is_given_back() -> None:
+    """The other target fails, and its limit has no room for another try in time: its retry budget is whole again."""
+
+    async def story(clock: LoopClock) -> None:
+        limits = [Limits(), Limits(requests_per_min=2.0, request_burst=1.0)]
+        other = Provider(fails(503))
+        city = City([Provider(silence()), other], clock, changes={"limits": limits})
+
+        await calls(city, 1, 1.0)
+
+        assert len(other.asked_at) == 1
+        assert city.gate(1).vitals.retries.in_flight == 0
+        assert city.gate(1).vitals.tokens.level(500.0) == 500.0
+        await city.settle()
+
+    run(story)
+
+
+def test_a_final_word_of_the_first_target_is_the_answer() -> None:
+    """The call has moved on and waits there; what the first one says would be the same everywhere."""
+
+    async def story(clock: LoopClock) -> None:
+        wakes = asyncio.Event()
+
+        async def asleep() -> Script:
+            await wakes.wait()
+            return await fails(400)()
+
+        city = City([Provider(asleep), Provider(silence())], clock)
+        asyncio.get_running_loop().call_later(17.0, wakes.set)
+
+        (told,) = await calls(city, 1, 1.0)
+
+        assert told.result == 400
+        assert told.took_s == pytest.approx(17.0, abs=0.1)
+        assert [attempt.target for attempt in city.bench.account.call.attempts] == ["p1/m", "p0/m"]
+        await city.settle()
+
+    run(story)
+
+
+def test_a_move_that_is_called_off_before_it_has_begun_has_ended() -> None:
+    """Else it would count as on its way for ever, and fewer and fewer could follow."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(answers(0.5))], clock)
+        told: list[bool] = []
+        own = city.start(deadline=clock.now + SDK_S, deadline_is_callers=True)
+        await asyncio.sleep(0.01)
+        ((task, (_, call)),) = city.bench.watch._open.items()
+
+        moves_of(city).begin(call, task, told.append)
+        moves_of(city).call_off(call)
+        await asyncio.sleep(0.01)
+
+        assert told == [False]
+        await gone(own)
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize(("count", "every_s"), [(60, 0.05), (200, 0.02), (100, 0.2)])
+def test_hedged_calls_of_which_many_are_late_at_once_are_served(count: int, every_s: float) -> None:
+    """Most second attempts are denied elsewhere, or made at the silent target itself: that keeps nobody there."""
+
+    async def story(clock: LoopClock) -> None:
+        primary = Provider(answers(2.0))
+        city = City([primary, Provider(answers(2.0))], clock, retries=Retries(hedging=Hedging()))
+        await calls(city, 40, 0.1)
+        primary.fate = silence()
+
+        told = await calls(city, count, every_s)
+
+        assert served(told) == count
+        await city.settle()
+
+    run(story)
+
+
+def test_hedged_clients_that_leave_leave_nothing_behind() -> None:
+    """While their calls hang, race and move."""
+
+    async def story(clock: LoopClock) -> None:
+        primary = Provider(answers(0.5))
+        city = City([primary, Provider(answers(3.0))], clock, retries=Retries(hedging=Hedging()))
+        await calls(city, 40, 0.1)
+        primary.fate = silence()
+        tasks = []
+        for number in range(120):
+            task = city.start(deadline=clock.now + SDK_S, deadline_is_callers=True)
+            tasks.append(task)
+            asyncio.get_running_loop().call_later(0.37 * (number % 50), task.cancel)
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)
+
+        assert len(asyncio.all_tasks()) == 1
+        assert city.providers[0].in_flight == city.providers[1].in_flight == 0
+        await city.settle()
+
+    run(story)
