@@ -179,7 +179,10 @@ def _state(row: Mapping[str, Any]) -> str:
 
 def _why(row: Mapping[str, Any]) -> str:
     """The reason of what is in the way; how long it will be left alone besides."""
-    notes = [] if row["last_opened_s"] is None else [row["reason"]]
+    warning = row.get("warning")
+    notes = [warning] if warning else []
+    if row["last_opened_s"] is not None and not (warning and warning.startswith(row["reason"])):
+        notes.append(row["reason"])
     account = row.get("account")
     if account and account["state"] != "closed":
         notes.append(f"account {account['name']} is {account['state'].replace('_', ' ')}")

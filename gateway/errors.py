@@ -63,6 +63,8 @@ class ErrorClass(StrEnum):
     CONTENT_POLICY = "content_policy"
     AUTH = "auth"
     PERMISSION = "permission"
+    MODEL_NOT_FOUND = "model_not_found"
+    """Of a model that the config names: the operator's to mend."""
     NOT_FOUND = "not_found"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     CONFLICT = "conflict"

@@ -47,6 +47,7 @@ _SAME_AGAIN: Final = frozenset(
         ErrorClass.BAD_REQUEST,
         ErrorClass.CONTENT_POLICY,
         ErrorClass.CONTEXT_LENGTH_EXCEEDED,
+        ErrorClass.MODEL_NOT_FOUND,
         ErrorClass.NOT_FOUND,
         ErrorClass.PAYLOAD_TOO_LARGE,
         ErrorClass.PERMISSION,

@@ -130,8 +130,10 @@ def not_permitted(_dialect: str) -> Problem:
     return Problem(403, "Project `proj-emulator` does not have access to the model (emulated).", code="model_not_found")
 
 
-def no_such_model(_dialect: str) -> Problem:
+def no_such_model(dialect: str) -> Problem:
     """404 for whatever model was asked for."""
+    if dialect == "anthropic":
+        return Problem(404, "model: emulated")
     return Problem(404, "The model does not exist or you do not have access to it (emulated).", code="model_not_found")
 
 

@@ -182,6 +182,8 @@ class Admission:
             gate.vitals.breaker.trip(fault, now, self._draw())
         if error_class is ErrorClass.AUTH:
             self.outages.credential_refused(gate, now)
+        elif error_class is ErrorClass.MODEL_NOT_FOUND:
+            self.outages.model_missing(gate, [self.gates.line(one, call).gate for one in call.model.plan], now)
         # Whose credential is refused is told so; that the server wants to be left alone by him concerns nobody else.
         if diagnosis.delay_s is not None and (error_class is not ErrorClass.AUTH or self.gates.pays(gate)):
             gate.leave_alone(diagnosis.delay_s, now)

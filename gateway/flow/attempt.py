@@ -42,6 +42,8 @@ LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_T
 """The target has refused the call for how much was asked of it, not for what."""
 
 
+_OPERATORS = frozenset((ErrorClass.AUTH, ErrorClass.MODEL_NOT_FOUND))
+"""What the operator has to mend: the provider says it best."""
 MOST_WORDS = 500
 """Of what a provider has said, in a message of ours."""
 MOST_DETOURS = 100
@@ -117,7 +119,9 @@ class Attempts:
                     admission.answered(call, opened.headers)
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
-                last = opened
+                # That a model is missing somewhere is no news where another target had something to say.
+                if last is None or opened.error_class is not ErrorClass.MODEL_NOT_FOUND:
+                    last = opened
                 if call.move is not None and call.move.call is not call and is_final(call):
                     self._moves.call_off(call)  # whoever answers first has the say, here as there
             if call.move is not None and call.move.call is not call:
@@ -240,7 +244,7 @@ def _in_openai_shape(last: Opened) -> Opened:
 
 def _is_final_word(last: Opened, step: GiveUp) -> bool:
     """What is wrong with the request is the provider's to say, in whatever shape."""
-    return last.status < 500 and (step.reason == "final" or last.error_class is ErrorClass.AUTH)
+    return last.status < 500 and (step.reason == "final" or last.error_class in _OPERATORS)
 
 
 def _in_public(failure: UpstreamFailed) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -101,6 +101,8 @@ async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) ->
         attempt.ended_at = clock.monotonic()
         attempt.status = opened.status
         if opened.diagnosis is not None:
+            if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not _is_configured(call, target):
+                opened.diagnosis = replace(opened.diagnosis, error_class=ErrorClass.NOT_FOUND)
             attempt.error_class = opened.diagnosis.error_class
             attempt.phase = Phase.ANSWERED
     elif isinstance(opened.relay, SseRelay):
@@ -123,6 +125,11 @@ def _must_open_by(call: Call, clocks: Clocks, started_at: float) -> float:
         limit_s = clocks.connect_s + first_s
     ends_at = started_at + min(limit_s, clocks.total_s)
     return min(ends_at, call.deadline) if call.deadline_is_callers else ends_at
+
+
+def _is_configured(call: Call, target: Target) -> bool:
+    """Whether the model that was asked for is the config's own word; else the caller has chosen it, and hears so."""
+    return target.model is not None and call.endpoint.request != "any"
 
 
 def _end_failed(attempt: Attempt, error_class: ErrorClass, phase: Phase, clock: Clock) -> None:

@@ -23,7 +23,13 @@ IN_USE_S = 60.0
 Hand: TypeAlias = Literal["open", "closed", "drained"] | None
 """What a person wants of a breaker; None: what was set by hand holds no more."""
 _LOWEST = len(LANES) - 1
+MISSING_REMEDY = "correct the target's `model` in the config, or have it made available there"
 log = logging.getLogger("gateway.health")
+
+
+def missing_model(target: str) -> str:
+    """What is wrong with a target of this name whose provider does not know its model."""
+    return f"the provider knows no model '{target.partition('/')[2]}', or not for this account"
 
 
 class Outages:
@@ -49,6 +55,28 @@ class Outages:
         if self._gates.pays(gate):
             account.is_refused = True
             account.breaker.trip("its credential is refused", now, self._draw())
+
+    def model_missing(self, gate: Gate, plan: Sequence[Gate], now: float) -> None:
+        """The provider does not know the model that the config names there: others of the plan go first, if any can.
+
+        With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
+        there the next call is served.
+        """
+        heard = gate.vitals.heard
+        if self._gates.is_callers(gate.name):
+            return  # it may be this one caller's account that has no access
+        was_known = heard.has_lost_model
+        heard.miss_model()
+        if not heard.has_lost_model:
+            return
+        what = missing_model(self._gates.label(gate.name))
+        if not was_known:
+            log.warning("%s: %s; %s", gate.name, what, MISSING_REMEDY)
+        breaker = gate.vitals.breaker
+        if any(other.vitals.is_clear for other in plan if other is not gate):
+            breaker.trip(what, now, self._draw())
+        elif not breaker.is_by_hand:
+            breaker.trust("no other target is in service", now)
 
     def told_to_wait(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
         """The provider has named a delay, perhaps not for this target alone."""

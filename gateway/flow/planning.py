@@ -11,7 +11,7 @@ from math import inf
 
 from gateway.call import LANES, Call
 from gateway.clock import Clock
-from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest
+from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest, NotFound
 from gateway.flow.gates import Gates
 from gateway.policy.capabilities import lacks, needs_of
 from gateway.policy.choose import Tiers
@@ -118,6 +118,13 @@ class Planner:
                 usable = [one for one in targets if self._is_open_to(call, one, now)]
                 if usable:
                     return usable, inf
+        if all(gate.vitals.heard.has_lost_model for gate in gates):
+            raise NotFound(
+                f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
+                f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
+                param="model",
+                code="model_not_found",
+            )
         patience_s = self._patience_s(call, targets)
         if patience_s > 0:
             return targets, patience_s

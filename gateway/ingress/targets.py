@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.flow.admission import Admission
 from gateway.flow.delayqueue import Line
+from gateway.flow.outages import MISSING_REMEDY, missing_model
 from gateway.policy.breaker import Breaker
 from gateway.policy.latency import Latency
 from gateway.policy.retry import Retries
@@ -31,7 +32,7 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
     targets = {}
     for name, line in gates.shown():
         label = gates.label(name)
-        row = _target(line, tokens.get(label, Retries().tokens), now)
+        row = _target(line, tokens.get(label, Retries().tokens), now) | {"warning": _warning(line, label)}
         targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
     accounts = {
         account.name: _account(account, names, now) for account, names in sorted(_paid(admission), key=_name_of)
@@ -81,6 +82,13 @@ def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
         "paused_s": _left(gate.paused_until, now),
         "quota_spent_s": _left(gate.exhausted_until, now),
     }
+
+
+def _warning(line: Line, label: str) -> str | None:
+    """What the operator has to mend there, and how; None: nothing that is known."""
+    if not line.gate.vitals.heard.has_lost_model:
+        return None
+    return f"{missing_model(label)}; {MISSING_REMEDY}"
 
 
 def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ _STATUS_OF = {
     ErrorClass.CONTENT_POLICY: 400,
     ErrorClass.AUTH: 401,
     ErrorClass.PERMISSION: 403,
+    ErrorClass.MODEL_NOT_FOUND: 404,
     ErrorClass.NOT_FOUND: 404,
     ErrorClass.CONFLICT: 409,
     ErrorClass.PAYLOAD_TOO_LARGE: 413,

@@ -87,6 +87,7 @@ BUILT_IN_RULES: Mapping[str, ClassRule] = {
     ErrorClass.STREAM_INTERRUPTED: ClassRule(_R, 3),
     ErrorClass.CONTEXT_LENGTH_EXCEEDED: ClassRule(Action.CONTEXT_FALLBACKS),
     ErrorClass.AUTH: ClassRule(_N),
+    ErrorClass.MODEL_NOT_FOUND: ClassRule(_N),
     ErrorClass.BAD_REQUEST: ClassRule(_P),
     ErrorClass.CONTENT_POLICY: ClassRule(_P),
     ErrorClass.PERMISSION: ClassRule(_P),
@@ -200,28 +201,31 @@ def next_step(
     the last attempt is kept. What a rate limit refused is no failure: the delay queue knows when it may go again. A deadline
     that is not `is_hard` bounds waiting only: a target that the call has not met may still be tried.
     """
-    last = ledger[-1]
-    rule = rule_for(last, retries)
-    if rule.action is Action.PASS_THROUGH:
+    if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
         return GiveUp("final")
     if now >= deadline and is_hard:
         return GiveUp("deadline")
     is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
     left = _left(Plan(plan.context) if is_too_long else plan, ledger)
+    made = sum([not attempt.is_refused for attempt in ledger])
+    # A target without its model might as well not be there: what the others said decides, if there were any.
+    ledger = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again] or ledger
+    last = ledger[-1]
+    rule = rule_for(last, retries)
     if last.is_refused and not last.never_again:
         if now >= deadline:
             return GiveUp("deadline")
         return Try((*left.own, *left.others)) if left.own or left.others else GiveUp("no_target")
     failures = [attempt for attempt in ledger if not attempt.is_refused]
     allowed = budgets.attempts()
-    denied = "attempts" if len(failures) >= allowed else budgets.denies_money()
+    denied = "attempts" if made >= allowed else budgets.denies_money()
     if denied is not None:
         return GiveUp(denied)
     # A price that allows more attempts than usual allows more of each class, too.
     most = rule.attempts if rule.action is Action.RETRY else 0
     if most > 1:
         most += max(0, allowed - retries.attempts)
-    is_last = len(failures) == allowed - 1
+    is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
     if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
         fresh = _fresh(left.others, failures)

@@ -132,7 +132,7 @@ class Vitals:
         """
         breaker = self.breaker
         is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
-        if not is_open or breaker.failure_rate(now) > HOPELESS:
+        if not is_open or self.heard.has_lost_model or breaker.failure_rate(now) > HOPELESS:
             return False
         breaker.trust("nothing else is left, and it does serve calls", now)
         return True

@@ -83,7 +83,13 @@ FAULTS: dict[str, Fault] = {
         failed("A:502 A:502 A:502", "server_error " * 3, SERVER_ERROR, 502, "no_target_available"),
     ),
     # what would be the same again
-    "404": Fault(("e404",), failed("A:404", "not_found", openai.NotFoundError, 404, "model_not_found"), shape="beside"),
+    "404 of something else": Fault(
+        (),
+        failed("A:404", "not_found", openai.NotFoundError, 404, "x"),
+        shape="beside",
+        place="raw",
+        scripts=((READ, answer(b'{"error":{"message":"no","code":"x"}}', status=b"404 Not Found"), CLOSE),),
+    ),
     "403": Fault(
         ("e403",), failed("A:403", "permission", openai.PermissionDeniedError, 403, "model_not_found"), shape="beside"
     ),
@@ -117,6 +123,19 @@ FAULTS: dict[str, Fault] = {
     "refusal": Fault(("refusal",), served("A:200", "ok", "content_filter"), shape="beside"),
     "401 of the caller's own credential": Fault(
         ("e401",), failed("A:401", "auth", openai.AuthenticationError, 401, "invalid_api_key"), shape="callers"
+    ),
+    "404 of the model": Fault(
+        ("e404",), failed("A:404", "model_not_found", openai.NotFoundError, 404, "model_not_found")
+    ),
+    "404 of the model, others know it": Fault(
+        ("e404",), served("A:404 B:200", "model_not_found ok"), shape="beside"
+    ),
+    "404 of the model, a fallback": Fault(("e404",), served("A:404 B:200", "model_not_found ok"), shape="fallback"),
+    "404 of the model everywhere": Fault(
+        ("e404",),
+        failed("A:404 B:404", "model_not_found " * 2, openai.NotFoundError, 404, "model_not_found"),
+        shape="beside",
+        second=("e404",),
     ),
     # the wire
     "refused": Fault((), NO_CONNECTION, place="closed"),
@@ -251,6 +270,16 @@ async def test_a_credential_that_is_refused_is_not_asked_again(start: StartGatew
 
         assert tries(found) == [f"A:{429 if act == 'quota' else 401} A#2:200", "A#2:200", "A#2:200"]
         assert on_stage.reached() == (4, 0)
+
+
+async def test_a_target_without_its_model_is_not_tried_first_by_every_call(start: StartGateway, tmp_path: Path) -> None:
+    """The first call finds out; then it is tried again now and then, and serves again when its model is there."""
+    fault = Fault(("e404", "ok"), HEALTHY, shape="beside")
+    async with stage(start, tmp_path, fault, breakers=FOR_LONG) as on_stage:
+        found = await ends(on_stage, 4)
+
+        assert tries(found) == ["A:404 B:200"] + ["B:200"] * 3
+        assert (on_stage.reached(), breaker(on_stage)) == ((1, 4), 2.0)
 
 
 @pytest.mark.parametrize("act", ["rate_limit;seconds=3600", "e503;seconds=3600"])

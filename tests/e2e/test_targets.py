@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import openai
 import orjson
 import pytest
 
@@ -75,6 +76,31 @@ async def test_a_target_is_drained_and_closed_from_the_command_line(
     assert f"{TARGET}       drained  -           0          -    -         drained by hand\n" in shown[1]
     assert closed == (0, f"{TARGET} is closed (closed by hand), 0 in flight\n", "")
     assert (refused, served) == (503, 200)
+
+
+async def test_a_model_that_the_provider_does_not_know_is_said(
+    start: StartGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An SDK is served by the next target; what a caller made up under `*` is his, and nothing to mend."""
+    models = {"gpt-4o": {"targets": ["main/retired", "main/gpt-4o"], "choose": "in_order"}, "*": {"targets": ["main"]}}
+    gateway = await start(lambda url: {**guarded(url), "models": models})
+    await gateway.emulator.configure(models=("gpt-4o",))
+
+    plain = openai.DefaultAsyncHttpxClient(trust_env=False)
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=WEB_KEY, http_client=plain) as client:
+        answered = await client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "hi"}])
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(model="made-up", messages=[{"role": "user", "content": "hi"}])
+    _, output, _ = await run(capsys, "--url", gateway.url, "--key", ADMIN_KEY)
+
+    lines = {line.split()[0]: line for line in output.splitlines()[1:]}
+    assert (answered.choices[0].finish_reason, caught.value.code) == ("stop", "model_not_found")
+    assert lines["main/retired"].split()[1] == "open"
+    assert lines["main/retired"].endswith(
+        "the provider knows no model 'retired', or not for this account; correct the target's `model` in the config,"
+        " or have it made available there"
+    )
+    assert [name for name, line in lines.items() if "knows no model" in line] == ["main/retired"]
 
 
 async def test_an_account_is_named_without_a_slash(start: StartGateway, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +235,11 @@ def cells(**changes: Any) -> list[str]:
         ({"paused_s": 3.0, "quota_spent_s": 0.0}, ["closed", "-", "0", "-", "-", "paused for 3.0 s"]),
         ({"paused_s": 60.0, "quota_spent_s": 60.0}, ["closed", "-", "0", "-", "-", "quota spent for 60.0 s"]),
         ({"account": {"name": "a", "state": "half_open"}}, ["closed", "-", "0", "-", "-", "account a is half open"]),
+        ({"warning": "no model"}, ["closed", "-", "0", "-", "-", "no model"]),
+        (
+            {"warning": "no model; mend it", "reason": "no model", "last_opened_s": 1.0},
+            ["closed", "-", "0", "-", "-", "no model; mend it"],
+        ),
         ({"credential_refused": True}, ["closed", "-", "0", "-", "-", "credential refused"]),
     ],
 )

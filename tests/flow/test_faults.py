@@ -46,6 +46,7 @@ BROKE = httpx.ReadError("the connection broke: reset by peer")
 SILENCE = Act(after_s=99.0)
 RATE = {"kind": "requests", "code": "rate_limit_exceeded"}
 QUOTA = says(429, kind="insufficient_quota", code="insufficient_quota")
+NO_MODEL = says(404, kind="invalid_request_error", code="model_not_found")
 BAD_KEY = says(401, kind="invalid_request_error", code="invalid_api_key")
 TOO_LONG = says(400, kind="invalid_request_error", code="context_length_exceeded")
 IN_BAND = error_of("server_error")
@@ -325,6 +326,53 @@ ROWS = [
         [[BAD_KEY], [OK]],
         [bad("p0:401", 401, "invalid_api_key", outcome="auth")] * 2,
         accounts=("",),
+    ),
+    # A model that the config names and the provider does not know.
+    Row(
+        "404 of the model, others know it: these go first from then on",
+        [[NO_MODEL], [OK]],
+        [
+            replace(good("p0:404 p1:200", 0.0), moves=("p0 open",), left="p0 open"),
+            *[replace(ELSEWHERE, left="p0 open")] * 3,
+        ],
+    ),
+    Row(
+        "404 of the model, and a fallback",
+        [[NO_MODEL], [OK]],
+        [
+            replace(good("p0:404 p1:200", 0.0), moves=("p0 open",), left="p0 open"),
+            replace(ELSEWHERE, left="p0 open"),
+        ],
+        fallbacks=1,
+    ),
+    Row(
+        "404 of the model, of the only target: its word, each time",
+        [[NO_MODEL]],
+        [bad("p0:404", 404, "model_not_found")] * 5,
+    ),
+    Row(
+        "404 of the model everywhere: the last one's word",
+        [[NO_MODEL], [NO_MODEL]],
+        [
+            replace(bad("p0:404 p1:404", 404, "model_not_found", 0.0), moves=("p0 open",), left="p0 open"),
+            *[replace(bad("p1:404", 404, "model_not_found"), left="p0 open")] * 3,
+        ],
+    ),
+    Row(
+        "404 of the model at the second: what the first said decides",
+        [[says(503), says(503), OK], [NO_MODEL]],
+        [
+            replace(
+                good("p0:503 p1:404 p0:503 p0:200", 0.0, 0.05, 0.1, tries=0),
+                moves=("p1 open",),
+                left="p1 open",
+            )
+        ],
+    ),
+    Row(
+        "404 of the model in another shape: the provider's own word",
+        [[Act(404, (JSON,), (b'{"code":"gone","error":"The model m does not exist"}',), None)]],
+        [replace(bad("p0:404", 404, "model_not_found"), code=None)] * 2,
     ),
     # No answer.
     Row("reset before anything was sent", [[REFUSED, OK]], [good("p0:connection p0:200", 0.0)]),

@@ -86,6 +86,7 @@ def test_a_target_of_which_nothing_is_known_yet() -> None:
         "usual_first_byte_s": None,
         "slow_after_s": 120.0,
         "suspect": None,
+        "warning": None,
         "in_flight": 0,
         "waiting": 0,
         "retries": {"in_flight": 0, "tokens_left": 500.0},

@@ -28,8 +28,12 @@ RL_REQ, RL_TOK, QUOTA, OVER, SRV = (
     E.SERVER_ERROR,
 )
 TO, CONN, BAD, CTX, POL = E.TIMEOUT, E.CONNECTION, E.BAD_REQUEST, E.CONTEXT_LENGTH_EXCEEDED, E.CONTENT_POLICY
+GONE = E.MODEL_NOT_FOUND
 AUTH, PERM, NF, BIG, CONF = E.AUTH, E.PERMISSION, E.NOT_FOUND, E.PAYLOAD_TOO_LARGE, E.CONFLICT
 MAL, CUT = E.MALFORMED_RESPONSE, E.STREAM_INTERRUPTED
+
+
+NO_ENTITY = "Some requested entity was not found"
 
 
 @dataclass(frozen=True)
@@ -266,7 +270,13 @@ OPENAI_ROWS = [
     told("openai", 401, openai("Your IP is not authorized"), AUTH, scope="account"),
     told("openai", 403, openai("m", None, "unsupported_country_region_territory"), PERM, scope="account"),
     told("openai", 403, openai("Project does not have access to model"), PERM),
-    told("openai", 404, openai("m", "invalid_request_error", "model_not_found"), NF),
+    told("openai", 404, openai("m", "invalid_request_error", "model_not_found"), GONE),
+    told("openai", 404, openai("The model `gpt-9` does not exist or you do not have access to it."), GONE),
+    told("openai", 404, openai("No such File object: file-1", "invalid_request_error"), NF),
+    told("openai", 404, openai("Item 'the model x does not exist' not found.", "invalid_request_error"), NF),
+    told("openai", 403, openai("Project `p` does not have access to model `x`", None, "model_not_found"), PERM),
+    told("openai", 200, openai("m", "invalid_request_error", "model_not_found"), GONE),
+    told("openai", 404, "<html>404 Not Found</html>", NF),
     told("openai", 409, openai(), CONF),
     told("openai", 413, openai(), BIG),
     told("openai", 422, openai(), BAD),
@@ -353,7 +363,8 @@ AZURE_ROWS = [
     told("azure", 200, finished("content_filter"), POL),
     told("azure", 401, openai(), AUTH),
     told("azure", 403, openai("blocked by virtual network"), PERM),
-    told("azure", 404, {"error": {"code": "DeploymentNotFound", "message": "m"}}, NF),
+    told("azure", 404, {"error": {"code": "DeploymentNotFound", "message": "m"}}, GONE),
+    told("azure", 404, {"error": {"code": "404", "message": "Resource not found"}}, NF),
     told("azure", 408, "", TO),
     told("azure", 424, openai(), SRV),
     told("azure", 503, openai(), OVER),
@@ -369,6 +380,7 @@ ANTHROPIC_ROWS = [
     told("anthropic", 402, anthropic("billing_error"), QUOTA, scope="key"),
     told("anthropic", 403, anthropic("permission_error"), PERM),
     told("anthropic", 404, anthropic("not_found_error"), NF),
+    told("anthropic", 404, anthropic("not_found_error", "model: claude-2.1"), GONE),
     told("anthropic", 409, anthropic("conflict_error"), CONF),
     told("anthropic", 413, anthropic("request_too_large"), BIG),
     told("anthropic", 413, "<html>413 Payload Too Large</html>", BIG),
@@ -451,6 +463,8 @@ GEMINI_ROWS = [
     ),
     told("gemini", 403, google(403, "PERMISSION_DENIED"), PERM),
     told("gemini", 404, google(404, "NOT_FOUND"), NF),
+    told("gemini", 404, google(404, "NOT_FOUND", "models/g is not found for API version v1beta, or is not"), GONE),
+    told("gemini", 404, google(404, "NOT_FOUND", "This model models/g is no longer available to new users."), GONE),
     told("gemini", 429, google(429, "RESOURCE_EXHAUSTED"), RL_REQ),
     told("gemini", 499, google(499, "CANCELLED"), CONN),
     told("gemini", 500, google(500, "INTERNAL"), SRV),
@@ -503,6 +517,7 @@ VERTEX_ROWS = [
     told(
         "vertex", 429, google(429, "RESOURCE_EXHAUSTED", "Resource exhausted, please try again later."), OVER, delay_s=1
     ),
+    told("vertex", 404, google(404, "NOT_FOUND", "Publisher Model `projects/p/x` was not found or your project"), GONE),
     told("vertex", 429, openai("Too many requests. Exceeded the Provisioned Throughput."), RL_TOK),
     told("vertex", 429, openai("Quota exceeded for aiplatform.googleapis.com/generate_content_requests"), RL_REQ),
     told("vertex", 429, openai("Quota exceeded for aiplatform.googleapis.com/online_prediction_input_tokens"), RL_TOK),
@@ -522,6 +537,12 @@ CAPACITY = {
 }
 MISTRAL_LONG = "Prompt contains 9000 tokens and 0 draft tokens, too large for model with 8192 maximum context length"
 MISTRAL_ROWS = [
+    told(
+        "mistral",
+        400,
+        {"object": "error", "message": "Invalid model: x", "type": "invalid_model", "code": "1500"},
+        GONE,
+    ),
     told("mistral", 422, {"detail": [{"loc": ["body"], "msg": "field required", "type": "missing"}]}, BAD),
     told("mistral", 401, {"detail": "Unauthorized"}, AUTH),
     told("mistral", 401, {"message": "Unauthorized", "request_id": "r"}, AUTH),
@@ -546,7 +567,8 @@ GROQ_ROWS = [
     told("groq", 400, openai("m", "invalid_request_error", "tool_use_failed", failed_generation="{"), MAL),
     told("groq", 401, openai("m", "invalid_request_error", "invalid_api_key"), AUTH),
     told("groq", 403, openai(), PERM),
-    told("groq", 404, openai("m", None, "model_not_found"), NF),
+    told("groq", 404, openai("m", None, "model_not_found"), GONE),
+    told("groq", 400, openai("m", "invalid_request_error", "model_decommissioned"), GONE),
     told("groq", 413, openai(TOO_LARGE, "tokens", "rate_limit_exceeded"), RL_TOK, never_fits=True),
     told("groq", 422, openai(), BAD),
     told("groq", 424, openai(), SRV),
@@ -583,11 +605,13 @@ TOGETHER_ROWS = [
     told("together", 403, openai("input token count + max_tokens must be less than 4097"), CTX),
     told("together", 403, openai(), PERM),
     told("together", 404, openai(), NF),
+    told("together", 404, openai("Unable to access model x.", "invalid_request_error", "model_not_available"), GONE),
     told("together", 429, openai(), RL_REQ),
     *(told("together", s, openai(), k) for s, k in ((503, OVER), (500, SRV), (504, TO), (524, SRV), (529, OVER))),
 ]
 
 FIREWORKS_ROWS = [
+    told("fireworks", 404, openai("Model not found, inaccessible, and/or not deployed", None, "NOT_FOUND"), GONE),
     told("fireworks", 400, {"error": {"object": "error", "type": "invalid_request_error", "message": "m"}}, BAD),
     told("fireworks", 400, openai("The prompt is too long: 9000"), CTX),
     told("fireworks", 400, openai("maximum context length is 8192"), CTX),
@@ -614,6 +638,7 @@ FIREWORKS_ROWS = [
 
 DEEPSEEK_ROWS = [
     told("deepseek", 400, openai("m", "invalid_request_error"), BAD),
+    told("deepseek", 400, openai("Model Not Exist", "invalid_request_error", "invalid_request_error"), GONE),
     told("deepseek", 400, openai("This model's maximum context length is 65536 tokens."), CTX),
     told("deepseek", 401, openai(), AUTH),
     told("deepseek", 402, openai("Insufficient Balance"), QUOTA, scope="key", delay_s=HALF_AN_HOUR),
@@ -639,6 +664,8 @@ XAI_ROWS = [
     told("xai", 403, {"code": "x", "error": "Team is blocked"}, PERM),
     told("xai", 403, {"code": "x", "error": "Content violates usage guidelines."}, POL),
     told("xai", 404, "", NF),
+    told("xai", 404, {"code": NO_ENTITY, "error": "The model grok-x does not exist or your team has no access"}, GONE),
+    told("xai", 404, {"code": NO_ENTITY, "error": "No handler found on route."}, NF),
     told("xai", 415, "", BAD),
     told("xai", 422, {"code": "x", "error": "m"}, BAD),
     told("xai", 429, {"code": "Some resource has been exhausted", "error": "Too many requests for team"}, RL_REQ),
@@ -654,6 +681,7 @@ COHERE_ROWS = [
     told("cohere", 401, {"message": "invalid api token"}, AUTH),
     told("cohere", 402, {"message": "m"}, QUOTA),
     told("cohere", 404, {"message": "m"}, NF),
+    told("cohere", 404, {"message": "model 'x' not found, make sure the correct model ID was used"}, GONE),
     told("cohere", 422, {"message": "m"}, BAD),
     told("cohere", 429, {"message": "You are past the per minute request limit"}, RL_REQ),
     told("cohere", 429, {"message": "Trial key, which is limited to 40 API calls / minute"}, RL_REQ),
@@ -670,6 +698,9 @@ COHERE_ROWS = [
 
 RESETS_AT = "2026-11-21T00:00:00Z"
 OPENROUTER_ROWS = [
+    told("openrouter", 400, {"error": {"message": "x/y is not a valid model ID", "code": 400}}, GONE),
+    told("openrouter", 404, {"error": {"message": "No endpoints found for x/y.", "code": 404}}, GONE),
+    told("openrouter", 404, {"error": {"message": "No endpoints found that support tool use.", "code": 404}}, NF),
     *(
         told("openrouter", 400, openrouter(400, error_type=error_type), error_class)
         for error_type, error_class in (
@@ -766,7 +797,8 @@ BEDROCK_ROWS = [
     bedrock(403, "UnrecognizedClientException", AUTH),
     bedrock(403, "ExpiredTokenException", AUTH),
     bedrock(404, "ResourceNotFoundException", NF),
-    bedrock(404, "FTUFormNotFilled", NF),
+    bedrock(400, "ValidationException", GONE, "The provided model identifier is invalid."),
+    bedrock(404, "FTUFormNotFilled", GONE),
     bedrock(408, "ModelTimeoutException", TO),
     bedrock(424, "ModelErrorException", SRV),
     bedrock(429, "ThrottlingException", RL_REQ, "Too many requests, please wait before trying again."),
@@ -799,6 +831,8 @@ FULL = "The request queue is full."
 SELF_HOSTED_ROWS = [
     told("vllm", 400, openai("m", "BadRequestError", 400), BAD),
     told("vllm", 404, openai("m", "NotFoundError", 404), NF),
+    told("vllm", 404, openai("The model `x` does not exist.", "NotFoundError", 404), GONE),
+    told("vllm", 404, openai("Response with id 'the model x does not exist' not found.", "NotFoundError", 404), NF),
     told("vllm", 500, openai("m", "InternalServerError", 500), SRV),
     told("vllm", 501, openai("m", "NotImplementedError", 501), BAD),
     told("vllm", 400, {"object": "error", "message": "m", "type": "BadRequestError", "param": None, "code": 400}, BAD),
@@ -823,7 +857,8 @@ SELF_HOSTED_ROWS = [
     told("ollama", 404, openai("m", "not_found_error"), NF),
     told("ollama", 500, openai("m", "api_error"), SRV),
     told("ollama", 503, {"error": "server busy, please try again.  maximum pending requests exceeded"}, OVER),
-    told("ollama", 404, {"error": 'model "x" not found, try pulling it first'}, NF),
+    told("ollama", 404, {"error": 'model "x" not found, try pulling it first'}, GONE),
+    told("ollama", 404, openai("model 'x' not found", "not_found_error"), GONE),
     told("ollama", 499, "", CONN),
     told("ollama", 400, {"error": "prompt too long; exceeded context length"}, CTX),
     told("llamacpp", 400, openai("m", "invalid_request_error", 400), BAD),

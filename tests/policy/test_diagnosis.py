@@ -296,7 +296,7 @@ def test_the_emulators_faults_are_what_their_names_say(dialect: str, fault: str)
         "quota": E.QUOTA_EXHAUSTED,
         "e401": E.AUTH,
         "e403": E.PERMISSION,
-        "e404": E.NOT_FOUND,
+        "e404": E.MODEL_NOT_FOUND,
         "e500": E.SERVER_ERROR,
         "e503": E.OVERLOADED,
         "e529": E.OVERLOADED,

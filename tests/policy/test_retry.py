@@ -275,6 +275,18 @@ def test_retry_budgets_do_not_bound_first_tries() -> None:
     assert names(after(failed(A), plan=Plan([A, B], [C]), budgets=spent)) == "BC"
 
 
+def test_a_target_without_its_model_might_as_well_not_be_there() -> None:
+    """The next one is tried, at last a fallback; what the others said decides as if nobody had been asked there."""
+    gone = failed(A, ErrorClass.MODEL_NOT_FOUND)
+
+    assert after(gone, plan=Plan([A, B], [C])) == Try([B, C])
+    assert after(gone, plan=Plan([A], [C])) == Try([C])
+    assert after(gone) == GiveUp("no_target")
+    assert names(after(failed(B), gone, plan=Plan([B, A]))) == "B"  # tried again, after its own backoff
+    assert names(after(refused(B), gone, plan=Plan([B, A]))) == "B"  # waited for
+    assert after(failed(B, ErrorClass.BAD_REQUEST), plan=Plan([B, A])) == GiveUp("final")
+
+
 @pytest.mark.parametrize("reason", ["money", "key_budget"])
 def test_money_bounds_every_further_attempt(reason: str) -> None:
     """A fresh target costs as much as one met before."""
@@ -342,6 +354,12 @@ def some(draw: Random, *targets: Target, share: float = 0.6) -> list[Target]:
     return [target for target in targets if draw.random() < share]
 
 
+def telling(ledger: Sequence[Attempt]) -> Attempt:
+    """The last attempt at a target that has its model; of none the last."""
+    there = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again]
+    return (there or ledger)[-1]
+
+
 courses = st.builds(Course, st.integers(0, 2**32))
 
 
@@ -375,7 +393,7 @@ def test_no_step_breaks_a_rule(course: Course) -> None:
             assert step.until < course.deadline
             assert going <= met
             assert not any(course.budgets.denies(target, ledger[-1]) for target in step.targets)
-        elif not ledger[-1].is_refused:
+        elif not telling(ledger).is_refused:
             assert not going & met
 
 
@@ -388,7 +406,7 @@ def test_own_targets_come_first(course: Course) -> None:
     for length, _, step in course.steps:
         ledger = course.ledger[:length]
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
-        if isinstance(step, GiveUp) or not step.targets or ledger[-1].is_refused:
+        if isinstance(step, GiveUp) or not step.targets or telling(ledger).is_refused:
             continue
         own = course.plan.context if is_too_long else course.plan.own
         out = {attempt.target for attempt in ledger if not attempt.is_refused or attempt.never_again}
