@@ -2,10 +2,10 @@
 
 Malformed HTTP is answered in OpenAI's error shape, heads and trailers are bounded in size, a connection that does not finish
 its head in time is closed, so is one whose client takes nothing of its answer, and a lost connection tells the request that
-it serves at once (no task waits on `receive` for that). A client that ends its side of the connection has left: whether it
-would still read (`printf … | nc -N`) cannot be told from an application that was closed, whose call must not go on at the
-provider. Invariants: an error of the protocol never takes the place of an answer that is due to an earlier request, nor does
-it follow the answer to its own; nothing but the bytes of its own body gets into a request once its head is complete.
+it serves at once (no task waits on `receive` for that). A client that ends its side of the connection before its answer has
+begun (`printf … | nc -N`) gets it, if it still reads; during the answer it has left. Invariants: an error of the protocol never
+takes the place of an answer that is due to an earlier request, nor does it follow the answer to its own; nothing but the bytes
+of its own body gets into a request once its head is complete; whose client has closed, its call does not go on at the provider.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
 from gateway.ingress import framing
+from gateway.ingress.halfclosed import Ended
 from gateway.ingress.render import new_request_id, send_error
 from gateway.ingress.writing import PatientFlow, refusal_bytes
 
@@ -68,6 +69,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._is_deaf = False
         """Nothing more is read: the connection ends with the answers that are due."""
         self._refusal: GatewayError | None = None
+        self._ended: Ended | None = None
+        """The client has ended its side, and is served as long as it reads."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -81,20 +84,36 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.on_gone is not None:
             self.on_gone()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's closes always
+        """The client has ended its side. True: it is answered all the same, as long as it turns out to be there."""
+        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
+        if self._ended is not None:
+            return True
+        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            return None
+        if cycle.scope["http_version"] != "1.1":
+            return None  # there are no interim responses to find out with
+        cycle.keep_alive = False
+        self._ended = Ended(self.transport, self.loop)
+        return True
+
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             self._drop(len(data), MAX_DROPPED_BYTES)
             return
         self._piece_bytes = len(data)
         self._loose_bytes += len(data)
+        offered_at = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._stay(data[offer.args[0] :])
+            offered_at = offer.args[0]
         except httptools.HttpParserError as stopped:
             if not self._is_deaf:
                 self._refuse(self._why_stopped(stopped))
             return
+        if offered_at is not None:
+            self._stay(data[offered_at:])
         if self.head_since is not None and self._lacks_version(data):
             self._refuse(framing.no_version())
         elif self._loose_bytes > framing.MAX_HEAD_BYTES:
@@ -178,8 +197,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
         """Close the connection if its request head takes too long, if it idles, or if its client takes nothing.
 
-        Called about once a second. The last of these frees what the call holds at its provider.
+        Called about once a second. The last of these frees what the call holds at its provider; so does a client that has
+        ended its side first, and then has left.
         """
+        if self._ended is not None:
+            self._ended.sweep(now, is_waiting=not self.cycle.response_started)
         stuck_since = self._stuck_since(now)
         if stuck_since is not None and now - stuck_since > write_timeout_s:
             self.transport.abort()
@@ -311,6 +333,11 @@ class _BodyReader:
     def __init__(self, connection: GatewayProtocol) -> None:
         self.on_body = connection.on_body
         self._connection = connection
+        self._trailers = framing.Trailers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Also called for the few lines that it was given as a head."""
+        self._trailers.append((name, value))
 
     def on_message_complete(self) -> None:
         self._connection.end_of_last_body()
