@@ -267,7 +267,7 @@ class Gateway:
         meter = self._telemetry
         edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
         health = health_routes(
-            self._inflight, self._state_health, self._clock.wall, lambda: self._policies.current.emulated
+            self._inflight, self._state_health, self._kept_clock.wall, lambda: self._policies.current.emulated
         )
         admin = policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])

@@ -81,7 +81,8 @@ def fault_of_offer(method: bytes, headers: Iterable[Header]) -> CallerFault | No
     None: the request is one without the offer, too (h2c, TLS).
     """
     offers = b",".join([value for name, value in headers if name == b"upgrade"]).lower()
-    if method != b"GET" or b"websocket" not in {offer.strip() for offer in offers.split(b",")}:
+    names = {offer.partition(b"/")[0].strip() for offer in offers.split(b",")}  # a version may follow the name
+    if method != b"GET" or b"websocket" not in names:
         return None
     return NotSupported(
         "WebSockets are not relayed; use the HTTP endpoints, or connect to the provider for realtime sessions.",
