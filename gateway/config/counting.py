@@ -112,9 +112,13 @@ def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
         return "openai"
     if provider.dialect == "azure":
         return "azure"
-    host = urlsplit(provider.base_url).hostname or ""
+    return kind_of_host(urlsplit(provider.base_url).hostname or "")
+
+
+def kind_of_host(host: str) -> Kind:
+    """Whose host it is, as far as we know: `other` where we don't."""
     ours = (kind for pattern, kind in _HOSTS.items() if fnmatchcase(f".{host}", pattern))
-    known = provider_of(provider.base_url) or next(ours, "other")
+    known = provider_of(f"//{host}") or next(ours, "other")
     return next((kind for kind in KINDS if kind == known), "other")
 
 

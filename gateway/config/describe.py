@@ -78,6 +78,7 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
         "base_url": _masked(provider.base_url),
         "api_key": "set" if provider.api_key else "absent (caller's own)",
         "limits_are": provider.limits_are,
+        "accepts_callers_of": list(provider.accepts_callers_of),
         "headers": [name for name, _ in provider.headers],
         "api_version": provider.api_version,
         "transport": provider.transport,

@@ -11,6 +11,7 @@ from gateway.config.fields import EMULATOR, is_loopback
 from gateway.config.problems import Document, Path, path_text, printable
 from gateway.config.redisurl import parse_redis_url
 from gateway.config.schema import ConfigFile
+from gateway.policy.plan import strangers_of
 from gateway.policy.snapshot import Key, Model, Provider, SharedState
 
 _READABLE_BY_OTHERS = 0o044
@@ -55,13 +56,17 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
 
 
 def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
-    """Falling back must not show one provider's secret to another unseen; the emulator shows it to nobody."""
+    """A fallback that does not see the caller's credential, or that does, is not to be a surprise; the emulator shows it to
+    nobody."""
     keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
     for name, model in models.items():
-        going_to = (*model.plan, *model.context_plan)
+        bound = model.for_callers or model
+        going_to = [one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.withheld]
         shown_to = dict.fromkeys(target.provider for target in going_to if target.provider in keyless)
         if len(shown_to) > 1:
             yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
+        for target, use in strangers_of(model):
+            yield f"model {name}: {target.name} {use}"
 
 
 def _state_notices(shared: SharedState | None) -> Iterator[str]:

@@ -22,6 +22,7 @@ from gateway.config.problems import Document, Path, did_you_mean
 from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sharing import share_limits
 from gateway.config.targets import Parts, Place, build_targets
+from gateway.config.vendors import bind_credentials
 from gateway.policy.snapshot import Model, Target
 
 
@@ -160,7 +161,7 @@ def _model(
     own = targets[name]
     plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
-    return Model(
+    model = Model(
         name=name,
         targets=own,
         plan=plan,
@@ -173,6 +174,7 @@ def _model(
         caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
         include_usage=policies.admission[entry.admission].include_usage,
     )
+    return bind_credentials(model, groups)
 
 
 def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, str, str]]:

@@ -131,6 +131,7 @@ class ProviderEntry(Entry):
     max_connections: Count = 1000
     idle_expiry: Duration = 60.0
     limits_are: LimitsAre | None = None
+    accepts_callers_of: list[Text] = []
     emulate_without_key: Flag = False
 
 

@@ -20,6 +20,7 @@ from gateway.config.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.problems import Document, Path, did_you_mean, quoted
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
 from gateway.config.targets import limits_of
+from gateway.config.vendors import check_accepted
 from gateway.policy.largebody import LARGE_BYTES
 from gateway.policy.snapshot import Key, Provider, Server
 
@@ -67,6 +68,7 @@ def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, di
         if entry is not None:
             _check_provider(document, name, entry)
             check_presence(document, ("providers", name), entry, bool(config.keys))
+            check_accepted(document, config, ("providers", name), entry)
             provider = _provider(document, name, entry)
             kinds[name] = kind = kind_of_provider(entry, provider)
             provider = replace(
@@ -121,6 +123,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
         max_connections=entry.max_connections,
         idle_expiry_s=entry.idle_expiry,
         group=name,
+        accepts_callers_of=tuple(entry.accepts_callers_of),
         secrets=other_secrets_of(document, ("providers", name), entry),
         is_stand_in=emulated,
     )

@@ -167,7 +167,7 @@ class Attempts:
     def _learn_error(self, call: Call, target: Target, opened: Opened, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
-        attempt.is_callers = not target.account
+        attempt.is_callers = not target.account and target.name not in call.model.withheld
         if diagnosis.error_class in LIMITS_RATE:
             refusal = self._admission.refused(call, diagnosis, opened.headers)
             is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
@@ -218,6 +218,7 @@ class Attempts:
         why = _WHY.get(step.reason, "")
         error = kind(
             f"No target could serve this call; tried: {_tried(call.attempts)}. The last one: {error_class} ({detail}).{why}"
+            f"{call.model.skipped}"
         )
         if call.endpoint.request == "any":
             error.should_retry = None  # nothing was tried again here: that is for the client to decide

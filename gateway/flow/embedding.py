@@ -19,7 +19,7 @@ from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.policy.caching import SemanticRule
-from gateway.policy.snapshot import Model, Target
+from gateway.policy.snapshot import Model
 from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
@@ -106,19 +106,21 @@ class ConfigEmbedder:
         if self._dimensions is not None:
             asked["dimensions"] = self._dimensions
         now = self._clock.monotonic()
+        bound = model.for_callers or model
+        is_shown = call.credential is not None and _is_same_house(call, bound)
         return Call(
             id=f"{call.id}-embedding",
             endpoint=EMBEDDINGS,
             policy=call.policy,
             key=call.key,
-            model=model,
+            model=bound if is_shown else model,
             model_name=self._model,
             body=_json(asked),
             stream=False,
             stream_options=None,
             model_span=None,
             headers=JSON_HEADERS.copy(),
-            credential=call.credential if _is_same_house(call, model) else None,
+            credential=call.credential if is_shown else None,
             lane=call.lane,
             received_at=now,
             deadline=now + DEADLINE_S,
@@ -163,9 +165,13 @@ async def _body_of(reply: Reply) -> bytes:
 
 def _is_same_house(call: Call, model: Model) -> bool:
     """Whether the providers that would get the caller's own credential are those of the caller's own call."""
-    return _take_callers(call, model.plan) <= _take_callers(call, call.model.plan)
+    return _shown_to(call, model) <= _shown_to(call, call.model)
 
 
-def _take_callers(call: Call, plan: Iterable[Target]) -> set[str]:
+def _shown_to(call: Call, model: Model) -> set[str]:
     providers = call.policy.providers
-    return {one.provider for one in plan if one.provider not in providers or providers[one.provider].api_key is None}
+    return {
+        one.provider
+        for one in (*model.plan, *model.context_plan)
+        if one.name not in model.withheld and (one.provider not in providers or providers[one.provider].api_key is None)
+    }

@@ -126,7 +126,7 @@ class Gates:
     def line(self, target: Target, call: Call) -> Line:
         """The line of a target; of a wildcard, the one for the model that the call names."""
         name = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
-        if call.credential is not None and target.name in self._by_caller:
+        if call.credential is not None and target.name in self._by_caller and target.name not in call.model.withheld:
             return self._line_of_caller(name, target, call.credential)
         line = self.lines.get(name)
         if line is not None:

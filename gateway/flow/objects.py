@@ -231,7 +231,9 @@ def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
 
 def _is_callers_account(call: Call, target: Target) -> bool:
     """Whether the caller's own credential decides what is seen there."""
-    return call.credential is not None and call.policy.providers[target.provider].api_key is None
+    if call.credential is None or target.name in call.model.withheld:
+        return False
+    return call.policy.providers[target.provider].api_key is None
 
 
 def _not_yours(field: str | None) -> NotFound:

@@ -10,6 +10,7 @@ from gateway.call import Attempt, Call
 from gateway.policy import body as body_edits
 from gateway.policy.largebody import Large, edited
 from gateway.policy.plan import upstream_model
+from gateway.policy.replaykeys import ACCOUNTS
 from gateway.policy.snapshot import Target
 from gateway.ports import Clocks, Outgoing
 
@@ -22,14 +23,17 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     if call.deadline_is_callers:
         first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
     model = upstream_model(call, target)
+    headers, credential = call.headers, call.credential
+    if credential is not None and target.name in call.model.withheld:
+        headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
     return Outgoing(
         call.method,
         call.path,
         call.query,
         model,
-        call.headers,
+        headers,
         _body_for(call, model),
-        call.credential,
+        credential,
         clocks,
         first_byte_s,
         attempt,

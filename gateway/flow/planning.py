@@ -59,7 +59,8 @@ class Planner:
                 return able._replace(own=able.context)
             raise InvalidRequest(
                 f"No target of '{call.model_name}' can serve this call: it needs "
-                f"{', '.join(sorted({what for what in missing.values() if what}))}; use another model, or send without.",
+                f"{', '.join(sorted({what for what in missing.values() if what}))}; use another model, or send without."
+                f"{model.skipped}",
                 code="unsupported_by_targets",
             )
         return able
@@ -131,7 +132,7 @@ class Planner:
         soonest = min([gate.vitals.probe_at(now) for gate in gates])
         why = "; ".join(f"{gate.name}: {gate.vitals.reason}" for gate in gates)
         raise CircuitOpen(
-            f"No target of '{call.model_name}' is in service: {why}.",
+            f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
             # Behind the probe, when it is known how that went, and not all at once.
             retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
         )

@@ -150,9 +150,12 @@ class Edge:
         tenant = parse.choose_tenant(key, index)
         deadline, is_callers = parse.deadline(policy, lane, index, now)
         forwarded = parse.forwarded_headers(headers, allowed, endpoint, index)
-        account = self._account.keep(headers) if credential is not None else None
-        if account and all(policy.providers[target.provider].api_key is None for target in model.plan):
-            forwarded += account  # beside a provider's own key they would name another's account
+        if credential is not None:
+            model = model.for_callers or model
+            account = self._account.keep(headers)
+            going_to = (*model.plan, *model.context_plan)
+            if account and all(policy.providers[target.provider].api_key is None for target in going_to):
+                forwarded += account  # beside a provider's own key they would name another's account
         exchange.call = serving.call = call = Call(
             id=exchange.request_id,
             endpoint=endpoint,

@@ -11,6 +11,7 @@ from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.breaker import BreakerRules
 from gateway.policy.caching import Caching, applies
 from gateway.policy.capabilities import Capabilities
+from gateway.policy.plan import strangers_of
 from gateway.policy.retry import Action, ClassRule, Retries
 from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
 from gateway.ports import Clocks
@@ -58,8 +59,10 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.P
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
     yield f"plan      {_CHOICES[model.choice]}"
+    strangers = list(strangers_of(model))
     for number, (target, use) in enumerate(_plan(model), 1):
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
+        yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
         yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"

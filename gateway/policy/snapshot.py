@@ -52,6 +52,8 @@ class Provider:
     idle_expiry_s: float = 60.0
     limits_are: LimitsAre = "account"
     """Whose its limits, refusals and spent quotas are, where callers bring their own credentials."""
+    accepts_callers_of: tuple[str, ...] = field(default=(), compare=False)
+    """Providers, by their names in the config, whose callers' own credentials it may be shown in a fallback."""
     group: str = ""
     """Its name in the config, which all its credentials share: `openai` of `openai#2`."""
     is_self_hosted: bool = False
@@ -202,6 +204,14 @@ class Model:
     caching: Caching = field(default_factory=Caching)
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
+    for_callers: Model | None = None
+    """What calls with a credential of their own use instead; None: theirs may go to every target of the plan."""
+    withheld: frozenset[str] = frozenset()
+    """Names of targets, of the operator's own house, that are called without the caller's credential."""
+    skipped: str = ""
+    """A sentence on the targets that are left out, for errors of ours; empty: none are."""
+    credentials_of: str = ""
+    """The provider that the callers' credentials are taken to be of, where some target must not see them."""
     tiers: Tiers = field(init=False, repr=False, compare=False)
     """Its own targets, ready to be arranged."""
     others: tuple[Target, ...] = field(init=False, repr=False)

@@ -417,6 +417,7 @@ def test_description_shows_what_is_kept_and_where(tmp_path: Path) -> None:
         "answers": {"meaning": 256 * MIB, "exact": 256 * MIB},
         "records": 256 * MIB,
         "vectors": 50_000,
+        "objects": 1_000_000,
     }
     assert shown["models"]["a"]["cache"] == {
         "set": "exact",

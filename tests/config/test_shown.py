@@ -88,7 +88,11 @@ def test_description_shows_how_a_model_is_held_and_counted(snapshot: PolicySnaps
             ("other", "real", "continuous", True),
         )
     ]
-    assert models["claude"]["targets"][0]["limits"] == {"input_tokens_per_min": 450000, "output_tokens_per_min": 90000}
+    assert models["claude"]["targets"][0]["limits"] == {
+        "input_tokens_per_min": 450000,
+        "output_tokens_per_min": 90000,
+        "untold_burst_s": 10,
+    }
 
 
 def test_description_shows_what_a_key_may_ask_for(snapshot: PolicySnapshot) -> None:
