@@ -8,6 +8,7 @@ cancelled while it is watched.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ LOOK_S = 0.25
 MANY = 500
 """Where more attempts are open they are looked at less often."""
 
+log = logging.getLogger("gateway")
 Task: TypeAlias = asyncio.Task[Any]
 Open: TypeAlias = Mapping[Task, tuple[float, Call]]
 """The open attempts by task: when the time is up, and whose the last attempt of that ledger is."""
@@ -89,4 +91,7 @@ class Watch:
             self.expire(task)
         if self._open and now >= self._look_at and self.look is not None:
             self._look_at = now + LOOK_S * max(1.0, len(self._open) / MANY)
-            self.look(self._open, now)
+            try:
+                self.look(self._open, now)
+            except Exception:  # whoever looks decides a lot; that time runs out must not hang on it
+                log.exception("looking at the open attempts failed")

@@ -12,8 +12,9 @@ from typing import Any
 FIELDS = frozenset(("reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"))
 """Of a request, at its top: OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
 _LITTLE = frozenset((None, False, "none", "minimal", "disabled"))
+_LONGEST_NAME = 256
 _THINKERS = re.compile(
-    r"(?:^|[/_:-])(?:o[1-9](?:$|-)|gpt-[5-9](?!.*chat)|gpt-oss|qwq|magistral|deepseek-r[1-9]|r1(?:$|[:-])|.*(?:reason|think))",
+    r"(?:^|[/_:-])(?:o[1-9](?:$|-)|gpt-[5-9](?!.*chat)|gpt-oss|qwq|magistral|deepseek-r[1-9]|r1(?:$|[:-]))|reason|think",
     re.IGNORECASE,
 )
 
@@ -26,7 +27,11 @@ def asks_for_reasoning(body: Mapping[str, Any]) -> bool:
 
 
 def is_thinker(model: str) -> bool:
-    """Whether a model of this name is known to think although nobody asks it to; those that do not say so are missed."""
+    """Whether a model of this name is known to think although nobody asks it to; those that do not say so are missed.
+
+    Of a name, which may be a client's and of any length, only the beginning is looked at.
+    """
+    model = model[:_LONGEST_NAME]
     return _THINKERS.search(model) is not None and "non-" not in model
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import DeadlineExceeded, TargetsTimedOut
+from gateway.flow.watch import Open
 from tests.flow.support import ANSWER, Bench, Script, ScriptedUpstream, streamed, whole
 
 
@@ -125,3 +126,22 @@ async def test_an_answer_that_cannot_be_closed_still_has_its_account() -> None:
         await bench.serve(stream=True)
 
     assert bench.account.outcome == "ok"
+
+
+async def test_time_runs_out_even_where_somebody_who_looks_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Else one defect there would let every call of the process wait for ever."""
+    bench = Bench([ScriptedUpstream(Script(chunks=[b"{", asyncio.Event()]))])
+    task = asyncio.ensure_future(bench.serve(deadline=bench.clock.now + 9.0, deadline_is_callers=True))
+    await turns()
+
+    def fail(_opens: Open, _now: float) -> None:
+        raise RuntimeError("a defect")
+
+    bench.watch.look = fail
+    bench.watch.sweep(bench.clock.now + 1.0)
+    bench.clock.now += 9.0
+    bench.watch.sweep(bench.clock.now)
+
+    with pytest.raises(DeadlineExceeded):
+        await task
+    assert "looking at the open attempts failed" in caplog.text

@@ -80,3 +80,10 @@ def test_models_that_think_unasked(name: str) -> None:
 def test_models_that_do_not(name: str) -> None:
     """Or do not say so."""
     assert not is_thinker(name)
+
+
+def test_words_count_wherever_they_begin_and_what_is_far_behind_does_not() -> None:
+    """A name may be a client's: only its beginning is looked at, and in one pass."""
+    assert is_thinker("acme/deepthink-1")
+    assert is_thinker("x" * 200 + "-thinking")
+    assert not is_thinker("-" * 100_000 + "thinking")
