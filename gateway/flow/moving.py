@@ -87,7 +87,7 @@ class Moves:
             call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
         )
         move = call.move = copy.move = Move(copy)
-        move.task = asyncio.get_running_loop().create_task(self._make(move, task))
+        move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
@@ -104,6 +104,8 @@ class Moves:
         except BaseException:  # the client has left
             await self.abandon(call)
             raise
+        if call.move is not move:
+            return None  # it is in the ledger already
         call.move = move.call.move = None  # the copy would lead back to itself
         call.attempts += move.call.attempts[move.met :]
         call.denied = call.denied or move.call.denied
@@ -131,7 +133,7 @@ class Moves:
         if move.opened is not None and move.opened.relay is not None:
             await move.opened.relay.aclose()
 
-    async def _make(self, move: Move, task: Task) -> None:
+    async def _make(self, call: Call, move: Move, task: Task) -> None:
         copy = move.call
         try:
             opened = await self._serve(copy)
@@ -142,8 +144,13 @@ class Moves:
         except Exception:
             log.exception("moving a call failed")
             self._end(copy)
+            return
         if move.opened is not None:
             self._watch.expire(task)
+        elif call.move is move and call.attempts[-1].ended_at is None:  # it still hangs, and may move again
+            call.move = copy.move = None
+            call.attempts[-1:-1] = copy.attempts[move.met :]
+            call.denied = call.denied or copy.denied
 
     def _end(self, copy: Call) -> None:
         """Its attempt is not needed any more: what it took is settled, what it costs is estimated."""

@@ -41,7 +41,7 @@ from gateway.ports import Clocks
 LOOK_AFTER_S = 1.0
 """Younger attempts are left alone."""
 STAYS_S = 2.0
-"""A call that had nowhere to go is not asked again before."""
+"""A call that had nowhere to go, or was refused there, is not asked again before."""
 RETRIP_S = 30.0
 """A breaker that somebody has closed although the target is suspect is opened again after so long."""
 FORGET_S = 3600.0
@@ -223,7 +223,9 @@ class Suspects:
             return
         if is_second or self._watch.is_paired(one.task):
             self._watch.expire(one.task)
-        elif suspicion is None:
+            return
+        self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it
+        if suspicion is None:
             self._moves.begin(call, one.task)
         else:
             suspicion.moved()

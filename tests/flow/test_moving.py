@@ -126,3 +126,21 @@ def test_hedged_clients_that_leave_leave_nothing_behind() -> None:
         await city.settle()
 
     run(story)
+
+
+def test_a_move_that_was_refused_is_made_again() -> None:
+    """The only other target is drained for five seconds, while calls are on their way there."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(silence()), Provider(answers(3.0))], clock)
+        force, later = city.admission.outages.force, asyncio.get_running_loop().call_later
+        later(11.0, force, "p1/m", "drained")
+        later(16.0, force, "p1/m", None)
+
+        told = await calls(city, 100, 0.2, 60.0)
+
+        assert served(told) == 100
+        assert max(one.took_s for one in told) < 40.0
+        await city.settle()
+
+    run(story)
