@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from gateway.clock import SteadyClock, SystemClock
-from tests.e2e.harness import config_of, connect, post, start_gateway
+from tests.e2e.harness import config_of, connect, get, post, start_gateway
+from tests.store.redis_servers import redis_server
 
 BODY = orjson.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]})
 KEYED = post("/v1/chat/completions", BODY, "idempotency-key: once")
@@ -61,3 +62,19 @@ async def test_keys_survive_a_machine_whose_time_is_set(
 
     assert again.header("idempotent-replayed") == "true"
     assert gateway.upstream_calls() == 1
+
+
+async def test_how_long_a_redis_is_up_is_told_by_a_clock_that_never_jumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the machine's time it would have been for a year."""
+    machine = Machine()
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: time.time() + machine.time))
+    with redis_server() as server:
+        gateway = await start_gateway(tmp_path, lambda url: config_of(url, state=server.url))
+        machine.time += YEAR_S
+        async with connect(gateway.url) as peer:
+            said = orjson.loads((await peer.exchange(get("/readyz"))).body)
+        await gateway.stop()
+
+    assert said["state"]["since_s"] < YEAR_S / 2
