@@ -274,6 +274,12 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
     bound = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     if type(bound) is not int or not 0 < bound < 1_000_000_000:
         return None
+    for name in ("max_tokens", "max_output_tokens"):  # each provider heeds its own: a small one hides no larger one
+        other = body.get(name) or bound
+        if other != bound:
+            if type(other) is not int or not 0 < other < 1_000_000_000:
+                return None
+            bound = max(bound, other)
     choices = body.get("n")
     return bound * choices if type(choices) is int and 1 < choices <= MAX_CHOICES else bound
 

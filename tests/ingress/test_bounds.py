@@ -1,0 +1,36 @@
+"""What a call's answer may have at most, as its body says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.ingress.parse import peek
+from gateway.ingress.routes import ENDPOINTS
+
+CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({}, None),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 7, "n": 3}, 21),
+        ({"max_completion_tokens": 1, "max_tokens": 100_000}, 100_000),
+        ({"max_tokens": 1, "max_output_tokens": 100_000}, 100_000),
+        ({"max_completion_tokens": 100_000, "max_tokens": 1}, 100_000),
+        ({"max_completion_tokens": 1, "max_tokens": 2, "max_output_tokens": 3}, 3),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, 5),
+        ({"max_completion_tokens": 1, "max_tokens": None}, 1),
+        ({"max_completion_tokens": 1, "max_tokens": -1}, None),
+        ({"max_tokens": "7"}, None),
+    ],
+)
+def test_the_largest_bound_counts(fields: dict[str, Any], bound: int | None) -> None:
+    """A provider heeds the name it knows: a small number under another is not to make a call cheap for limits and budgets."""
+    body = orjson.dumps({"model": "m", "messages": [], **fields})
+
+    assert peek(CHAT, body, {}).max_tokens == bound
