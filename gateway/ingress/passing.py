@@ -27,7 +27,9 @@ SEGMENTS = frozenset((
 ADMIN_SEGMENTS = frozenset(("organization", "organizations", "projects"))
 """Of an account's own administration: users, keys, costs. The first of them also without `/v1`."""
 _MOST_DECODINGS = 3
-_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|[^\x21-\x7e]", re.IGNORECASE)
+_CLIMBS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|//|\\|%2f|%5c|%00|;|%3b|%3f|%23|[^\x21-\x7e]", re.IGNORECASE)
+"""What some servers take for another path: steps up, slashes that are hidden, what ends a path or a step (RFC 3986, 3.3)."""
+_VERSION = re.compile(r"v\d+\w*", re.IGNORECASE)
 
 
 def is_relayed(policy: PolicySnapshot, path: str) -> bool:
@@ -43,9 +45,13 @@ def is_relayed(policy: PolicySnapshot, path: str) -> bool:
 
 def is_admin(segment: str) -> bool:
     """Whether it leads to the administration of an account, however often it is encoded."""
+    return _plain(segment).lower() in ADMIN_SEGMENTS
+
+
+def _plain(segment: str) -> str:
     for _ in range(_MOST_DECODINGS):
         segment = unquote(segment)
-    return segment.lower() in ADMIN_SEGMENTS
+    return segment
 
 
 def unnamed_model(policy: PolicySnapshot, key: Key) -> Model | None:
@@ -106,4 +112,6 @@ def passthrough_path(scope: Mapping[str, Any]) -> str:
     is_whole = start.endswith(b"/") or path[len(start) : len(start) + 1] in (b"/", b"")
     if not path.startswith(start) or not is_whole or _CLIMBS.search(path):
         raise NotFound("Unknown path.")
+    if start == b"/v1/" and _VERSION.fullmatch(_plain(path[len(start) :].partition(b"/")[0].decode("ascii"))):
+        raise NotFound("Unknown path.")  # behind a base_url without a version that is the same place as without it
     return path.removeprefix(b"/v1").decode("ascii") if start == b"/v1/" else path.decode("ascii")

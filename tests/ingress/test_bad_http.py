@@ -329,6 +329,14 @@ async def test_each_spelling_of_a_path_is_one_endpoint_or_none(start: StartGatew
         "/v1/a\\b",
         "/%76%31/x",
         "/v1%2ffiles",
+        "/v1/v1/files/x",
+        "/v1/%76%2531/files/x",
+        "/v1/V1beta/files",
+        "/v1/files;x",
+        "/v1/files%3Bx/y",
+        "/v1/files%3fx",
+        "/v1/files%23/y",
+        "/files%23",
     ],
 )
 async def test_a_path_that_climbs_is_not_relayed(start: StartGateway, path: str) -> None:
