@@ -23,6 +23,7 @@ from gateway.flow.delayqueue import DelayQueue, Line
 from gateway.flow.sharing import Sharing
 from gateway.policy.breaker import account_rules
 from gateway.policy.gate import Gate
+from gateway.policy.heard import Heard
 from gateway.policy.remembered import Remembered
 from gateway.policy.snapshot import Model, PolicySnapshot, Target
 from gateway.policy.thinking import is_thinker
@@ -133,6 +134,11 @@ class Gates:
             return line
         # An earlier policy's target lives on as long as its calls.
         return self._open(name, target) if name == target.name else self._open_named(name, target)
+
+    def heard(self, target: Target, call: Call) -> Heard | None:
+        """What all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
+        line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
+        return None if line is None else line.gate.vitals.heard
 
     def label(self, name: str) -> str:
         """The name of a gate or an account as the config knows it."""

@@ -28,6 +28,7 @@ from gateway.policy.breaker import Breaker
 from gateway.policy.gate import Gate
 from gateway.policy.heard import Heard
 from gateway.policy.patience import (
+    UNKNOWN,
     Usual,
     first_event_s,
     probe_s,
@@ -115,7 +116,9 @@ class Suspects:
     def _hanging(self, gate: Gate, task: Task, ends_at: float, call: Call, now: float) -> Hanging:
         target = find_target(call)
         clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
-        return Hanging(task, ends_at, call, self._usual(gate, call), clocks, now - call.attempts[-1].heard_at)
+        return Hanging(
+            task, ends_at, call, self._usual(gate.vitals.heard, call), clocks, now - call.attempts[-1].heard_at
+        )
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
         for one in group:
@@ -148,8 +151,7 @@ class Suspects:
         ]
         return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
 
-    def _usual(self, gate: Gate, call: Call) -> Usual:
-        heard = gate.vitals.heard
+    def _usual(self, heard: Heard, call: Call) -> Usual:
         kind = (heard, call.stream, call.thinks)
         usual = self._known.get(kind)
         if usual is None:
@@ -182,7 +184,8 @@ class Suspects:
         following = next((target for target in call.model.plan if target.name not in met), None)
         if following is None:
             return False
-        after = self._usual(self._admission.gates.line(following, call).gate, call)
+        heard = self._admission.gates.heard(following, call)
+        after = UNKNOWN if heard is None else self._usual(heard, call)
         thinks = self._thinks(gate, call)
         return now - started_at >= room_s(call.deadline - started_at, one.usual, after, thinks=thinks)
 

@@ -433,6 +433,8 @@ class LimitSet:
             row.configured = configured
         elif row.configured is not None:
             amount = min(amount, row.configured)
+            if reading is not None and reading.period_s >= _MINUTE_S:
+                reading = None  # a lower rate is no word on how many go at once
         if amount != row.amount:
             row.amount = amount
             row.limit.resize(*self._shape(name, amount, reading), now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,27 @@ def test_a_move_that_was_refused_is_made_again() -> None:
 
         assert served(told) == 100
         assert max(one.took_s for one in told) < 40.0
+        await city.settle()
+
+    run(story)
+
+
+def test_looking_where_a_call_might_go_makes_no_gates_there() -> None:
+    """Of callers with credentials of their own there may be thousands, and each would have one at each target."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(answers(10.0)), Provider(answers(0.5))], clock, accounts=["", ""])
+        providers = city.bench.policy.providers
+        assert isinstance(providers, dict)
+        providers.update({name: replace(providers["p0"], name=name, api_key=None) for name in ("p0", "p1")})
+        city.admission.install(city.bench.policy)
+        own = {"deadline": clock.now + SDK_S, "deadline_is_callers": True}
+
+        told = await asyncio.gather(*[city.start(credential=b"Bearer k%d" % number, **own) for number in range(50)])
+
+        assert served(told) == 50
+        assert len(city.admission.gates.callers["p0/m"]) == 50
+        assert not city.admission.gates.callers.get("p1/m")
         await city.settle()
 
     run(story)

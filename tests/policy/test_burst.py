@@ -65,3 +65,14 @@ def test_a_new_burst_is_in_force_at_once() -> None:
     assert level(limits) == 100
     limits.configure(Limits(requests_per_min=RPM, request_burst=300.0, untold_burst_s=10.0), 0.0)
     assert level(limits, 60.0) == 300
+
+
+def test_a_lower_rate_in_headers_is_no_word_on_how_many_go_at_once() -> None:
+    """Nor is it when another replica has heard it: what is left was not told."""
+    limits = limits_of()
+
+    limits.learn(Learned(requests=Reading(RPM / 2)), 1.0)
+
+    assert level(limits, 60.0) == 50
+    limits.learn(Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
+    assert level(limits, 120.0) == 300
