@@ -258,6 +258,12 @@ class Edge:
         send = exchange.send
         try:
             exchange.started = True
+            if cycle is not None and cycle.scope["http_version"] == "1.0" and cycle.scope["method"] != "HEAD":
+                begin_stream(cycle, reply.headers, b"", reply.status)  # ASGI has it chunked, which 1.0 cannot read
+                async for chunk in reply.chunks:
+                    await send_chunk(cycle, chunk)
+                await end_stream(cycle)
+                return
             await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
             if cycle is not None and cycle.chunked_encoding and cycle.scope["method"] != "HEAD":
                 async for chunk in reply.chunks:

@@ -63,8 +63,8 @@ async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, byt
     cycle.on_response()
 
 
-def begin_stream(cycle: Any, headers: list[tuple[bytes, bytes]], first: bytes) -> None:
-    """Write the head and the first part of a 200 whose length nobody knows; `send_chunk` and `end_stream` do the rest.
+def begin_stream(cycle: Any, headers: list[tuple[bytes, bytes]], first: bytes, status: int = 200) -> None:
+    """Write the head and the first part of an answer whose length nobody knows; `send_chunk` and `end_stream` do the rest.
 
     Chunked, or for a client of HTTP/1.0, which does not know chunks, up to the end of the connection.
     """
@@ -76,7 +76,7 @@ def begin_stream(cycle: Any, headers: list[tuple[bytes, bytes]], first: bytes) -
         cycle.keep_alive = False
     lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
     end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
-    cycle.transport.write(STATUS_LINE[200] + lines + end + _framed(cycle, first))
+    cycle.transport.write(STATUS_LINE[status] + lines + end + _framed(cycle, first))
 
 
 def write_chunk(cycle: Any, chunk: bytes) -> None:
