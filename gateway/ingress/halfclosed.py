@@ -1,12 +1,16 @@
 """A client that has ended its side of the connection and still reads, told from one that has left.
 
 Both look the same until something is sent: the system of who has left answers with a reset. What is sent is an interim
-response, of which any client takes any number before the answer (RFC 9110, 15.2). It must not know what was asked.
+response, of which any client takes any number before the answer (RFC 9110, 15.2). HTTP/1.0 knows none: there the end has to
+come right behind the request, because who gives up waiting does so later (proxies that speak 1.0 among them), and the kernel
+asks with its keep-alive probes, which a client that was closed all the same answers with a reset once its system has forgotten
+the connection (Linux: `tcp_fin_timeout`, 60 s). It must not know what was asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import sys
 
@@ -15,6 +19,9 @@ SOON_S = 0.02
 """The way there and back, where it is short; of who is farther away the sweep finds out."""
 AGAIN_S = 10.0
 """So often it is asked while it waits for its answer."""
+RIGHT_BEHIND_S = 1.0
+KERNEL_ASKS = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""After how many seconds, how often, and how often in vain; by default it begins after two hours."""
 _CLOSE_WAIT = 8
 """The peer has ended its side, and nothing else has come of it (tcp_states.h of Linux)."""
 
@@ -24,8 +31,15 @@ class Ended:
 
     __slots__ = ("_asked_at", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, takes_interim: bool = True
+    ) -> None:
         self._transport = transport
+        self._asked_at = math.inf
+        """When it was asked last; the kernel does it where that is for ever."""
+        if not takes_interim:
+            let_kernel_ask(transport)
+            return
         self._ask(loop.time())
         loop.call_later(SOON_S, self._look)
 
@@ -46,6 +60,15 @@ class Ended:
         if is_over:
             self._transport.abort()
         return is_over
+
+
+def let_kernel_ask(transport: asyncio.Transport) -> None:
+    """Find out whether the client is there without a byte of HTTP."""
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KERNEL_ASKS:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def has_left(transport: asyncio.Transport) -> bool:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.ingress import framing
+from gateway.ingress import framing, halfclosed
 from gateway.ingress.halfclosed import Ended
 from gateway.ingress.render import new_request_id, send_error
 from gateway.ingress.writing import PatientFlow, refusal_bytes
@@ -71,6 +71,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refusal: GatewayError | None = None
         self._ended: Ended | None = None
         """The client has ended its side, and is served as long as it reads."""
+        self._said_all_at = 0.0
+        """When a request that is the last of its connection was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -91,10 +93,11 @@ class GatewayProtocol(HttpToolsProtocol):
             return True
         if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
             return None
-        if cycle.scope["http_version"] != "1.1":
-            return None  # there are no interim responses to find out with
+        takes_interim = cycle.scope["http_version"] == "1.1"
+        if not takes_interim and self.loop.time() - self._said_all_at > halfclosed.RIGHT_BEHIND_S:
+            return None
         cycle.keep_alive = False
-        self._ended = Ended(self.transport, self.loop)
+        self._ended = Ended(self.transport, self.loop, takes_interim=takes_interim)
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -175,6 +178,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._loose_bytes = 0
         cycle = self.cycle
         cycle.more_body = False
+        if not cycle.keep_alive:
+            self._said_all_at = self.loop.time()
         if cycle.response_complete:
             self._dropped_bytes = 0
         else:

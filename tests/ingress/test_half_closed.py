@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ from tests.e2e.harness import Running, chat, connect, get, post, until
 
 CHAT = "/v1/chat/completions"
 WHOLE, STREAM = post(CHAT, orjson.dumps(chat())), post(CHAT, orjson.dumps(chat(stream=True)))
+OLD, OLD_STREAM, OLD_HEALTH = (each.replace(b"HTTP/1.1", b"HTTP/1.0") for each in (WHOLE, STREAM, get("/healthz")))
 
 
 def sweep(gateway: Running, later_s: float) -> None:
@@ -88,15 +90,60 @@ async def test_the_end_of_an_answer_is_not_thrown_away() -> None:
     assert not transport.is_aborted
 
 
-@pytest.mark.parametrize(
-    "request_bytes", [WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"), WHOLE[:-1]], ids=["1.0", "broken_off"]
-)
-async def test_who_cannot_be_asked_or_has_not_said_all_has_left(gateway: Running, request_bytes: bytes) -> None:
-    """HTTP/1.0 has no interim responses; a request without its end is none."""
+@pytest.mark.parametrize("request_bytes", [WHOLE[:-1], OLD[:-1]], ids=["1.1", "1.0"])
+async def test_who_has_not_said_all_has_left(gateway: Running, request_bytes: bytes) -> None:
+    """A request without its end is none."""
     gateway.script("silence")
 
     assert await sent_and_ended(gateway, request_bytes) == b""
 
+    await gateway.idle()
+
+
+@pytest.mark.parametrize("request_bytes", [OLD, OLD_STREAM, OLD_HEALTH], ids=["whole", "stream", "health"])
+async def test_http_1_0_gets_its_answer_too(gateway: Running, request_bytes: bytes) -> None:
+    """What comes back is the answer and nothing before it: there are no interim responses in HTTP/1.0."""
+    said = await sent_and_ended(gateway, request_bytes)
+
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith((b"}", b"data: [DONE]\n\n"))
+    assert b"transfer-encoding" not in said
+    await gateway.idle()
+    assert not gateway.connections
+
+
+async def test_http_1_0_that_ends_its_side_later_gave_up_waiting(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a proxy that speaks it, and whose own client has left."""
+    monkeypatch.setattr(halfclosed, "RIGHT_BEHIND_S", -1.0)  # every end is late
+    gateway.script("silence")
+
+    assert await sent_and_ended(gateway, OLD) == b""
+
+    await gateway.idle()
+
+
+async def test_http_1_0_that_was_closed_all_the_same_is_noticed(gateway: Running) -> None:
+    """The kernel asks, and a reset is its answer; nothing is read any more, so the sweep has to look."""
+    gateway.script("silence")
+    stats = gateway.emulator.emulator.stats
+    async with connect(gateway.url) as peer:
+        peer.send(OLD)
+        peer.writer.write_eof()
+        await until(lambda: stats.active == 1)
+        sweep(gateway, 60.0)
+        (connection,) = gateway.connections
+        ours = connection.transport.get_extra_info("socket")
+        assert not connection.transport.is_closing()
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        theirs = peer.writer.get_extra_info("socket")
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
+
+    await until(lambda: halfclosed.has_left(connection.transport))
+    sweep(gateway, 61.0)
+    await until(lambda: stats.cancelled == 1)
     await gateway.idle()
 
 
