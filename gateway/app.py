@@ -39,7 +39,7 @@ from gateway.flow.pipeline import Pipeline
 from gateway.flow.savings import Savings
 from gateway.flow.watch import SWEEP_S, Watch
 from gateway.ingress import insight, targets
-from gateway.ingress.backup import StateFile, backup_route
+from gateway.ingress.backup import StateFile, backup_route, forget_copies
 from gateway.ingress.caching import cache_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
@@ -314,6 +314,7 @@ class Gateway:
 
         sys.setswitchinterval(SWITCH_S)
         store = SqliteStore(policy.state.removeprefix(SQLITE), self._kept_clock.wall, policy.store)
+        forget_copies(store.path)
         self._state_file = StateFile(store.path, store.backup)
         return store, None
 

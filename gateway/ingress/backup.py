@@ -1,7 +1,7 @@
 """`GET /admin/state/backup`: a copy of the state file, made while calls go on.
 
-The copy is made beside the state file, sent, and deleted, whatever becomes of the client. Behind the admin key: what is kept
-are answers, in clear.
+The copy is made beside the state file, sent, and deleted, whatever becomes of the client; one that a killed process has left
+goes at the next start. Behind the admin key: what is kept are answers, in clear.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from glob import escape, glob
 from secrets import token_hex
 
 from starlette.requests import Request
@@ -22,6 +23,8 @@ from gateway.errors import BackupFailed, InvalidRequest
 from gateway.ingress.operations import require_admin
 from gateway.policy.snapshot import Policies
 
+TOKEN_BYTES = 8
+"""In the name of a copy, so that two at once are two files."""
 log = logging.getLogger("gateway.admin")
 
 
@@ -31,6 +34,12 @@ class StateFile:
 
     path: str
     copy: Callable[[str], Awaitable[str | None]]
+
+
+def forget_copies(path: str) -> None:
+    """Delete what was left of copies; only for who alone has the state file at `path`: they may be in use."""
+    for left in glob(f"{escape(path)}.{'[0-9a-f]' * 2 * TOKEN_BYTES}.backup"):
+        _delete(left)
 
 
 class _PassingFile(FileResponse):
@@ -54,7 +63,7 @@ def backup_route(policies: Policies, state: StateFile | None) -> BaseRoute:
                 "and a Redis has backups of its own (BGSAVE).",
                 code="state_is_no_file",
             )
-        copied = f"{state.path}.{token_hex(8)}.backup"
+        copied = f"{state.path}.{token_hex(TOKEN_BYTES)}.backup"
         try:
             problem = await state.copy(copied)
         except BaseException:

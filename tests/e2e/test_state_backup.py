@@ -112,3 +112,18 @@ def test_a_damaged_copy_is_refused_and_not_kept(tmp_path: Path) -> None:
         save([b"SQLite format 3\0", bytes(5000)], tmp_path / "copy", damage_of)
 
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_a_killed_process_left_of_a_copy_goes_at_the_next_start(start: StartGateway, tmp_path: Path) -> None:
+    """It holds answers in clear, and may be as large as the state; nothing else that lies there is touched."""
+    left = tmp_path / "state.db.0123456789abcdef.backup"
+    others = {
+        tmp_path / name for name in ("state.db.backup", "state.db.2026-01-01.backup", "else.db.0123456789abcdef.backup")
+    }
+    for path in (left, *others):
+        path.write_bytes(b"x")
+
+    await start(lambda url: on_file(tmp_path / "state.db", url))
+
+    assert not left.exists()
+    assert all(path.exists() for path in others)
