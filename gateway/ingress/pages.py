@@ -19,7 +19,8 @@ def refuse_pages(index: Mapping[bytes, bytes]) -> None:
     """Raises Forbidden for a request of a web page that is not of this machine; `index` has the headers by name."""
     origin = index.get(b"origin")
     if origin is None:
-        is_foreign = index.get(b"sec-fetch-site", b"").strip().lower() == b"cross-site"
+        site = index.get(b"sec-fetch-site")
+        is_foreign = site is not None and site.strip().lower() == b"cross-site"
     else:
         is_foreign = _LOCAL_HOST.fullmatch(origin.partition(b"://")[2]) is None
     if is_foreign:

@@ -31,8 +31,8 @@ MAX_REST_BYTES = 128 * 1024 * 1024
 """Of a body whose request has been answered: read and dropped up to here, so that its client sees the answer."""
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 """Of what is sent behind a refused request: as above."""
-DECISIVE = frozenset((b"expect", b"host", b"transfer-encoding"))
-"""The headers that say something about how the request is read."""
+DECISIVE = frozenset((b"expect", b"transfer-encoding"))
+"""The headers that say, beside `Host`, something about how the request is read."""
 
 
 class Notice:
@@ -130,7 +130,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """As uvicorn's, and with the headers noted that decide how the request is read."""
         name = name.lower()
-        if name in DECISIVE:
+        if name == b"host":
+            self._has_host = True
+        elif name in DECISIVE:
             self._note(name, value)
         self.headers.append((name, value))
 
@@ -227,9 +229,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _note(self, name: bytes, value: bytes) -> None:
         """Take note of a decisive header; uvicorn does it with `Expect` only."""
-        if name == b"host":
-            self._has_host = True
-        elif name == b"transfer-encoding":
+        if name == b"transfer-encoding":
             self._coding = value if self._coding is None else self._coding + b", " + value
         elif value.lower() == b"100-continue":
             self.expect_100_continue = True
