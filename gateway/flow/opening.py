@@ -21,7 +21,7 @@ from gateway.flow.rawrelay import RawRelay, read_whole
 from gateway.flow.relay import SseRelay
 from gateway.flow.watch import Watch
 from gateway.policy.diagnosis import Diagnosis, in_band_status
-from gateway.policy.headers import REQUEST_IDS
+from gateway.policy.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.policy.objects import Concern
 from gateway.policy.snapshot import Target
 from gateway.policy.sse import answer_object, json_object
@@ -299,6 +299,8 @@ def _what_it_is(answer: Answer) -> str:
 
 
 def _request_id(index: dict[bytes, bytes]) -> bytes | None:
+    if ALL_REQUEST_IDS.isdisjoint(index):
+        return None
     for name in REQUEST_IDS:
         if index.get(name):
             return index[name]

@@ -56,6 +56,7 @@ REQUEST_IDS = (
     b"x-ms-correlation-request-id",
 )
 """What providers call the id that their support asks for, the first that is there counting."""
+ALL_REQUEST_IDS = frozenset(REQUEST_IDS)
 _RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
 
 

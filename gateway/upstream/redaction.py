@@ -54,9 +54,20 @@ class Secrets:
 
     def guard(self, answer: GuardedAnswer) -> None:
         """Mask them in an answer's headers and in its body, whole or as it comes."""
-        together = b"".join(map(_VALUE, answer.headers))
-        if self.mask(together) is not together:
-            answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
+        parts = [*map(_VALUE, answer.headers)]
+        if answer.whole is not None:  # no longer than a read
+            parts.append(answer.whole)
+        together = b"".join(parts)  # each search has its price, however little there is to look at
+        for probe in self._probes:
+            if together.replace(probe, probe) is not together:
+                self._mask_answer(answer)
+                return
+        if answer.whole is None:
+            answer.chunks = _Chunks(answer.chunks, Seam(self))
+
+    def _mask_answer(self, answer: GuardedAnswer) -> None:
+        """As `guard`, part by part: there is something in one of them, or only where two of them met."""
+        answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
         whole = answer.whole
         if whole is not None:
             masked = self.mask(whole)
