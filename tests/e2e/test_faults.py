@@ -27,6 +27,7 @@ LIMITED = ("A:429 B:200", "rate_limit_requests ok")
 NO_CONNECTION = failed(
     "A:connection " * 2 + "A:connection", "connection " * 3, SERVER_ERROR, 502, "no_target_available"
 )
+NOT_TRUSTED = failed("A:connection", "connection", SERVER_ERROR, 502, "no_target_available")
 UNUSABLE = failed(
     " ".join(["A:malformed_response"] * 3), "malformed_response " * 3, SERVER_ERROR, 502, "no_target_available"
 )
@@ -148,7 +149,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no such name": Fault((), NO_CONNECTION, place="nowhere"),
     "no such name, others free": Fault((), ELSEWHERE, place="nowhere", shape="beside"),
-    "a stranger's certificate": Fault((), NO_CONNECTION, place="tls", scripts=((READ, CLOSE),)),
+    "a stranger's certificate": Fault((), NOT_TRUSTED, place="tls", scripts=((READ, CLOSE),)),
     "a stranger's certificate, others free": Fault((), ELSEWHERE, shape="beside", place="tls", scripts=((READ, CLOSE),)),
     "reset before sending": Fault((), NO_CONNECTION, place="raw", scripts=((RESET,),)),
     "reset before sending, others free": Fault((), ELSEWHERE, place="raw", scripts=((RESET,),), shape="beside"),
