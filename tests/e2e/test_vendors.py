@@ -34,6 +34,9 @@ TOO_LONG = answer(
     "400 Bad Request",
     b'{"error":{"message":"too long","type":"invalid_request_error","code":"context_length_exceeded"}}',
 )
+NOT_FOUND = answer(
+    "404 Not Found", b'{"error":{"message":"no such model","type":"invalid_request_error","code":"model_not_found"}}'
+)
 SILENT: Script = [READ]
 
 WAYS: dict[str, tuple[Script, dict[str, Any]]] = {
@@ -44,6 +47,7 @@ WAYS: dict[str, tuple[Script, dict[str, Any]]] = {
     ),
     "rate": (LIMITED, {"targets": ["first/m"], "fallbacks": ["other"]}),
     "context": (TOO_LONG, {"targets": ["first/m"], "context_fallbacks": ["other"]}),
+    "no such model": (NOT_FOUND, {"targets": ["first/m"], "fallbacks": ["other"]}),
     "hedge": (SILENT, {"targets": ["first/m"], "fallbacks": ["other"], "retries": "hedged"}),
     "silence": (SILENT, {"targets": ["first/m"], "fallbacks": ["other"]}),
 }
