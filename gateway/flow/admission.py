@@ -35,6 +35,7 @@ from gateway.policy.decide import Verdict, decide
 from gateway.policy.diagnosis import Diagnosis
 from gateway.policy.freepaths import costs_nothing
 from gateway.policy.gate import Grant, Refusal
+from gateway.policy.heard import Heard
 from gateway.policy.limits import Cost
 from gateway.policy.patience import is_deserted, is_evidence, usual_of
 from gateway.policy.plan import upstream_model
@@ -210,6 +211,10 @@ class Admission:
         """What its retries may take, where another attempt costs what one at its first target does."""
         gates = {one.name: self.gates.line(one, call).gate for one in (*call.model.plan, *call.model.context_plan)}
         return CallBudgets(call, self.cost_usd(call, call.model.plan[0]), gates, self.budgets, self._clock.monotonic())
+
+    def heard_of(self, call: Call, target: Target) -> Heard:
+        """What is heard of the target."""
+        return self.gates.line(target, call).gate.vitals.heard
 
     def book_retry(self, call: Call, targets: Sequence[Target], budgets: CallBudgets) -> bool:
         """Takes what a retry at the first of these costs its retry budgets; False: they are spent by now."""

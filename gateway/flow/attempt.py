@@ -98,6 +98,9 @@ class Attempts:
                 continue
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
+            trial = None if step is None else admission.heard_of(call, target)
+            if trial is not None:
+                trial.trials += 1
             try:
                 if late_after_s is None:
                     opened = await open_answer(call, target, self._clock, self._watch)
@@ -124,6 +127,9 @@ class Attempts:
                     last = opened
                 if call.move is not None and call.move.call is not call and is_final(call):
                     self._moves.call_off(call)  # whoever answers first has the say, here as there
+            finally:
+                if trial is not None:
+                    trial.trials -= 1
             if call.move is not None and call.move.call is not call:
                 moved = await self._moves.outcome(call)
                 if moved is not None:

@@ -147,6 +147,8 @@ class Planner:
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
+        if gate.vitals.heard.suspicion is not None and call.move is not None and call.move.call is call:
+            return False  # it hangs elsewhere already, and there it goes on
         if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
             return False
         return self._is_open_to(call, target, now)

@@ -220,6 +220,10 @@ class CallBudgets:
             return "budget"
         return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
+    def is_in_doubt(self, target: Target) -> bool:
+        """Whether enough calls that have failed before find out whether the target serves."""
+        return self._gates[target.name].vitals.is_in_doubt(self._now)
+
     def denies_money(self) -> str | None:
         """`money` or `key_budget` when another attempt would cost too much."""
         usd, most = self._attempt_usd, self._retries.max_usd_per_call

@@ -353,6 +353,11 @@ class Breaker:
         return self._health.window.failures()[0]
 
     @property
+    def failures_in_a_row(self) -> int:
+        """So many calls have failed there since one was served to its end, while it was closed."""
+        return self._health.run
+
+    @property
     def baseline(self) -> Baseline:
         """What is usual here."""
         return self._health.baseline

@@ -23,12 +23,13 @@ HIGHEST_PERCENT = 90.0
 class Health:
     """The outcomes of one target's calls, while calls go there freely."""
 
-    __slots__ = ("_run", "baseline", "rules", "slow_after_s", "window")
+    __slots__ = ("baseline", "rules", "run", "slow_after_s", "window")
 
     def __init__(self, rules: BreakerRules, now: float) -> None:
         self.baseline = Baseline()
         self.window = Window(rules.window_s, now)
-        self._run = 0  # failures in a row
+        self.run = 0
+        """Failures in a row."""
         self.configure(rules)
 
     def configure(self, rules: BreakerRules) -> None:
@@ -38,7 +39,7 @@ class Health:
 
     def restart(self, now: float) -> None:
         """Forget the present; what is usual stays."""
-        self._run = 0
+        self.run = 0
         self.window.restart(self.baseline.window_s(self.rules.window_s), now)
 
     def succeeded(self, took_s: float, now: float, first_byte_s: float | None) -> str | None:
@@ -49,7 +50,7 @@ class Health:
         present = window.present
         present.calls += 1
         present.busy_s += took_s
-        self._run = 0
+        self.run = 0
         if first_byte_s is None:
             return None
         present.timed += 1
@@ -67,7 +68,7 @@ class Health:
         window, rules = self.window, self.rules
         if now >= window.ends_at:
             self._turn(now)
-        self._run = run = self._run + 1
+        self.run = run = self.run + 1
         window.present.calls += 1
         window.present.failures += 1
         calls, failures = window.failures()

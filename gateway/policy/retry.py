@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.errors import ErrorClass, Phase
@@ -144,6 +145,10 @@ class Budgets(Protocol):
         """Why the target may not be tried again after this failure of the call (`budget`, `tokens`); None: it may."""
         ...
 
+    def is_in_doubt(self, target: Target) -> bool:
+        """Whether enough calls that have failed before find out whether the target serves, and it is not known yet."""
+        ...
+
     def denies_money(self) -> str | None:
         """Why the call may spend no more on another attempt (`money`, `key_budget`); None: it may."""
         ...
@@ -178,6 +183,9 @@ class GiveUp(NamedTuple):
 
 
 Step = Try | Hold | GiveUp
+FIRST_DOUBT_WAIT_S, LONGEST_DOUBT_WAIT_S = 0.05, 15.0
+"""How long a failure waits until it is known whether a target serves: until the next look, longer each time, and in all."""
+_LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
 FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
 """How long a failure waits for a budget that is spent: until the next look, doubled each time, and in all."""
 DENIALS = frozenset(("budget", "tokens", "money", "key_budget"))
@@ -198,7 +206,7 @@ def next_step(
     """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
     In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback, for which
-    the last attempt is kept. What a rate limit refused is no failure: the delay queue knows when it may go again. A deadline
+    the last attempt is kept. Where others are finding out whether a target serves, any other goes first. What a rate limit refused is no failure: the delay queue knows when it may go again. A deadline
     that is not `is_hard` bounds waiting only: a target that the call has not met may still be tried.
     """
     if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
@@ -227,8 +235,10 @@ def next_step(
         most += max(0, allowed - retries.attempts)
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
+    if most:
+        step = _unless_in_doubt(step, failures, budgets, deadline if is_hard else inf, now, u)
     if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
-        fresh = _fresh(left.others, failures)
+        fresh = _fresh((*left.own, *left.others), failures)
         return Try(fresh) if fresh else GiveUp("deadline")
     if isinstance(step, GiveUp) and is_too_long:
         return GiveUp("final")
@@ -262,6 +272,28 @@ def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Targe
     return [target for target in targets if target.name not in met]
 
 
+def _unless_in_doubt(
+    step: Step, failures: Sequence[Attempt], budgets: Budgets, hard_deadline: float, now: float, u: float
+) -> Step:
+    """The step, but only to those of its targets that are not in doubt.
+
+    Where all of them are, the call waits until others have found out, but not much longer than its failure has taken, nor than half of
+    the time that its caller has left: then it finds out for itself.
+    """
+    if isinstance(step, GiveUp) or not step.targets:
+        return step
+    sure = [target for target in step.targets if not budgets.is_in_doubt(target)]
+    if sure:
+        return step._replace(targets=sure)
+    last = failures[-1]
+    failed_at = now if last.ended_at is None else last.ended_at
+    most_s = min(max((failed_at - last.started_at) * _DOUBT_FACTOR, _LEAST_DOUBT_WAIT_S), LONGEST_DOUBT_WAIT_S)
+    until = min(failed_at + most_s, (failed_at + hard_deadline) / 2)
+    if now >= until:
+        return step
+    return Hold(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
+
+
 def _next_target(
     failures: Sequence[Attempt],
     left: Plan,
@@ -283,6 +315,8 @@ def _next_target(
     if is_last and fresh_others:  # the last attempt is better made where the call has not failed yet
         return Try(fresh_others)
     again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
+    if fresh_others:  # who would only find out what others do goes there instead
+        again = [target for target in again if not budgets.is_in_doubt(target)]
     if not again:
         if fresh_others:
             return Try(fresh_others)

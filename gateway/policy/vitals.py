@@ -22,6 +22,10 @@ HOPELESS = 2 / 3
 """Of the calls failed: then even the last target is left alone."""
 LATELY_S = 10.0
 """After so long a third of the calls that were in flight together still counts as active."""
+LONG_S = 60.0
+"""A target that has served nobody for so long may be dead."""
+FEWEST_TRIALS = 3
+"""So many calls that have failed elsewhere may try at once whether a target serves."""
 PROBE_PATIENCE_S = 0.25
 """A probe's turn that is so near is waited for."""
 UNHEALTHY = frozenset(
@@ -124,6 +128,21 @@ class Vitals:
         if wait_s is None:
             return False
         return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
+
+    def is_in_doubt(self, now: float) -> bool:
+        """Whether as many calls as tell whether it serves are there again, or have failed, and it is not known yet.
+
+        Others that have failed before have nothing to win there: where all targets are dead each of them would only be
+        one more attempt. Calls that have not failed find out the same, and are not concerned.
+        """
+        breaker = self.breaker
+        rules = breaker.rules
+        if breaker.state != "closed" or not rules.is_enabled:
+            return False  # what goes there is bounded, or by nobody's wish
+        run = breaker.failures_in_a_row
+        if run + self.heard.trials < max(FEWEST_TRIALS, rules.consecutive_failures):
+            return False
+        return run > 1 or self.heard.unserved_s(now) >= LONG_S
 
     def trust_again(self, now: float) -> bool:
         """Close a breaker that opened although many calls were served (Envoy's panic threshold); False: it is not such a one.

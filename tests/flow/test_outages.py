@@ -16,9 +16,9 @@ from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.planning import PROBED_AFTER_S
 from gateway.policy.breaker import BreakerRules
 from gateway.policy.retry import Retries
-from gateway.policy.snapshot import Limits
+from gateway.policy.snapshot import Limits, Rates
 from tests.flow.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
-from tests.flow.support import Broken, Script, streamed, whole
+from tests.flow.support import RATES, Broken, Script, streamed, whole
 from tests.flow.virtual import LoopClock, run
 
 DEFAULT = Retries()
@@ -51,6 +51,98 @@ def test_a_total_outage_is_not_amplified(fate: Fate) -> None:
         assert all(told.retry_after_s for told in refused)
         times = sorted(told.took_s for told in refused if not told.attempts)
         assert times[round(len(times) * 0.99)] < 0.05
+        await city.settle()
+
+    run(story)
+
+
+def times_out(after_s: float, phase: Phase = Phase.SENT) -> Fate:
+    """Nothing comes; `NOTHING_SENT`: not even a connection."""
+
+    async def fate() -> Script:
+        await asyncio.sleep(after_s)
+        raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "nothing came")
+
+    return fate
+
+
+DEATHS = {
+    "refused": refuses(),
+    "500": fails(500),
+    "500 after 1 s": fails(500, 1.0),
+    "500 after 3 s": fails(500, 3.0),
+    "timeout of 2 s": times_out(2.0),
+    "no connection in 5 s": times_out(5.0, Phase.NOTHING_SENT),
+}
+
+
+@pytest.mark.parametrize("fate", DEATHS.values(), ids=DEATHS.keys())
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fallbacks", [0, 1])
+@pytest.mark.parametrize("rates", [None, RATES], ids=["unpriced", "priced"])
+def test_two_dead_targets_get_little_more_than_the_calls(
+    fate: Fate, stream: bool, fallbacks: int, rates: Rates | None
+) -> None:
+    """At 5 calls/s, from the start: at most 30 attempts of the first 20 calls, and 1.2 for each call of the first minute."""
+
+    async def story(clock: LoopClock) -> None:
+        draw = Random(3).random
+        city = City([Provider(fate), Provider(fate)], clock, fallbacks, changes={"draw": draw, "rates": rates})
+        await city.traffic(5, 60, stream=stream)
+
+        assert len(city.told) == 300
+        assert sum(told.attempts for told in sorted(city.told, key=lambda told: told.at)[:20]) <= 30
+        assert city.attempts <= 1.2 * 300
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fallbacks", [0, 1])
+def test_two_silent_targets_get_little_more_than_the_calls(stream: bool, fallbacks: int) -> None:
+    """Callers that wait for 30 s: who hangs at one is not moved to the other for nothing."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(times_out(1e4)), Provider(times_out(1e4))], clock, fallbacks)
+        tasks = []
+        for number in range(300):
+            await city.until(1000.0 + number / 5)
+            tasks.append(city.start(stream=stream, deadline=clock.now + 30, deadline_is_callers=True))
+        told = await asyncio.gather(*tasks)
+
+        assert sum(one.attempts for one in told[:20]) <= 30
+        assert city.attempts <= 1.2 * 300
+        await city.settle()
+
+    run(story)
+
+
+def test_twenty_calls_at_once_find_out_together_that_both_are_dead() -> None:
+    """Nobody knows of them before, and the first failures come all at once."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(refuses()), Provider(refuses())], clock)
+        await asyncio.gather(*[city.start() for _ in range(20)])
+
+        assert city.attempts <= 30
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize("answer_s", [0.5, 10.0])
+@pytest.mark.parametrize(("name", "failed_for_s"), [("refused", 0.0), ("500 after 1 s", 1.0), ("timeout of 2 s", 2.0)])
+def test_a_fallback_that_nobody_knows_yet_serves_all(name: str, failed_for_s: float, answer_s: float) -> None:
+    """Who waits for its first answer does so hardly longer than what failed before has taken."""
+
+    async def story(clock: LoopClock) -> None:
+        fallback = well(answer_s)
+        city = City([Provider(DEATHS[name]), fallback], clock, fallbacks=1)
+        await city.traffic(5, 30)
+
+        assert city.results() == {200: 150}
+        assert max(told.took_s for told in city.told) <= 4.5 * failed_for_s + answer_s + 1
         await city.settle()
 
     run(story)

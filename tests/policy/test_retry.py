@@ -18,6 +18,7 @@ from gateway.policy.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
     LONGEST_BUDGET_WAIT_S,
+    LONGEST_DOUBT_WAIT_S,
     Action,
     Backoff,
     GiveUp,
@@ -57,6 +58,10 @@ class FixedBudgets:
     allowed: int = 4
     money: str | None = None
     by_target: Mapping[str, str] = field(default_factory=dict)
+    doubtful: Sequence[Target] = ()
+
+    def is_in_doubt(self, target: Target) -> bool:
+        return target in self.doubtful
 
     def denies(self, target: Target, last: Attempt) -> str | None:
         return self.by_target.get(target.name)
@@ -438,6 +443,46 @@ def test_a_denial_is_only_given_where_something_was_denied(course: Course) -> No
         assert last.reason == course.budgets.money
     elif last.reason in DENIALS:
         assert last.reason in course.budgets.by_target.values()
+
+
+@given(st.floats(0, 600), st.floats(0, 1000), draws, st.booleans(), st.floats(0.1, 600))
+def test_a_call_waits_for_what_others_find_out_but_not_for_long(
+    failed_for_s: float, waited_s: float, u: float, is_hard: bool, left_s: float
+) -> None:
+    """Not much longer than its own failure has taken, and never for more than half of what its caller has left."""
+    attempt = replace(failed(A), started_at=NOW - failed_for_s)
+    doubts = FixedBudgets(doubtful=[A, B])
+    now, deadline = NOW + waited_s, NOW + left_s
+    step = next_step([attempt], TWO, DEFAULT, doubts, deadline, now, u, is_hard=is_hard)
+
+    longest_s = min(max(1.5 * failed_for_s, 0.1), LONGEST_DOUBT_WAIT_S)
+    if is_hard and now >= deadline:
+        assert step == GiveUp("deadline")
+    elif isinstance(step, Hold):
+        assert not step.targets
+        assert now < step.until <= NOW + longest_s + 1e-9
+        assert not is_hard or step.until <= NOW + left_s / 2 + 1e-9
+    else:
+        assert names(step) == "B"
+        assert waited_s >= min(longest_s, left_s / 2) - 1e-9
+
+
+def test_a_target_that_is_not_in_doubt_goes_first() -> None:
+    """A fallback that serves, before an own target of which others are finding out whether it does."""
+    doubts = FixedBudgets(doubtful=[A, B])
+    beside = Plan([A, B], [C])
+
+    assert names(next_step([failed(A)], beside, DEFAULT, doubts, DEADLINE, NOW, 0.5)) == "C"
+    assert names(next_step([failed(A)], WITH_FALLBACK, DEFAULT, doubts, DEADLINE, NOW, 0.5)) == "C"
+
+
+def test_what_is_no_news_of_a_target_is_not_held_back() -> None:
+    """A refused credential or a request that is too long for one goes to the next at once."""
+    doubts = FixedBudgets(doubtful=[B, C])
+
+    assert names(next_step([failed(A, ErrorClass.AUTH)], TWO, DEFAULT, doubts, DEADLINE, NOW, 0.5)) == "B"
+    long = [failed(A, ErrorClass.CONTEXT_LENGTH_EXCEEDED)]
+    assert names(next_step(long, Plan([A], (), [C]), DEFAULT, doubts, DEADLINE, NOW, 0.5)) == "C"
 
 
 @given(st.integers(1, 10_000), draws, st.floats(0, 10), st.floats(1, 10), st.floats(0, 100))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.breaker import BreakerRules
-from gateway.policy.vitals import PROBE_PATIENCE_S, Account, Permit, Vitals
+from gateway.policy.vitals import LONG_S, PROBE_PATIENCE_S, Account, Permit, Vitals
 
 RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
 BACKGROUND, INTERACTIVE = 3, 1
@@ -209,3 +209,31 @@ def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
     vitals.breaker.force("open", NOW)
 
     assert not vitals.trust_again(NOW)
+
+
+def test_where_nobody_was_served_lately_a_few_find_out() -> None:
+    """As many as open the breaker, those that have failed there included; an answer ends the doubt, and so does the breaker."""
+    vitals = new_vitals()
+    vitals.heard.trials = 2
+    assert not vitals.is_in_doubt(NOW)
+    fail(vitals, 1)
+    assert vitals.is_in_doubt(NOW)
+
+    vitals.heard.whole_answer.observe(1.0, NOW)
+    assert not vitals.is_in_doubt(NOW)
+    assert vitals.is_in_doubt(NOW + LONG_S)
+    fail(vitals, 1)
+    assert vitals.is_in_doubt(NOW)
+
+    fail(vitals, 1)
+    assert vitals.breaker.state == "open"
+    assert not vitals.is_in_doubt(NOW)
+
+
+def test_without_a_breaker_nothing_is_in_doubt() -> None:
+    """Nobody wants to know."""
+    rules = BreakerRules(is_enabled=False)
+    vitals = Vitals("p/m", Account("p", rules, NOW), rules, NOW, None)
+    vitals.heard.trials = 100
+
+    assert not vitals.is_in_doubt(NOW)
