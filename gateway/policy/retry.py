@@ -206,8 +206,9 @@ def next_step(
     """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
     In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback, for which
-    the last attempt is kept. Where others are finding out whether a target serves, any other goes first. What a rate limit refused is no failure: the delay queue knows when it may go again. A deadline
-    that is not `is_hard` bounds waiting only: a target that the call has not met may still be tried.
+    the last attempt is kept. Where others are finding out whether a target serves, any other goes first. What a rate limit
+    refused is no failure: the delay queue knows when it may go again. A deadline that is not `is_hard` bounds waiting only: a
+    target that the call has not met may still be tried.
     """
     if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
         return GiveUp("final")
@@ -277,8 +278,8 @@ def _unless_in_doubt(
 ) -> Step:
     """The step, but only to those of its targets that are not in doubt.
 
-    Where all of them are, the call waits until others have found out, but not much longer than its failure has taken, nor than half of
-    the time that its caller has left: then it finds out for itself.
+    Where all of them are, the call waits until others have found out, but not much longer than its failure has taken, nor
+    than half of the time that its caller has left: then it finds out for itself.
     """
     if isinstance(step, GiveUp) or not step.targets:
         return step
