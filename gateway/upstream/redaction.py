@@ -40,14 +40,14 @@ class GuardedAnswer(Protocol):
 class Secrets:
     """What one provider must not be heard to say."""
 
-    __slots__ = ("_ends", "_needles", "_probes")
+    __slots__ = ("_needles", "ends", "probes")
 
     def __init__(self, texts: Iterable[str]) -> None:
         """Those too short, and those that are no secrets, are left out."""
         needles = {form for text in texts if _is_secret(text) for form in _forms(text)}
         self._needles = sorted(needles)
-        self._probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
-        self._ends = frozenset(bytes((letter,)) for needle in needles for letter in needle[:-1])
+        self.probes = self._needles if len(needles) < 3 else sorted({needle[:PROBE_BYTES] for needle in needles})
+        self.ends = frozenset(bytes((letter,)) for needle in needles for letter in needle[:-1])
 
     def __bool__(self) -> bool:
         return bool(self._needles)
@@ -58,7 +58,7 @@ class Secrets:
         if answer.whole is not None:  # no longer than a read
             parts.append(answer.whole)
         together = b"".join(parts)  # each search has its price, however little there is to look at
-        for probe in self._probes:
+        for probe in self.probes:
             if together.replace(probe, probe) is not together:
                 self._mask_answer(answer)
                 return
@@ -83,7 +83,7 @@ class Secrets:
 
     def mask(self, block: bytes) -> bytes:
         """The block without them; the very same object where it holds none."""
-        for probe in self._probes:
+        for probe in self.probes:
             if (
                 block.replace(probe, probe) is not block
             ):  # the cheapest search there is: it gives back what it was given
@@ -100,10 +100,6 @@ class Secrets:
                 masked[at : at + len(needle)] = b"*" * len(needle)
                 at = block.find(needle, at + 1)
         return bytes(masked)
-
-    def may_begin(self, block: bytes) -> bool:
-        """Whether one may begin at the block's end: a look at its last byte."""
-        return block[-1:] in self._ends
 
     def beginning(self, block: bytes) -> int:
         """So many bytes at the block's end are how one of them begins; 0: none."""
@@ -124,8 +120,11 @@ class Seam:
     def feed(self, block: bytes) -> bytes:
         """What can go on now; may be nothing."""
         secrets = self._secrets
-        if not self._kept and not secrets.may_begin(block):
-            return secrets.mask(block)
+        if not self._kept and block[-1:] not in secrets.ends:
+            for probe in secrets.probes:  # `mask`, without a call: each event of each stream comes by
+                if block.replace(probe, probe) is not block:
+                    return secrets.mask_all(block)
+            return block
         block = self._kept + block
         masked = secrets.mask_all(block, self._is_masked)
         goes = len(block) - secrets.beginning(block)
