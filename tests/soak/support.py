@@ -157,22 +157,18 @@ class Mortal:
         return data
 
     async def die(self, manner: Manner) -> float:
-        """Leave; returns the monotonic time of it. Unread bytes turn a close into a reset."""
+        """Leave; returns the monotonic time of it. Unread bytes turn a close into a reset.
+
+        Whoever only ends his side still reads, and is answered: to leave takes a second step.
+        """
         at = time.monotonic()
         if manner == "half_close":
             self._socket.shutdown(socket.SHUT_WR)
-            await self._until_end()
+            await asyncio.sleep(0)
         elif manner == "reset":
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
         self._socket.close()
         return at
-
-    async def _until_end(self) -> None:
-        try:
-            while await self._loop.sock_recv(self._socket, 65536):
-                pass
-        except ConnectionError:
-            pass
 
     def close(self) -> None:
         """Let go of the socket, whatever became of it."""
