@@ -176,9 +176,10 @@ class Server:
 
     def _says_no(self, job: Job, text: str) -> None:
         if "WRONGTYPE" in text:
-            self._spoiled_until = time.monotonic() + SPOILED_S
-            self._health.doubt(SPOILED)
+            self._spoiled_until = time.monotonic() + self._timeout_s + SPOILED_S
             job.fail(StoreGone(SPOILED))
+            # Not at once: what is on its way to other keys is answered first.
+            asyncio.get_running_loop().call_later(self._timeout_s, self._health.doubt, SPOILED)
             return
         if CANNOT_SERVE.search(text):
             self._health.doubt(text)
