@@ -229,10 +229,14 @@ class Admission:
 
     def cost_usd(self, call: Call, target: Target) -> float | None:
         """What an attempt at the target is estimated to cost; None: not priced."""
-        gate = self.gates.line(target, call).gate
-        input_tokens = gate.calibration.input_estimate(estimate_of(call))
-        output = gate.calibration.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
-        return cost_usd(target.find_rates(upstream_model(call, target)), input_tokens, output)
+        usage = self.expected_usage(call, target)
+        return cost_usd(target.find_rates(upstream_model(call, target)), usage.input, usage.output)
+
+    def expected_usage(self, call: Call, target: Target) -> Usage:
+        """What an attempt at the target is estimated to use."""
+        learned = self.gates.line(target, call).gate.calibration
+        output = learned.output_estimate(call.max_tokens) if call.endpoint.tokens == "both" else 0
+        return Usage(learned.input_estimate(estimate_of(call)), output, estimated=True)
 
     def _price(self, call: Call, budget_usd: float) -> Price:
         """What the call may cost its key: at the dearest of the model's own targets, where some are priced."""

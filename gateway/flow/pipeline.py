@@ -20,6 +20,7 @@ from gateway.flow import keeping
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.flow.admission import Admission
 from gateway.flow.attempt import Attempts
+from gateway.flow.deferred import Deferred
 from gateway.flow.flight import Flight
 from gateway.flow.objects import Ownership
 from gateway.flow.opening import Opened, clocks_of
@@ -53,6 +54,7 @@ class Pipeline:
         "_admission",
         "_attempts",
         "_clock",
+        "_deferred",
         "_returned",
         "_returned_as_is",
         "_running",
@@ -80,6 +82,7 @@ class Pipeline:
         savings = Savings() if savings is None else savings
         self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
+        self._deferred = Deferred(admission)
         self._running = Running(clock)
         self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
@@ -184,7 +187,9 @@ class Pipeline:
                 self._accounts.settle(call, instead.status, "ok")
                 return instead
         if opened.error_class is None:
-            usage = opened.usage or self._estimate(call, estimate_tokens(body))
+            usage = opened.usage
+            if usage is None or not usage.output:
+                usage = self._untold(call, opened, usage)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
             self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
@@ -196,7 +201,9 @@ class Pipeline:
 
     def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
-            usage = usage or self._estimate(call, output_tokens)
+            if usage is None:
+                self._deferred.cut(call)
+                usage = self._estimate(call, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
@@ -216,6 +223,8 @@ class Pipeline:
         shared = self._shared(call, opened)
         if isinstance(relay, RawRelay):
             shared += (header for header in opened.headers if header[0] == b"content-length")
+            if call.endpoint.request == "any" and self._deferred.awaits(call):
+                chunks = self._deferred.watched(call, chunks)
         headers = shared + trail_headers(call, self._clock.monotonic())
         return Reply(opened.status, headers, chunks=chunks, close=close, shared=shared)
 
@@ -223,6 +232,14 @@ class Pipeline:
         """The provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
         return returned.keep(opened.headers)
+
+    def _untold(self, call: Call, opened: Opened, told: Usage | None) -> Usage | None:
+        """The tokens of a whole answer that has told none that it wrote, or no usage at all."""
+        if call.endpoint.request == "any" and self._deferred.awaits(call):
+            self._deferred.shown(call, opened.body)
+        if call.endpoint.sse == "responses":
+            told = self._deferred.unfinished(call, opened.target, opened.body) or told
+        return told or self._estimate(call, estimate_tokens(opened.body))
 
     def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
         """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""

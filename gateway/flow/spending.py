@@ -116,30 +116,37 @@ class KeyBudgets:
         if budget_usd is None:
             return True
         reserved = call.reserved
-        own_usd = reserved.usd if reserved is not None and reserved.day == self._today() else 0.0
+        own_usd = reserved.usd if reserved is not None and reserved.day == self.today() else 0.0
         if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
             return False
         if reserved is None:
             self._take(call, usd)
-        elif usd > own_usd and reserved.day == self._today():
+        elif usd > own_usd and reserved.day == self.today():
             self._flying[call.key.name].usd += usd - own_usd
             self._add(call.key.name, usd - own_usd)
             reserved.usd = usd
         return True
 
     def spent(self, call: Call, usd: float) -> None:
-        """The call has cost so much, whatever it has reserved."""
+        """The call has cost so much, whatever it has reserved, unless all of that is charged."""
         if call.key.budget_usd_per_day is None:
             return
         reserved, call.reserved = call.reserved, None
         if reserved is not None:
-            if reserved.day == self._today():
+            if reserved.is_charged:
+                usd = max(usd, reserved.usd)
+            if reserved.day == self.today():
                 usd -= reserved.usd
             self._land(call.key.name, reserved)
         self._add(call.key.name, usd)
 
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """So much more (less than 0: less) than was charged that day was spent. What is over gives nothing back."""
+        if day == self.today() or usd > 0:
+            self._add(key, usd)
+
     def _take(self, call: Call, usd: float) -> None:
-        name, day = call.key.name, self._today()
+        name, day = call.key.name, self.today()
         call.reserved = Reserved(day, usd)
         flying = self._flying.get(name)
         if flying is None or flying.day != day:
@@ -159,25 +166,25 @@ class KeyBudgets:
 
     def _flying_usd(self, name: str) -> float:
         flying = self._flying.get(name)
-        return 0.0 if flying is None or flying.day != self._today() else max(0.0, flying.usd)
+        return 0.0 if flying is None or flying.day != self.today() else max(0.0, flying.usd)
 
     def _add(self, name: str, usd: float) -> None:
         if not usd:
             return
         if self._sharing is None:
-            self._spending.add(name, usd, self._today())
+            self._spending.add(name, usd, self.today())
         else:
             self._tally(self._sharing, name).add(usd)
 
     def _spent(self, key: str) -> float:
         if self._sharing is None:
-            return self._spending.spent(key, self._today())
+            return self._spending.spent(key, self.today())
         tally = self._tally(self._sharing, key)
         # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
         return tally.total if tally.is_known else tally.total * self._sharing.replicas
 
     def _tally(self, sharing: Sharing, key: str) -> Tally:
-        day, known = self._today(), self._tallies.get(key)
+        day, known = self.today(), self._tallies.get(key)
         if known is not None and known[0] == day:
             return known[1]
         if known is not None:
@@ -186,7 +193,8 @@ class KeyBudgets:
         self._tallies[key] = day, tally
         return tally
 
-    def _today(self) -> int:
+    def today(self) -> int:
+        """The present day (UTC)."""
         return int(self._clock.wall() // DAY_S)
 
 

@@ -137,6 +137,8 @@ class Reserved:
 
     day: int
     usd: float
+    is_charged: bool = False
+    """All of it is spent when the call ends, if not more: what its answer will use is not known then."""
 
 
 @dataclass(frozen=True, slots=True)

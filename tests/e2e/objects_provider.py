@@ -122,6 +122,8 @@ class ObjectsProvider:
         if kind != "responses":
             return _json(200, made)
         made |= {"object": "response", "status": "completed", "output": self.extra.get("output", [])}
+        if asked.get("background"):
+            made |= {"status": "queued", "usage": None}
         if not asked.get("stream"):
             return _json(200, made)
         early = {**made, "status": "in_progress", "output": []}

@@ -7,10 +7,12 @@ from collections import Counter
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post
+from tests.e2e.objects_provider import ObjectsProvider
 
 BUDGET_USD = 0.05
 PRICE = {"input_usd_per_million": 0.0, "output_usd_per_million": 150.0}
@@ -94,3 +96,32 @@ async def test_a_call_that_names_no_model_has_no_price(start: StartGateway) -> N
 
     assert await answer_of(running, post("/v1/responses", {"input": "hello"}, secret)) == (403, "unpriced_endpoint")
     assert running.upstream_calls() == 0
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_response_in_the_background_holds_its_budget_until_its_usage_is_shown(
+    start: StartGateway, is_shared: bool
+) -> None:
+    """Whether its answer is read for its ids, because tenants share the account, or passes as it is."""
+    secret = f"authorization: Bearer {WEB_KEY}"
+    asked = {"model": "gpt-4o", "input": "hello", "background": True, "max_output_tokens": 300}
+    async with ObjectsProvider() as provider:
+
+        def config(_: str) -> dict[str, Any]:
+            sections = spending()(provider.url)
+            return sections if is_shared else {**sections, "keys": sections["keys"][:1]}
+
+        running = await start(config)
+        async with connect(running.url) as peer:
+            made = await peer.exchange(post("/v1/responses", asked, secret))
+            id = orjson.loads(made.body)["id"]
+            refused = await peer.exchange(post("/v1/responses", asked, secret))
+            polled = await peer.exchange(get(f"/v1/responses/{id}", secret))
+            still_refused = await peer.exchange(post("/v1/responses", asked, secret))
+            usage = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+            provider.objects["responses"][id] |= {"status": "completed", "usage": usage}
+            shown = await peer.exchange(get(f"/v1/responses/{id}", secret))
+            served = await peer.exchange(post("/v1/responses", asked, secret))
+
+    assert [made.status, polled.status, shown.status, served.status] == [200] * 4
+    assert {one.error["code"] for one in (refused, still_refused)} == {"budget_exceeded"}
