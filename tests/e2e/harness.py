@@ -33,7 +33,7 @@ KEYS: list[dict[str, Any]] = [
     {"name": "web", "key": WEB_KEY},
     {"name": "nightly", "key": NIGHTLY_KEY, "lane": "batch", "models": ["gpt-4o*"]},
 ]
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """When a wait for something that must happen is called a failure."""
 
 

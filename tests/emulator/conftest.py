@@ -117,7 +117,7 @@ async def exchange(server: EmulatorServer, body: dict[str, Any], path: str = "/v
     writer.write(raw_request(path, body))
     data, is_reset = b"", False
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while chunk := await reader.read(65536):
                 data += chunk
     except ConnectionResetError:
@@ -128,7 +128,7 @@ async def exchange(server: EmulatorServer, body: dict[str, Any], path: str = "/v
 
 async def until(fact: Callable[[], bool]) -> None:
     """Lets the loop turn until `fact` holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not fact():  # noqa: ASYNC110 - the facts are counters, which set no event
             await asyncio.sleep(0)
 

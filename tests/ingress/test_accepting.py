@@ -160,7 +160,7 @@ async def test_whoever_is_being_let_in_when_it_stops_is_no_longer_there_afterwar
 
     await until(lambda: not server._state.connections)
     for client in clients:
-        client.settimeout(5)
+        client.settimeout(60)
         with client:
             assert await asyncio.to_thread(_has_ended, client)
 

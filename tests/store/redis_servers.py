@@ -22,7 +22,7 @@ import redis
 from redis.crc import key_slot
 
 SLOTS = 16384
-READY_S = 5.0
+READY_S = 60.0
 
 
 def free_port() -> int:

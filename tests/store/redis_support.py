@@ -141,7 +141,7 @@ async def loaded(store: RedisStore, partition: bytes, most: int = 10) -> list[Ve
     return list(rows)
 
 
-async def until(fact: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(fact: Callable[[], object], within_s: float = 60.0) -> None:
     """Wait for what another process, or a task, does."""
     end = time.monotonic() + within_s
     while not fact():

@@ -29,7 +29,7 @@ class Server:
 
     async def settle(self) -> None:
         """Until the probe has found it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not self.health.is_open:  # noqa: ASYNC110 - as it is from outside
                 await asyncio.sleep(0)
 
@@ -37,7 +37,7 @@ class Server:
         """Trouble that lasts for some probes."""
         probes, self.is_there = self.probes, False
         self.health.doubt("it hangs")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.probes < probes + 3:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
 

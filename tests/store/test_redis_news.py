@@ -80,7 +80,7 @@ async def fleet(
         yield [await stack.enter_async_context(join) for join in joins]
 
 
-async def until(fact: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(fact: Callable[[], object], within_s: float = 60.0) -> None:
     end = time.monotonic() + within_s
     while not fact():
         assert time.monotonic() < end, "it did not come true in time"
