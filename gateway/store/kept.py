@@ -1,10 +1,12 @@
-"""An answer for a file or a wire: what is known about it, by name, and its body as it is.
+"""An answer as bytes and back: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`).
 
-Invariants: what is read equals what was written, byte by byte; a field that another release added or took away does no harm.
+Invariants: what is read equals what was written, byte by byte; in a file or on a wire, a field that another release added or
+took away does no harm.
 """
 
 from __future__ import annotations
 
+import marshal
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -17,6 +19,10 @@ _APART = frozenset(("body", "headers", "usage", "usage_event"))
 _NAMES = tuple(one.name for one in fields(Kept) if one.name not in _APART)
 _KNOWN = frozenset((*_NAMES, *_APART)) - {"body"}
 _VALUES = attrgetter(*_NAMES)
+_ALL_NAMES = [one.name for one in fields(Kept)]
+_ALL_VALUES = attrgetter(*_ALL_NAMES)
+_USAGE = _ALL_NAMES.index("usage")
+_COUNTS = attrgetter(*(one.name for one in fields(Usage)))
 
 
 def about(kept: Kept) -> bytes:
@@ -41,3 +47,19 @@ def restored(about: bytes, body: bytes) -> Kept:
     if "usage_event" in known:
         known["usage_event"] = known["usage_event"].encode("latin-1")
     return Kept(body=body, **known)
+
+
+def pack(kept: Kept) -> bytes:
+    """All of it, as `marshal` has it: fast, but no format that outlives the process."""
+    values = [*_ALL_VALUES(kept)]
+    if kept.usage is not None:
+        values[_USAGE] = _COUNTS(kept.usage)
+    return marshal.dumps(values)
+
+
+def unpack(blob: bytes) -> Kept:
+    """What was packed."""
+    values = marshal.loads(blob)  # noqa: S302 - this process wrote it, into its own memory
+    if values[_USAGE] is not None:
+        values[_USAGE] = Usage(*values[_USAGE])
+    return Kept(*values)

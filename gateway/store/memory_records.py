@@ -14,8 +14,8 @@ from itertools import islice
 
 from gateway.call import Kept
 from gateway.ports import TENANTS_SHARE, Claim
-from gateway.store.memory_kept import pack, unpack
-from gateway.store.memory_shelf import Shelf
+from gateway.store.kept import pack, unpack
+from gateway.store.memory_lru import Lru
 
 log = logging.getLogger("gateway.store")
 
@@ -47,7 +47,7 @@ class MemoryRecords:
     def __init__(self, bound: int, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._running: OrderedDict[bytes, Lease] = OrderedDict()
-        self._done = Shelf(bound, self._lost, TENANTS_SHARE)
+        self._done = Lru(bound, self._lost, TENANTS_SHARE)
         self._fence = 0
         self._has_warned = False
         self._early = 0
@@ -109,7 +109,7 @@ class MemoryRecords:
         """Those that run and those that are done, and the bytes that the latter take."""
         return {
             "entries": len(self._running) + self._done.entries,
-            "bytes": int(self._done.taken),
+            "bytes": self._done.taken,
             "early": self._early,
         }
 
