@@ -12,8 +12,8 @@ from typing import Any
 from gateway.call import Call, Kept, Replay
 from gateway.flow.flight import Flight
 from gateway.policy.cachecontrol import Directives, read_directives
-from gateway.policy.caching import Caching, SemanticRule, applies
-from gateway.policy.question import last_question
+from gateway.policy.caching import Caching, applies
+from gateway.policy.question import SemanticQuery, last_question
 from gateway.policy.replaykeys import (
     LARGE_BYTES,
     digest,
@@ -25,19 +25,6 @@ from gateway.policy.replaykeys import (
     record_key,
 )
 from gateway.ports import Later
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a call asks, as far as its answer may be another's."""
-
-    partition: bytes
-    """32 bytes: all that must match exactly, the owner first of all."""
-    text: str
-    """Its last user message."""
-    rule: SemanticRule
-    model: str
-    tenant: str
 
 
 @dataclass(slots=True)
@@ -55,7 +42,7 @@ class Asked:
     """Equal requests get its answer later on."""
     found: Later[Kept | None] | None = None
     """What the store says of the exact key, once it was asked."""
-    semantic: Ask | None = None
+    semantic: SemanticQuery | None = None
     """What it asks, where answers to questions that mean the same will do."""
     fence: int = 0
     """Of the claimed record; 0: none."""
@@ -99,7 +86,7 @@ def ask(call: Call, *, recognises: bool) -> Asked | None:
     return asked
 
 
-def _meaning(call: Call, parsed: dict[str, Any]) -> Ask | None:
+def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
     """What it asks, apart from how; None: nothing that can be judged by its meaning."""
     caching = call.model.caching
     if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
@@ -110,4 +97,4 @@ def _meaning(call: Call, parsed: dict[str, Any]) -> Ask | None:
     embedder = call.policy.find_model(caching.semantic.embeddings)
     space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
     partition = digest(partition_key(call, caching, question.rest), space.encode())
-    return Ask(partition, question.text, caching.semantic, call.model_name, call.tenant)
+    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)

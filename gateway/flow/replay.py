@@ -26,7 +26,7 @@ from gateway.errors import (
 )
 from gateway.flow import keeping
 from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
-from gateway.flow.asking import Ask, Asked, ask
+from gateway.flow.asking import Asked, ask
 from gateway.flow.flight import Flight
 from gateway.flow.flights import Flights
 from gateway.flow.forms import Forms
@@ -34,6 +34,7 @@ from gateway.flow.lease import Lease, claimed, said
 from gateway.flow.rawrelay import INTERNAL_ERROR, StreamBroken, why_stopped
 from gateway.flow.trail import trail_headers
 from gateway.policy.cachecontrol import serves
+from gateway.policy.question import SemanticQuery
 from gateway.policy.sse import split_events
 from gateway.ports import Claim, Store
 
@@ -285,7 +286,7 @@ class Replays:
                 return reply
         return None if asked.semantic is None else await self._similar(call, asked, asked.semantic)
 
-    async def _similar(self, call: Call, asked: Asked, ask: Ask) -> Reply | None:
+    async def _similar(self, call: Call, asked: Asked, ask: SemanticQuery) -> Reply | None:
         """The answer to a question that means the same."""
         match = None if self.semantic is None else await self.semantic.find(call, ask)
         if match is not None and self.semantic is not None and call.replay is not None:

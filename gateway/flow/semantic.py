@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.flow.asking import Ask
 from gateway.flow.background import Background, result_by
 from gateway.flow.partitions import Partitions
 from gateway.flow.questions import Question, Questions
 from gateway.policy.caching import SemanticRule
 from gateway.policy.guards import Facts, objection
+from gateway.policy.question import SemanticQuery
 from gateway.policy.replaykeys import digest
 from gateway.ports import Embedder, Index, Near, Neighbourhood, VectorRow, Vectors
 
@@ -94,7 +94,7 @@ class Semantic:
         self._searches = Background(MOST_SEARCHES)
         self._keeping = 0
 
-    async def find(self, call: Call, ask: Ask) -> Match | None:
+    async def find(self, call: Call, ask: SemanticQuery) -> Match | None:
         """The nearest question that may stand for this one; None: there is none, or not in the time that the rule gives.
 
         Tells the call's `replay.why` in words.
@@ -114,7 +114,7 @@ class Semantic:
             _note(call, f"none of {len(rows)} questions has similarity {ask.rule.threshold:g} or more")
         return None
 
-    def keep(self, call: Call, ask: Ask, key: bytes) -> None:
+    def keep(self, call: Call, ask: SemanticQuery, key: bytes) -> None:
         """The call was answered, and the answer is kept under this key: whoever asks the same from now on gets it."""
         if not _is_comparable(ask.text):
             return
@@ -149,7 +149,7 @@ class Semantic:
         """The store is back: what was in memory meanwhile may lack what others have kept."""
         self._partitions.forget_here()
 
-    async def explain(self, call: Call, ask: Ask) -> Explained:
+    async def explain(self, call: Call, ask: SemanticQuery) -> Explained:
         """What is near to a question, whatever the threshold; may cost an embedding."""
         deadline = self._clock.monotonic() + EXPLAIN_S
         compared = await self._compare(call, ask, -1.0, SHOWN, deadline)
@@ -175,7 +175,7 @@ class Semantic:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _compare(
-        self, call: Call, ask: Ask, threshold: float, most: int, deadline: float
+        self, call: Call, ask: SemanticQuery, threshold: float, most: int, deadline: float
     ) -> tuple[Question, bytes, Neighbourhood, list[Near]] | str:
         """The question, its partition, what is in that, and the nearest of them; or why there is nothing to compare."""
         if not _is_comparable(ask.text):
@@ -207,21 +207,21 @@ class Semantic:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, rows.search, vector, threshold, most, self._clock.wall())
 
-    def _add(self, ask: Ask, question: Question, key: bytes) -> None:
+    def _add(self, ask: SemanticQuery, question: Question, key: bytes) -> None:
         now = self._clock.wall()
         facts, ends_at = question.facts.to_bytes(), now + ask.rule.ttl_s
         partition = _partition_of(ask, question)
         row = VectorRow(key, partition, question.vector, facts, ask.model, ask.tenant, now, ends_at)
         self._partitions.add(row, ask.rule.max_entries)
 
-    def _add_late(self, ask: Ask, task: asyncio.Task[Question | None], key: bytes) -> None:
+    def _add_late(self, ask: SemanticQuery, task: asyncio.Task[Question | None], key: bytes) -> None:
         self._keeping -= 1
         question = None if task.cancelled() else task.result()
         if question is not None:
             self._add(ask, question, key)
 
 
-def _partition_of(ask: Ask, question: Question) -> bytes:
+def _partition_of(ask: SemanticQuery, question: Question) -> bytes:
     """Vectors of different models, or of different dimensions, have nothing in common."""
     return digest(b"semantic", ask.partition, ask.rule.embeddings.encode(), b"%d" % len(question.vector))
 

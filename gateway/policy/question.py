@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.policy.caching import NOT_OF_THE_QUESTION
+from gateway.policy.caching import NOT_OF_THE_QUESTION, SemanticRule
 
 MOST_CHARS = 8000
 """Of longer texts an embedding tells little, and the answer rarely serves another."""
@@ -28,6 +28,19 @@ class Question:
 
     text: str
     rest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticQuery:
+    """What a call asks, as far as its answer may be another's."""
+
+    partition: bytes
+    """32 bytes: all that must match exactly, the owner first of all."""
+    text: str
+    """Its last user message."""
+    rule: SemanticRule
+    model: str
+    tenant: str
 
 
 def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = frozenset()) -> Question | None:

@@ -14,7 +14,6 @@ import pytest
 from gateway.call import Call, Replay
 from gateway.flow import questions as questions_module
 from gateway.flow import semantic as semantic_module
-from gateway.flow.asking import Ask
 from gateway.flow.background import Background, result_by
 from gateway.flow.partitions import FEW_ROWS, MOST_LATE
 from gateway.flow.questions import FIRST_PAUSE_S, SHORT_CHARS
@@ -30,6 +29,7 @@ from gateway.flow.semantic import (
 )
 from gateway.policy.caching import SemanticRule
 from gateway.policy.guards import facts_of
+from gateway.policy.question import SemanticQuery
 from gateway.ports import EmbeddingFailed, Later, VectorRow, Vectors
 from gateway.store.vectorindex import VectorIndex
 from tests.flow.support import Bench, FakeClock
@@ -154,9 +154,9 @@ async def world() -> AsyncIterator[World]:
     await world.semantic.aclose()
 
 
-def ask(text: str, **changes: object) -> Ask:
+def ask(text: str, **changes: object) -> SemanticQuery:
     """A question of the partition that the tests use."""
-    return replace(Ask(PARTITION, text, RULE, "m", "acme"), **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(SemanticQuery(PARTITION, text, RULE, "m", "acme"), **changes)  # type: ignore[arg-type]  # fields by name
 
 
 async def settle() -> None:
