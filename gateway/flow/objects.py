@@ -19,6 +19,7 @@ from gateway.errors import ErrorClass, NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.flow.lease import said
 from gateway.flow.opening import Opened
 from gateway.policy import objectids
+from gateway.policy.itemrefs import KINDS as ITEM_KINDS
 from gateway.policy.objectanswers import (
     Announcements,
     Filling,
@@ -72,7 +73,10 @@ class Ownership:
         named: dict[str, str | None] = dict.fromkeys(ids_in_path(concern, call.query))
         if concern.method not in ("GET", "HEAD", "DELETE") or call.body:
             content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
-            for one in objectids.ids_in_body(call.body, call.parsed, content_type):
+            is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
+            parsed = call.parsed if is_parsed else None
+            has_items = concern.place is not None and concern.place.kind in ITEM_KINDS
+            for one in objectids.ids_in_body(call.body, parsed, content_type, has_items=has_items):
                 if one is None:
                     await asyncio.sleep(0)  # a large body: others may have their turn
                 else:

@@ -52,6 +52,11 @@ def without_escapes(text: bytes) -> bytes:
     return text.replace(rb"\\", _ESCAPE).replace(rb"\"", _ESCAPE) if b"\\" in text else text
 
 
+def outside_strings(text: bytes) -> bytes:
+    """What of JSON text stands outside its strings."""
+    return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+
+
 def piece_at(body: bytes, at: int, size: int) -> bytes:
     """About `size` bytes of the body from there, without escapes, and none cut in two."""
     piece = body[at : at + size]

@@ -65,11 +65,15 @@ def _made(place: Place, answer: Mapping[str, Any]) -> Iterator[Any]:
         yield from _listed(_at(answer, "tool_resources", "file_search", "vector_store_ids"))
     elif place.kind == "responses":
         for item in _listed(answer.get("output")):
-            yield from _containers(item)
+            yield from _of_item(item)
 
 
-def _containers(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict) and item.get("type") in ("code_interpreter_call", "shell_call"):
+def _of_item(item: Any) -> Iterator[Any]:
+    """An item of a response can be named as the input of another; some have used a container."""
+    if not isinstance(item, dict):
+        return
+    yield item.get("id")
+    if item.get("type") in ("code_interpreter_call", "shell_call"):
         yield from (item.get("container_id"), _at(item, "environment", "container_id"))
 
 
@@ -89,20 +93,24 @@ def _listed(value: Any) -> list[Any]:
 class Announcements:
     """The ids that a stream of events makes its caller's, as its bytes go by."""
 
-    __slots__ = ("_concern", "_events", "_held", "_is_begun")
+    __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_told")
 
     def __init__(self, concern: Concern) -> None:
         self._concern = concern
         self._held = b""
         self._events = 0
+        self._has_items = concern.place is not None and concern.place.kind == RESPONSES.kind
+        self._told = set[str]()
         self._is_begun = False
-        """What was created is known; what comes into being on the way is not."""
+        """What was created is known; what comes into being on the way is told when it does."""
 
     def read(self, block: bytes) -> list[str]:
         """The ids that have come with these bytes."""
         ids = [] if self._is_begun else self._begin(block)
-        if b"container_id" in block and self._concern.place == RESPONSES:
-            ids += [id for event in _events(block) for id in self._later(event)]
+        if self._has_items and (b'"item"' in block or b'"output"' in block):
+            later = dict.fromkeys(id for event in _events(block) for id in self._later(event))
+            ids += [id for id in later if id not in self._told]
+            self._told.update(later)
         return ids
 
     def _begin(self, block: bytes) -> list[str]:
@@ -135,7 +143,7 @@ class Announcements:
 
     def _later(self, event: Mapping[str, Any]) -> Iterator[str]:
         items = [event.get("item"), *_listed(_at(event, "response", "output"))]
-        yield from (id for item in items for id in _containers(item) if isinstance(id, str) and id)
+        yield from (id for item in items for id in _of_item(item) if isinstance(id, str) and id)
 
 
 def _events(block: bytes) -> Iterator[dict[str, Any]]:

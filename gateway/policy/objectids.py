@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 
 from gateway.errors import InvalidRequest
+from gateway.policy.itemrefs import FIELD, references_in, references_searched
+from gateway.policy.jsontext import outside_strings
 from gateway.policy.multipart import MultipartError, Part, boundary_of, parts_in_steps
 
 FIELDS = frozenset((
@@ -61,19 +63,30 @@ def may_name(body: bytes, content_type: bytes) -> bool:
     )
 
 
-def ids_in_body(body: bytes, parsed: dict[str, Any] | None, content_type: bytes) -> Iterator[Named | None]:
-    """The ids that the body names; None now and then, where others may have their turn. Raises InvalidRequest."""
+def ids_in_body(
+    body: bytes, parsed: dict[str, Any] | None, content_type: bytes, *, has_items: bool = False
+) -> Iterator[Named | None]:
+    """The ids that the body names; None now and then, where others may have their turn. Raises InvalidRequest.
+
+    `parsed` is all of the body, parsed; `has_items`: items of responses are sent in it.
+    """
     if content_type.lower().startswith(b"multipart/"):
         yield from _in_parts(body, content_type)
     elif len(body) > TREE_BYTES or _values(body) > MOST_VALUES:
         is_json = body[:64].lstrip().startswith((b"{", b"[")) and b"\0" not in body[:4]
         yield from _searched(body) if is_json else _in_opaque(body)
+        if has_items and is_json:
+            yield None
+            yield from _items_in(body, parsed, is_ambiguous=parsed is None or not _reads_one_way(body, parsed))
     else:
         tree: Any = parsed if parsed is not None else _tree_of(body)
         if isinstance(tree, dict | list):
             yield from _in_tree(tree)
-            if not _reads_one_way(body, tree):
+            is_ambiguous = not _reads_one_way(body, tree)
+            if is_ambiguous:
                 yield from _searched(body)
+            if has_items and isinstance(tree, dict):
+                yield from _items_in(body, tree, is_ambiguous=is_ambiguous)
         else:
             yield from _in_opaque(body)
 
@@ -81,6 +94,14 @@ def ids_in_body(body: bytes, parsed: dict[str, Any] | None, content_type: bytes)
 def reads_everybodys(body: bytes) -> bool:
     """Whether an eval asks for all that the account has stored, instead of naming it."""
     return _EVERYBODYS.search(body) is not None or any(escape in body for escape in _ESCAPED_LETTERS)
+
+
+def _items_in(body: bytes, tree: dict[str, Any] | None, *, is_ambiguous: bool) -> Iterator[Named | None]:
+    """The items that are named and not brought."""
+    for id in references_in(tree) if tree is not None else ():
+        yield id, FIELD
+    for found in references_searched(body) if is_ambiguous else ():
+        yield None if found is None else (found, FIELD)
 
 
 # --- a tree ---
@@ -103,11 +124,7 @@ def _reads_one_way(body: bytes, tree: Any) -> bool:
         written = orjson.dumps(tree)
     except TypeError:
         return False  # too deep
-    return _outside_strings(written).count(b":") == _outside_strings(body).count(b":")
-
-
-def _outside_strings(text: bytes) -> bytes:
-    return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    return outside_strings(written).count(b":") == outside_strings(body).count(b":")
 
 
 def _in_tree(tree: dict[str, Any] | list[Any]) -> Iterator[Named]:
@@ -242,4 +259,6 @@ def _in_parts(body: bytes, content_type: bytes) -> Iterator[Named | None]:
             yield body[start:end][:1024].decode("utf-8", "replace"), named
     if b"batch" in purposes:
         for _, start, end in found:
-            yield from _searched(body[start:end])
+            lines = body[start:end]
+            yield from _searched(lines)
+            yield from _items_in(lines, None, is_ambiguous=True)

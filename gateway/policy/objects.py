@@ -152,7 +152,9 @@ def concern_of(call: Call, may_name: bool) -> Concern | None:
         return Concern(place, call.method)
     hot = _HOT.get(call.endpoint.name)
     is_stored = hot is not None and _is_stored(call, default=hot is RESPONSES)
-    return Concern(hot, is_stored=is_stored) if is_stored or may_name else None
+    if is_stored or may_name or (hot is RESPONSES and b'"id"' in call.body.lower()):  # of an item, perhaps
+        return Concern(hot, is_stored=is_stored)
+    return None
 
 
 def _is_stored(call: Call, *, default: bool) -> bool:

@@ -17,6 +17,7 @@ import orjson
 
 from gateway.call import Call
 from gateway.policy.caching import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
+from gateway.policy.jsontext import outside_strings
 from gateway.policy.multipart import MultipartError, boundary_of
 
 TELLING = (b"openai-", b"anthropic-")
@@ -60,18 +61,13 @@ def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
         return False  # too deep
     if written == body or written.translate(None, _WHITE) == body.translate(None, _WHITE):
         return True  # then each key and number of the body stands in it, too
-    bare = _outside_strings(body)
-    return bare.count(b":") == _outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
+    bare = outside_strings(body)
+    return bare.count(b":") == outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
 
 
 def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     kept = {name: value for name, value in parsed.items() if name not in left_out} if left_out else parsed
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-
-
-def _outside_strings(text: bytes) -> bytes:
-    """What is left of JSON without its strings: brackets, commas, colons, numbers."""
-    return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
 def owner_of(call: Call) -> bytes:

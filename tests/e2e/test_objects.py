@@ -305,6 +305,47 @@ async def test_no_spelling_of_a_body_leads_around(gateway: Running, provider: Ob
     assert len(provider.seen) == before
 
 
+@pytest.mark.parametrize("how", ["whole", "stream", "later"])
+@pytest.mark.parametrize("size", [0, 400_000, 4_200_000])
+async def test_an_item_of_a_stored_response_is_for_its_tenant(
+    gateway: Running, provider: ObjectsProvider, how: str, size: int
+) -> None:
+    """Named in an input of another response; whether it came with its response, in a stream, or was seen later."""
+    output: list[dict[str, Any]] = [
+        {"id": "rs_1", "type": "reasoning", "summary": []},
+        {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+    ]
+    provider.extra["output"] = [] if how == "later" else output  # type: ignore[assignment]  # a list of items
+    if how == "later":
+        id = await create(gateway, "responses")
+        provider.objects["responses"][id] |= {"output": output}
+        await ask(gateway, get(f"/v1/responses/{id}", A))
+    else:
+        body = orjson.dumps({"model": "m", "input": "x", "stream": how == "stream"})
+        async with connect(gateway.url) as peer:
+            peer.send(post("/v1/responses", body, A))
+            assert (await peer.response()).status == 200
+    before = len(provider.seen)
+
+    def written(item: Any) -> bytes:
+        return orjson.dumps({"model": "m", "store": False, "input": [item], "metadata": {"p": "x" * size}})
+
+    items: list[dict[str, Any]] = [
+        {"type": "item_reference", "id": "msg_1"},
+        {"id": "msg_1"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+    ]
+    theirs = [await ask(gateway, post("/v1/responses", written(item), B)) for item in items]
+    nobodys = await ask(gateway, post("/v1/responses", written({"type": "item_reference", "id": "msg_no"}), B))
+
+    assert all(is_nothing(answer) for (answer,) in theirs)
+    assert {answer.body for (answer,) in theirs} == {nobodys[0].body}
+    assert len(provider.seen) == before
+    own = [await ask(gateway, post("/v1/responses", written(item), A)) for item in items]
+    brought = await ask(gateway, post("/v1/responses", written({**output[1], "id": "msg_2"}), B))
+    assert [answer.status for (answer,) in [*own, brought]] == [200] * 4
+
+
 async def test_what_is_not_an_id_is_left_alone(gateway: Running) -> None:
     """A caller's own metadata, the schema of a function, words in a text, a stored prompt."""
     body = {

@@ -78,6 +78,107 @@ def test_words_in_a_text_are_no_ids(text: str) -> None:
     assert named(body) == set()
 
 
+REFERENCES: dict[str, Any] = {
+    "reference": {"type": "item_reference", "id": "ID"},
+    "bare": {"id": "ID"},
+    "no type": {"type": None, "id": "ID"},
+    "reasoning": {"id": "ID", "type": "reasoning", "summary": [], "encrypted_content": None},
+    "summary": {"id": "ID", "type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "content": []},
+    "picture": {"type": "image_generation_call", "id": "ID"},
+    "no bytes": {"id": "ID", "result": None, "status": "completed", "type": "image_generation_call"},
+}
+BROUGHT: dict[str, Any] = {
+    "message": {"id": "ID", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+    "easy message": {"id": "ID", "role": "user", "content": "hello"},
+    "call": {"id": "ID", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    "reasoning": {"id": "ID", "summary": [{"type": "summary_text", "text": "}"}], "type": "reasoning",
+                  "encrypted_content": "g"},
+    "open reasoning": {"id": "ID", "type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+    "picture": {"id": "ID", "result": "iVBO", "status": "completed", "type": "image_generation_call"},
+}  # fmt: skip
+SENT = ["small", "spaced", "large", "large, parsed"]
+
+
+def items_named(body: bytes, parsed: dict[str, Any] | None = None) -> set[str]:
+    return {one[0] for one in ids_in_body(body, parsed, JSON, has_items=True) if one is not None}
+
+
+def sent_as(how: str, item: Any, id: str, field: str = "input") -> set[str]:
+    other = {"id": "rs_other", "type": "reasoning", "summary": [], "encrypted_content": "g"}
+    tree = orjson.loads(orjson.dumps({"model": "m", field: [other, item, other]}).replace(b"ID", id.encode()))
+    if how.startswith("large"):
+        tree["padding"] = "x" * TREE_BYTES
+    body = orjson.dumps(tree, option=orjson.OPT_INDENT_2 if how == "spaced" else None)
+    return items_named(body, tree if how == "large, parsed" else None)
+
+
+@pytest.mark.parametrize("how", SENT)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_an_item_that_is_named_is_found(name: str, how: str) -> None:
+    id = {"reasoning": "rs_1", "summary": "rs_1", "picture": "ig_1", "no bytes": "ig_1"}.get(name, "msg_1")
+
+    assert sent_as(how, REFERENCES[name], id) == {id}
+
+
+@pytest.mark.parametrize("how", SENT)
+@pytest.mark.parametrize("name", BROUGHT)
+def test_an_item_that_is_brought_is_not(name: str, how: str) -> None:
+    """Whatever its id is: agents send what they have got, and not all of it was stored."""
+    id = {"picture": "ig_1", "call": "fc_1", "message": "msg_1", "easy message": "msg_1"}.get(name, "rs_1")
+
+    assert sent_as(how, BROUGHT[name], id) == set()
+
+
+@pytest.mark.parametrize("padding", [b"", b"x" * TREE_BYTES])
+@pytest.mark.parametrize(
+    "item",
+    [
+        b'{"type":"item_reference","id":"ID","id":"own"}',
+        b'{"type":"item_reference","id":"own","id":"ID"}',
+        b'{"type":"message","id":"ID","type":"item_reference"}',
+        b'{"type":"item_reference","type":"message","id":"ID"}',
+        b'{"Type":"Item_Reference","ID":"ID"}',
+        b'{"type":"item_\\u0072eference","id":"ID"}',
+        b'{"\\u0074ype":"item_reference","id":"ID"}',
+        b'{"type":"item_reference","x":{},"id":"ID"}',
+        b'{"x":{"id":"own"},"id":"ID","type":"item_reference"}',
+        b'{"id":"ID","x":{"id":"own"},"type":"item_reference"}',
+        b'{"type" \n:    \t                        "item_reference","id":"ID"}',
+        b'{"type":' + b" " * 9_000 + b'"item_reference","id":"ID"}',
+        b'{"type"' + b" " * 9_000 + b':"item_reference","id":"ID"}',
+        b'{"type":"reasoning","id":"rs_ID","summary":[]},{"encrypted_content":"g","type":"reasoning","id":"rs_2"}',
+        b'{"type":"reasoning","id":"rs_ID","id":"rs_2","encrypted_content":"g"}',
+    ],
+)
+def test_no_spelling_of_an_item_leads_around(item: bytes, padding: bytes) -> None:
+    """It is found, or it is refused."""
+    body = b'{"model":"m","input":[%b],"p":"%b"}' % (item, padding)
+    try:
+        found = items_named(body)
+    except InvalidRequest:
+        return
+    assert any(id.endswith("ID") for id in found)
+
+
+def test_an_input_that_is_written_twice_is_read_twice() -> None:
+    body = b'{"input":[{"type":"item_reference","id":"ID"}],"input":"hello"}'
+
+    assert items_named(body) == {"ID"}
+    assert items_named(body[:-1] + b',"p":"' + b"x" * TREE_BYTES + b'"}', {"input": "hello", "p": ""}) >= {"ID"}
+
+
+def test_what_is_no_item_is_not_looked_at() -> None:
+    """A stored prompt, metadata, words; an eval's references are to its own data."""
+    body = orjson.dumps({
+        "prompt": {"id": "pmpt_1"}, "metadata": {"id": "7"}, "tools": [{"id": "x", "type": "y"}],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": '{"type":"item_reference","id":"no"}'}]}],
+    })  # fmt: skip
+
+    assert items_named(body) == set()
+    assert items_named(body[:-1] + b',"p":"' + b"x" * TREE_BYTES + b'"}') == set()
+    assert set(ids_in_body(b'{"input":[{"type":"item_reference","id":"x"}]}', None, JSON)) == set()
+
+
 @pytest.mark.parametrize("size", [0, TREE_BYTES])
 def test_very_many_are_refused(size: int) -> None:
     body = orjson.dumps([{"file_id": str(number)} for number in range(6000)] + [{"x": "x" * TREE_BYTES}])
@@ -148,6 +249,13 @@ def test_tenants_below_one_that_names_others_are_known() -> None:
         (Place("responses", "r"), "GET", {"output": [{"type": "code_interpreter_call", "container_id": "c"}]}, ["c"]),
         (Place("responses", "r"), "GET", {"output": [{"type": "message", "container_id": "c"}, None, 1]}, []),
         (Place("files"), "POST", {"id": {"x": 1}}, []),
+        (
+            Place("responses"),
+            "POST",
+            {"id": "r", "output": [{"id": "rs_1", "type": "reasoning"}, {"id": "msg_1", "content": [{"id": "x"}]}]},
+            ["r", "rs_1", "msg_1"],
+        ),
+        (Place("responses", "r", "input_items"), "GET", {"data": [{"id": "msg_1"}]}, []),
     ],
 )
 def test_answers_name_what_becomes_the_tenants(
@@ -162,7 +270,7 @@ def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> N
     event = orjson.dumps(
         {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "x": "y" * 30}}
     )
-    later = orjson.dumps({"type": "x", "response": {"id": "resp_2"}, "item": {"id": "i"}})
+    later = orjson.dumps({"type": "x", "response": {"id": "resp_2"}})
     stream = b"event: response.created\ndata: " + event + b"\n\nevent: x\ndata: " + later + b"\n\n"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     announced, found = Announcements(Concern(RESPONSES)), list[str]()
@@ -173,6 +281,23 @@ def test_a_stream_names_its_response_however_it_is_cut(data: st.DataObject) -> N
             assert found == ["resp_1"]
 
     assert found == ["resp_1"]
+
+
+def test_a_stream_names_each_of_its_items_once() -> None:
+    """When it is added, or in whichever event it comes first."""
+    item = {"id": "msg_1", "type": "message", "content": []}
+    events = [
+        {"type": "response.created", "response": {"id": "resp_1", "output": []}},
+        {"type": "response.output_item.added", "item": item},
+        {"type": "response.output_text.delta", "item_id": "msg_1", "delta": '"item": {"id": "no"}'},
+        {"type": "response.output_item.done", "item": item},
+        {"type": "response.completed", "response": {"id": "resp_1", "output": [item, {"id": "rs_1"}]}},
+    ]
+    for concern, own in ((Concern(RESPONSES), ["resp_1"]), (Concern(Place("responses", "resp_1"), "GET"), [])):
+        announced = Announcements(concern)
+        found = [announced.read(b"data: %b\n\n" % orjson.dumps(event)) for event in events]
+
+        assert found == [own, ["msg_1"], [], [], ["rs_1"]]
 
 
 @given(

@@ -10,6 +10,7 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.ingress.largebodies import LargeBodies
 from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.itemrefs import references_searched
 
 pytestmark = pytest.mark.soak
 
@@ -59,4 +60,25 @@ async def test_no_body_stops_the_loop(name: str) -> None:
 
     error = work.exception()
     assert error is None or (isinstance(error, GatewayError) and error.status == 400)
+    assert longest < STEP_S
+
+
+ITEMS = (
+    b'{"id":"rs_1"},', b'"id":"rs_1",', b'"content":"x",', b'"item_reference",', b'{"type":"item_reference","id":"x"},',
+    b"{},", b'"type":"', b'[{"id":"', b" ", b'"encrypted_content":{"x":"y"},',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", ITEMS)
+def test_no_body_is_searched_for_items_in_long_steps(unit: bytes) -> None:
+    """What a caller names of other responses, where the body is too large to be parsed."""
+    body = b'{"input":[{"id":"rs_0",' + unit * (SIZE // len(unit)) + b"0]}"
+    longest, at = 0.0, time.thread_time()
+    try:
+        for _ in references_searched(body):
+            now = time.thread_time()
+            longest, at = max(longest, now - at), now
+    except GatewayError:
+        pass
+
     assert longest < STEP_S
