@@ -55,7 +55,7 @@ ONLY_IN = {
     "yaml": {"config", "settings"},
     "genai_prices": {"config", "settings"},
     "prometheus_client": {"telemetry", "ingress.operations", "workers"},
-    "pybreaker": {"policy.breaker"},
+    "pybreaker": {"policy.circuit"},
     "redis": {"store"},
     "tiktoken": {"config"},
     "numpy": {"store.vectorindex", "upstream.localmodel"},

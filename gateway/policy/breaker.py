@@ -20,10 +20,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
-from pybreaker import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState
-
 from gateway.call import Lane
 from gateway.policy.baseline import Baseline
+from gateway.policy.circuit import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState
 from gateway.policy.health import Health
 from gateway.policy.recovery import EARLY_S, Growth, Probes
 
