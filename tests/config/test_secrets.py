@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from gateway.config.describe import describe
+from gateway.config.describe import describe, shown
 from gateway.errors import ConfigError
 from tests.config.support import EXAMPLE, leaves, load, load_text, problems_of
 
@@ -204,3 +205,22 @@ def test_error_drags_no_secret_along_in_its_causes(tmp_path: Path) -> None:
 
     assert raised.value.__cause__ is None
     assert raised.value.__context__ is None
+
+
+def test_a_field_that_is_not_printed_is_not_described() -> None:
+    """Wherever it is: a new secret needs no word in the description."""
+
+    @dataclass
+    class Login:
+        user: str
+        password: str = field(default=CANARY, repr=False)
+
+    @dataclass
+    class Page:
+        logins: list[Login]
+        by_name: dict[str, Login]
+        token: str = field(default=CANARY, repr=False)
+
+    login = Login("u")
+
+    assert shown(Page([login], {"u": login})) == {"logins": [{"user": "u"}], "by_name": {"u": {"user": "u"}}}
