@@ -20,8 +20,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
-from typing import Literal
+from typing import Any, Literal
 
+import orjson
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -197,6 +198,9 @@ def draw_cut(rng: random.Random, length: int) -> int:
 
 # A gateway in a process of its own.
 
+START_S = 60.0
+"""It takes half a second of CPU time; other work may share the machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -217,6 +221,16 @@ class Served:
         """Send SIGHUP."""
         self.process.send_signal(signal.SIGHUP)
 
+    async def inside(self, command: str) -> dict[str, Any]:
+        """What the process says of itself; it must be one of `tests.soak.inside`, which tells the commands."""
+        answers = self.log.with_suffix(".inside")
+        answers.write_text("")
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command} {answers}\n".encode())
+        await wait_for(lambda: answers.read_text().endswith("\n"), lambda: f"no answer to {command}")
+        found: dict[str, Any] = orjson.loads(answers.read_text())
+        return found
+
     async def metrics(self) -> list[Metric]:
         """What /metrics says."""
         async with connect(self.url) as peer:
@@ -225,14 +239,15 @@ class Served:
 
 
 @asynccontextmanager
-async def serve(config: Path) -> AsyncIterator[Served]:
-    """Run `gateway serve` on a free port; ends it at the end and expects exit code 0."""
+async def serve(config: Path, module: str = "gateway") -> AsyncIterator[Served]:
+    """Run `gateway serve` on a free port; ends it at the end and expects exit code 0. `module` may be one around it."""
     log, calls = config.with_suffix(".err"), config.with_suffix(".calls")
-    command = (sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0")
+    command = (sys.executable, "-m", module, "serve", "--config", str(config), "--port", "0")
     with log.open("w") as stderr, calls.open("w") as stdout:
-        process = await asyncio.create_subprocess_exec(*command, stderr=stderr, stdout=stdout)
+        stdin = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stderr=stderr, stdout=stdout)
     try:
-        await wait_for(lambda: "listens on" in log.read_text(), log.read_text)
+        await wait_for(lambda: "listens on" in log.read_text(), log.read_text, START_S)
         url = log.read_text().partition("listens on ")[2].partition(",")[0]
         yield Served(process, url, log, calls)
         process.send_signal(signal.SIGTERM)

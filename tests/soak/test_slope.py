@@ -1,0 +1,215 @@
+"""Half an hour of everything that a sidecar sees: what the process has does not grow.
+
+Gateway, provider and clients are processes of their own. What the program holds is told apart from what its allocators keep
+(`tests.soak.inside`), so a slope says whose it is. `SLOPE_MINUTES` shortens it; the bar is then not judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.harness import Response, chat, connect, post
+from tests.soak.conftest import Report
+from tests.soak.inside import Memory
+from tests.soak.load import Load
+from tests.soak.support import MANNERS, Served, descriptors, draw_cut, mortal, serve, slope, spread, wait_for
+
+pytestmark = pytest.mark.soak
+
+BAR_MINUTES = 30.0
+MINUTES = float(os.environ.get("SLOPE_MINUTES", BAR_MINUTES))
+WARM_NAMES = 12_000
+"""More than what is kept per name has room for: from then on a new one takes the place of an old one."""
+WARM_S = 300.0 * min(1.0, MINUTES / BAR_MINUTES)
+"""Answers are kept for a minute, records of calls for two: what comes after this replaces what was there."""
+CALLS_PER_S, LEAVE_PER_S, LOOK_S = 60.0, 4.0, 10.0
+SLOPE_KIB_PER_HOUR = 1024.0
+FAULTS = ("e500", "e503", "html502", "reset", "cut", "truncated", "malformed", "in_band_error", "error_in_200")
+POLICIES: dict[str, dict[str, Any]] = {
+    "cache": {
+        "default": {"idempotency": {"keep": "2m", "max_bytes": "4MiB", "max_entry": "64KiB"}},
+        "kept": {"exact": {"requests": "always", "ttl": "1m", "max_bytes": "2MiB", "max_entry": "64KiB"}},
+    }
+}
+KINDS = ("plain",) * 7 + ("stream",) * 5 + ("long", "name", "key", "again", "kept", "kept", "wrong", "embedding")
+
+
+def request_of(number: int) -> bytes:
+    """A call of the kind that the number draws."""
+    rng = random.Random(number)
+    path, headers = "/v1/chat/completions", tuple[str, ...]()
+    match KINDS[number % len(KINDS)]:
+        case "stream":
+            body = chat(stream=True)
+        case "long":
+            body = chat(messages=[{"role": "user", "content": "word " * rng.randrange(60_000)}])
+        case "name":
+            body = chat(f"name-{number}")
+        case "key":
+            body, headers = chat(), (f"idempotency-key: key-{number}",)
+        case "again":
+            body, headers = chat(), (f"idempotency-key: key-{number - 1 - len(KINDS) * rng.randrange(4)}",)
+        case "kept":
+            body = chat("kept", messages=[{"role": "user", "content": f"question {rng.randrange(2000)}"}])
+        case "wrong":
+            body = chat(messages=number)
+        case "embedding":
+            path, body = "/v1/embeddings", {"model": "embedding", "input": ["hello"] * rng.randrange(1, 20)}
+        case _:
+            body = chat()
+    return post(path, body, *headers)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks into a process."""
+
+    served: Served
+    curve: list[tuple[float, Memory]] = field(default_factory=list)
+    """Seconds, and what there was."""
+
+    async def ask(self, command: str) -> Memory:
+        """`look` or `trim`."""
+        return Memory(**await self.served.inside(command))
+
+    async def during(self, seconds: float) -> None:
+        """Look every ten seconds."""
+        began_at = time.monotonic()
+        while (at := time.monotonic() - began_at) < seconds:
+            self.curve.append((at, await self.ask("look")))
+            await asyncio.sleep(LOOK_S)
+
+    def per_hour(self, name: str, since_s: float = 0.0) -> float:
+        """The slope of one of its figures, an hour, from then on."""
+        return slope([(at / 3600, getattr(memory, name)) for at, memory in self.curve if at >= since_s])
+
+
+@asynccontextmanager
+async def provider(log: Path) -> AsyncIterator[str]:
+    """An emulator that fails one call in ten; its base URL."""
+    faults = [f"--fault={fault}={0.1 / len(FAULTS)}" for fault in FAULTS]
+    command = (
+        sys.executable,
+        "-m",
+        "gateway",
+        "emulate",
+        "--port=0",
+        "--ttft=0.02",
+        "--tokens-per-second=500",
+        *faults,
+    )
+    with log.open("w") as stderr:
+        process = await asyncio.create_subprocess_exec(*command, stderr=stderr)
+
+    def said() -> str:
+        return log.read_text()
+
+    try:
+        await wait_for(lambda: "base_url " in said(), said)
+        yield said().partition("base_url ")[2].partition(",")[0]
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def watched(folder: Path) -> AsyncIterator[Watch]:
+    """A gateway in front of the provider."""
+    async with provider(folder / "provider.err") as base_url:
+        (folder / "policies").mkdir()
+        for name, policy in POLICIES.items():
+            (folder / "policies" / f"{name}.yaml").write_text(yaml.safe_dump(policy))
+        models: dict[str, Any] = {"*": {"targets": ["main"]}, "kept": {"targets": ["main/m"], "cache": "kept"}}
+        config = {
+            "providers": {"main": {"dialect": "openai", "base_url": base_url, "api_key": "k"}},
+            "models": {**models, "gpt-4o": {"targets": ["main/a", "main/b"]}},
+            "policies": "policies",
+        }
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        async with serve(path, "tests.soak.inside") as served:
+            yield Watch(served)
+
+
+async def leave(url: str, until: float) -> None:
+    """Clients that leave at a random byte, one after the other."""
+    rng = random.Random(0)
+    while time.monotonic() < until:
+        async with mortal(url) as client:
+            with suppress(ConnectionError, TimeoutError):  # an answer may be shorter than the cut
+                async with asyncio.timeout(0.5):
+                    await client.send(post(body=chat(stream=rng.random() < 0.5)))
+                    await client.read(draw_cut(rng, 5000))
+            await client.die(rng.choice(MANNERS))
+        await asyncio.sleep(1 / LEAVE_PER_S)
+
+
+async def warm_names(url: str) -> None:
+    """New names, as fast as four clients can ask for them."""
+
+    async def ask(first: int) -> None:
+        async with connect(url) as peer:
+            for number in range(first, WARM_NAMES, 4):
+                with suppress(ConnectionError, EOFError):
+                    await peer.exchange(post("/v1/embeddings", {"model": f"early-{number}", "input": "hello"}))
+
+    await asyncio.gather(*map(ask, range(4)))
+
+
+def table(watch: Watch) -> str:
+    """The curve in twelve steps."""
+    names = ("rss", "held", "objects", "arenas", "malloc_used", "malloc_free", "blocks")
+    rows = [f"  {'minute':>8}" + "".join(f"{name:>13}" for name in names)]
+    for at, memory in watch.curve[:: max(1, len(watch.curve) // 12)]:
+        rows.append(f"  {at / 60:8.1f}" + "".join(f"{getattr(memory, name):13.0f}" for name in names))
+    rows.append("  per hour" + "".join(f"{watch.per_hour(name):13.0f}" for name in names))
+    return "\n".join(rows)
+
+
+async def test_half_an_hour_of_mixed_traffic_does_not_grow(tmp_path: Path, report: Report) -> None:
+    """After a warm-up that fills what is bounded, resident memory grows by at most 1 MiB an hour."""
+    statuses = Counter[str]()
+
+    def check(number: int, answer: Response) -> str:
+        statuses[f"{KINDS[number % len(KINDS)]} {answer.status}"] += 1
+        assert answer.status in {200, 400, 409, 500, 502, 503}, answer.raw
+        return "answered"
+
+    async with watched(tmp_path) as watch:
+        url = watch.served.url
+        await warm_names(url)
+        load = Load(url, CALLS_PER_S, request_of, check)
+        leaving = asyncio.create_task(leave(url, time.monotonic() + WARM_S + MINUTES * 60))
+
+        async def measured() -> None:
+            await asyncio.sleep(WARM_S)
+            await watch.during(MINUTES * 60)
+
+        await load.during(measured())
+        await leaving
+        at_rest = await watch.ask("look")
+        trimmed = await watch.ask("trim")
+        open_files = descriptors(watch.served.pid)
+
+    per_hour = watch.per_hour("rss")
+    report(
+        f"{MINUTES:g} minutes, {load.calls} calls, {len(load.faults)} broke off: {dict(sorted(statuses.items()))}\n"
+        f"  latency: {spread(load.latencies_s['answered'])}; {open_files} descriptors at the end; KiB:\n{table(watch)}\n"
+        f"  RSS {per_hour:+.0f} KiB/h, of its second half {watch.per_hour('rss', MINUTES * 30):+.0f}\n"
+        f"  at rest {at_rest}\n  trimmed {trimmed}"
+    )
+    if MINUTES >= BAR_MINUTES:
+        assert per_hour <= SLOPE_KIB_PER_HOUR
