@@ -198,9 +198,6 @@ def draw_cut(rng: random.Random, length: int) -> int:
 
 # A gateway in a process of its own.
 
-START_S = 60.0
-"""It takes half a second of CPU time; other work may share the machine."""
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -247,7 +244,7 @@ async def serve(config: Path, module: str = "gateway") -> AsyncIterator[Served]:
         stdin = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stderr=stderr, stdout=stdout)
     try:
-        await wait_for(lambda: "listens on" in log.read_text(), log.read_text, START_S)
+        await wait_for(lambda: "listens on" in log.read_text(), log.read_text)
         url = log.read_text().partition("listens on ")[2].partition(",")[0]
         yield Served(process, url, log, calls)
         process.send_signal(signal.SIGTERM)

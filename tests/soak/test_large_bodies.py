@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gateway.errors import GatewayError
 from gateway.ingress.largebodies import LargeBodies
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.itemrefs import references_searched
+from tests.bench.canned import Canned, stream_events
+from tests.e2e.harness import connect, post
+from tests.soak.conftest import Report
+from tests.soak.support import serve
 
 pytestmark = pytest.mark.soak
 
@@ -45,12 +51,16 @@ UNITS = {
 }
 
 
+def body_of(name: str) -> bytes:
+    """19 MB of it."""
+    (prefix, suffix), unit = UNITS[name]
+    return prefix + unit * ((SIZE - len(prefix) - len(suffix)) // len(unit)) + suffix
+
+
 @pytest.mark.parametrize("name", UNITS)
 async def test_no_body_stops_the_loop(name: str) -> None:
     """From its last byte to what it asks for, or to its refusal."""
-    (prefix, suffix), unit = UNITS[name]
-    body = prefix + unit * ((SIZE - len(prefix) - len(suffix)) // len(unit)) + suffix
-    work = asyncio.create_task(LargeBodies().peek(ENDPOINT, body, {}, 1_000_000))
+    work = asyncio.create_task(LargeBodies().peek(ENDPOINT, body_of(name), {}, 1_000_000))
     longest = 0.0
 
     while not work.done():
@@ -82,3 +92,24 @@ def test_no_body_is_searched_for_items_in_long_steps(unit: bytes) -> None:
         pass
 
     assert longest < STEP_S
+
+
+async def test_no_body_stops_the_process(tmp_path: Path, report: Report) -> None:
+    """The same through a whole gateway: reading it, renaming its model, sending it on, giving its memory back."""
+    config = tmp_path / "config.yaml"
+    longest: dict[str, float] = {}
+    events = stream_events()
+    async with await asyncio.get_running_loop().create_server(lambda: Canned(events), "127.0.0.1", 0) as provider:
+        base_url = "http://{}:{}/v1".format(*provider.sockets[0].getsockname())
+        providers = {"main": {"dialect": "openai", "base_url": base_url, "api_key": "k"}}
+        config.write_text(yaml.safe_dump({"providers": providers, "models": {"m": {"targets": ["main/renamed"]}}}))
+        async with serve(config, "tests.soak.inside") as served:
+            for name in UNITS:
+                await served.inside("turns")
+                async with connect(served.url) as peer:
+                    peer.send(post(body=body_of(name)))
+                    answer = await peer.response()
+                longest[name] = (await served.inside("turns"))["longest"]
+                assert answer.status in {200, 400, 413}, answer.raw
+    report("\n".join(f"{name}: longest turn {seconds * 1000:.1f} ms of CPU" for name, seconds in longest.items()))
+    assert max(longest.values()) < STEP_S
