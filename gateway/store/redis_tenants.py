@@ -53,7 +53,7 @@ class Tenants:
         self._link = link
         self._now = now
         self._known: OrderedDict[bytes, TenantShelf] = OrderedDict()
-        self._registry = Registry(link, link.key("record tenants"), now)
+        self._registry = Registry(link, link.key("record_tenants"), now)
         self._cursor = FIRST
         self._found: list[bytes] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from secrets import token_hex
@@ -448,3 +449,16 @@ def _tick(store: RedisStore, link: Lent, script: str, times: int) -> bool:
     """Whether a script has run so often, after one more tick."""
     store.tick()
     return link.ran.count(script) >= times
+
+
+async def test_a_key_has_no_white_space(lends: Lender, wall: Wall) -> None:
+    """Patterns of ACLs and of `redis-cli` end where it stands."""
+    store = lends.replica(ROOMY, wall, now=wall)
+
+    assert await complete(store, await claim(store), kept(now=wall()))
+
+    prefix = lends.links[-1].key("records").partition(b"records:")[0]
+    with Redis.from_url(lends.url) as client:
+        uses = {key.removeprefix(prefix).partition(b":{")[0] for key in client.scan_iter(match=prefix + b"*")}
+    assert b"record_tenants" in uses
+    assert not {use for use in uses if re.search(rb"[^a-z_]", use)}
