@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.errors import UpstreamFailed
+from gateway.splice import Spliced
 
 if TYPE_CHECKING:
     from gateway.call import Call, Kept, Settled
@@ -65,7 +66,7 @@ class Outgoing:
     query: bytes
     model: str
     headers: RawHeaders
-    body: bytes
+    body: bytes | Spliced
     credential: bytes | None
     clocks: Clocks
     first_byte_s: float

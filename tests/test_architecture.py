@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.glob("gateway/**/*.py")}
 
-WORDS = {"call", "errors", "clock", "ports"}
+WORDS = {"call", "errors", "clock", "ports", "splice"}
 CORE = WORDS | {"policy"}
 EDGES = {"ingress", "jobs", "config", "upstream", "store", "telemetry", "calllog", "settings", "emulator"}
 EVERYTHING = CORE | {"flow"} | EDGES

@@ -8,11 +8,12 @@ import orjson
 
 from gateway.call import Attempt, Call
 from gateway.policy import body as body_edits
-from gateway.policy.largebody import Large, edited
+from gateway.policy.largebody import LARGE_BYTES, Large, edited
 from gateway.policy.plan import upstream_model
 from gateway.policy.replaykeys import ACCOUNTS
 from gateway.policy.snapshot import Target
 from gateway.ports import Clocks, Outgoing
+from gateway.splice import Spliced
 
 _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
@@ -40,19 +41,21 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     )
 
 
-def _body_for(call: Call, model: str) -> bytes:
+def _body_for(call: Call, model: str) -> bytes | Spliced:
     """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
     body, large = call.body, call.large
     if large is not None and large.model is not None and call.model_name:
         return _large_body(call, large, None if model == call.model_name else model)
     if model != call.model_name:
+        if call.model_span is not None and call.model_name and len(body) > LARGE_BYTES:
+            return Spliced(body, [(*call.model_span, model.encode())])
         body = _with_model(body, model, call.model_span) if call.model_name else _named(body, model)
     if adds_usage(call):
         body = body_edits.with_include_usage(body, call.stream_options)
     return body
 
 
-def _large_body(call: Call, large: Large, model: str | None) -> bytes:
+def _large_body(call: Call, large: Large, model: str | None) -> bytes | Spliced:
     is_asking = adds_usage(call)
     if model is None and not is_asking:
         return call.body

@@ -13,6 +13,7 @@ from gateway.policy.body import Field, insert_field, replace_field
 from gateway.policy.capabilities import Needs, needs_of_fields
 from gateway.policy.estimate import estimate_large
 from gateway.policy.outline import Contents, Outline
+from gateway.splice import Edit, Spliced
 
 LARGE_BYTES = 262_144
 """A larger body is read in outline first, a piece at a time."""
@@ -55,9 +56,9 @@ def large_of(body: bytes, outline: Outline, contents: Contents | None = None) ->
     return Large(model, options, count, tokens, needs, contents.digest)
 
 
-def edited(body: bytes, large: Large, model: str | None, stream_options: object, *, adds_usage: bool) -> bytes:
-    """The body with another model (None: its own), and asking for usage: all changes at once, for each copies it."""
-    edits: list[tuple[int, int, bytes]] = []
+def edited(body: bytes, large: Large, model: str | None, stream_options: object, *, adds_usage: bool) -> Spliced:
+    """The body with another model (None: its own), and asking for usage, without a copy of it."""
+    edits: list[Edit] = []
     if model is not None and large.model is not None:
         edits.append((large.model.start, large.model.end, orjson.dumps(model)))
     if adds_usage:
@@ -67,12 +68,7 @@ def edited(body: bytes, large: Large, model: str | None, stream_options: object,
             edits.append((begin, begin, b'"stream_options":{"include_usage":true},'))
         else:
             edits.append((span.start, span.end, _with_usage(body[span.start : span.end], stream_options)))
-    parts: list[bytes | memoryview] = []
-    at = 0
-    for start, end, text in sorted(edits):
-        parts += (memoryview(body)[at:start], text)
-        at = end
-    return b"".join([*parts, memoryview(body)[at:]])
+    return Spliced(body, edits)
 
 
 def _with_usage(options: bytes, parsed: object) -> bytes:

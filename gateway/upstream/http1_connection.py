@@ -18,6 +18,7 @@ import httptools
 import httpx
 
 from gateway.errors import Phase
+from gateway.splice import pieces_of
 from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import (
@@ -438,8 +439,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
 async def _pieces(outgoing: EncodedRequest) -> AsyncIterator[bytes]:
     if outgoing.body is not None:
-        for start in range(0, len(outgoing.body), PIECE_BYTES):
-            yield outgoing.body[start : start + PIECE_BYTES]
+        for piece in pieces_of(outgoing.body, PIECE_BYTES):
+            yield piece
     elif outgoing.stream is not None:
         async for piece in outgoing.stream:
             if piece:  # an empty chunk would end the body

@@ -15,6 +15,7 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.ports import RawHeaders
+from gateway.splice import Spliced
 from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 
@@ -50,7 +51,7 @@ class EncodedRequest:
     """A request ready to be written: the head, and the body as bytes or as a stream."""
 
     head: bytes
-    body: bytes | None  # None: `stream` has it
+    body: bytes | Spliced | None  # None: `stream` has it
     stream: httpx.AsyncByteStream | None
     length: int | None  # what Content-Length promises; None: chunked
     expects_body: bool  # False for HEAD: the answer's lengths describe a body that does not follow

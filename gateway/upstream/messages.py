@@ -7,12 +7,15 @@ somebody asks for it.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 
 from gateway.ports import RawHeaders
+from gateway.splice import Spliced
 
+_PIECE_BYTES = 65_536
 Origin = tuple[str, str, int | None]
 
 
@@ -35,7 +38,7 @@ class RawRequest(httpx.Request):
         origin: Origin,
         head: bytes,
         parts: tuple[RawHeaders, ...],
-        body: bytes,
+        body: bytes | Spliced,
         extensions: dict[str, Any],
     ) -> None:
         self.method = method
@@ -56,10 +59,21 @@ class RawRequest(httpx.Request):
         if name == "headers":
             self.headers = httpx.Headers(self.raw_headers)
         elif name == "stream":
-            self.stream = httpx.ByteStream(self.body)
+            self.stream = httpx.ByteStream(self.body) if isinstance(self.body, bytes) else _Pieces(self.body)
         else:
             raise AttributeError(name)
         return self.__dict__[name]
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A body that is not in one place, for transports that are not ours."""
+
+    def __init__(self, body: Spliced) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._body.pieces(_PIECE_BYTES):
+            yield piece
 
 
 class RawResponse(httpx.Response):

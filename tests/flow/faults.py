@@ -100,7 +100,7 @@ class Provided(httpx.AsyncBaseTransport):
         await _silence(act.after_s, clocks["first_byte"], Phase.SENT)
         if act.breaks is not None:
             raise act.breaks
-        is_stream = act.events is not None and b'"stream":true' in cast(RawRequest, request).body
+        is_stream = act.events is not None and b'"stream":true' in bytes(cast(RawRequest, request).body)
         headers = [header for header in act.headers if not is_stream or header[0] != b"content-type"]
         if is_stream:
             headers.append(SSE)

@@ -863,7 +863,7 @@ async def test_a_noisy_tenant_delays_itself_only() -> None:
 
     await pass_time(bench, 2.3)
 
-    sent = [outgoing.body for outgoing in bench.upstreams[0].sent]
+    sent = [bytes(outgoing.body) for outgoing in bench.upstreams[0].sent]
     assert sum(b"quiet" in body for body in sent) == 10
 
 

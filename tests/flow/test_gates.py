@@ -51,7 +51,7 @@ class Choosy(ScriptedUpstream):
     async def send(self, outgoing: Outgoing) -> ScriptedAnswer:
         self.sent.append(outgoing)
         await asyncio.sleep(0)
-        is_made_up = b"made-up" in (outgoing.credential or b"") or b"made-up" in outgoing.body
+        is_made_up = b"made-up" in (outgoing.credential or b"") or b"made-up" in bytes(outgoing.body)
         answer = self.bad if is_made_up else whole()
         if answer.fails is not None:
             raise answer.fails

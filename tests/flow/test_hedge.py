@@ -66,7 +66,7 @@ class Wire(ScriptedUpstream):
         self.opens[-1].set()
 
     def _script(self, outgoing: Outgoing) -> Script:
-        if b'"stream":true' in outgoing.body:
+        if b'"stream":true' in bytes(outgoing.body):
             return Script(200, (SSE,), [FIRST % self.name, REST])
         return Script(200, (JSON,), [ANSWER.replace(b'"1"', b'"%b"' % self.name)])
 

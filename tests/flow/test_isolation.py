@@ -100,7 +100,7 @@ class Telling(ScriptedUpstream):
         caller = dict(outgoing.headers)[CALLER]
         if b"fail" in caller:
             raise UpstreamFailed(ErrorClass.CONNECTION, Phase.NOTHING_SENT, "refused")
-        return ScriptedAnswer(_answer(outgoing.path, orjson.loads(outgoing.body), caller.decode()))
+        return ScriptedAnswer(_answer(outgoing.path, orjson.loads(bytes(outgoing.body)), caller.decode()))
 
 
 def _answer(path: str, body: dict[str, Any], told: str) -> Script:

@@ -66,7 +66,7 @@ async def test_injected_usage_is_counted_and_not_shown() -> None:
     _, body = await stage.serve(stream=True)
 
     assert body == DELTA + DELTA + FINISH + DONE
-    assert orjson.loads(stage.upstreams[0].sent[0].body)["stream_options"] == {"include_usage": True}
+    assert orjson.loads(bytes(stage.upstreams[0].sent[0].body))["stream_options"] == {"include_usage": True}
     assert stage.account.usage is not None
     assert (stage.account.usage.input, stage.account.usage.output, stage.account.usage.estimated) == (7, 2, False)
 

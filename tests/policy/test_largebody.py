@@ -14,6 +14,7 @@ from gateway.policy.capabilities import Needs
 from gateway.policy.estimate import estimate_input_tokens
 from gateway.policy.largebody import Large, edited, is_parsed, large_of
 from gateway.policy.outline import read_contents, read_outline
+from gateway.splice import Spliced, pieces_of
 from tests.policy.test_outline import done, outline_of
 
 OPTIONS: list[Any] = [
@@ -51,8 +52,9 @@ def test_changes_are_those_of_small_bodies(order: list[str], options: Any, *, is
 
     found = edited(body, remembered(body), "other" if renames else None, given_options, adds_usage=True)
 
-    assert found == wanted
-    assert edited(body, remembered(body), None, given_options, adds_usage=False) == body
+    assert bytes(found) == wanted
+    assert len(found) == len(wanted)
+    assert bytes(edited(body, remembered(body), None, given_options, adds_usage=False)) == body
 
 
 def test_escaped_names_are_found_where_they_stand() -> None:
@@ -61,7 +63,7 @@ def test_escaped_names_are_found_where_they_stand() -> None:
 
     found = edited(body, remembered(body), "b", {"include_usage": None}, adds_usage=True)
 
-    assert orjson.loads(found) == {"messages": [], "stream_options": {"include_usage": True}, "model": "b"}
+    assert orjson.loads(bytes(found)) == {"messages": [], "stream_options": {"include_usage": True}, "model": "b"}
 
 
 def test_long_or_crowded_bodies_are_not_parsed() -> None:
@@ -118,3 +120,29 @@ def test_steps_are_many_and_short() -> None:
     steps = sum(1 for _ in read_outline(body, 1_000_000)) + sum(1 for _ in read_contents(body))
 
     assert steps > len(body) / 40_000
+
+
+@given(
+    body=st.binary(max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    texts=st.lists(st.binary(max_size=5), min_size=3, max_size=3),
+    size=st.integers(1, 20),
+)
+def test_a_body_is_spliced_as_bytes_would_be(body: bytes, cuts: list[int], texts: list[bytes], size: int) -> None:
+    """Whatever is replaced, and in whatever pieces it is written."""
+    bounds = sorted({min(cut, len(body)) for cut in cuts})
+    edits = [(*span, text) for span, text in zip(batched(bounds), texts, strict=False)]
+    wanted = body
+    for start, end, text in reversed(edits):
+        wanted = wanted[:start] + text + wanted[end:]
+
+    spliced = Spliced(body, [*reversed(edits)])
+
+    assert bytes(spliced) == b"".join(pieces_of(spliced, size)) == b"".join(pieces_of(wanted, size)) == wanted
+    assert len(spliced) == len(wanted)
+    assert b"head" + spliced == b"head" + wanted
+    assert all(0 < len(piece) <= size for piece in pieces_of(spliced, size))
+
+
+def batched(bounds: list[int]) -> list[tuple[int, int]]:
+    return [*zip(bounds[::2], bounds[1::2], strict=False)]

@@ -64,7 +64,7 @@ class SimUpstream:
         self._provider = provider
 
     async def send(self, outgoing: Outgoing) -> Answer:
-        demand = Demand(*orjson.loads(outgoing.body)["demand"])
+        demand = Demand(*orjson.loads(bytes(outgoing.body))["demand"])
         await until(self._clock.now + self._provider.reach_s())
         answer = self._provider.ask(demand, self._clock.now)
         await until(self._clock.now + answer.after_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gateway.policy.itemrefs import references_searched
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post
 from tests.soak.conftest import Report
-from tests.soak.support import serve
+from tests.soak.support import rss_kib, serve
 
 pytestmark = pytest.mark.soak
 
@@ -113,3 +114,53 @@ async def test_no_body_stops_the_process(tmp_path: Path, report: Report) -> None
                 assert answer.status in {200, 400, 413}, answer.raw
     report("\n".join(f"{name}: longest turn {seconds * 1000:.1f} ms of CPU" for name, seconds in longest.items()))
     assert max(longest.values()) < STEP_S
+
+
+HELD_KIB = 80 * 1024
+"""What three calls of 19 MB may take while their provider thinks: their bytes once, and half as much again."""
+
+
+async def test_calls_in_flight_under_another_name_hold_their_bytes_once(tmp_path: Path) -> None:
+    """The provider has all of each, and does not answer."""
+    came, has_all = 0, asyncio.Event()
+
+    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        while data := await reader.read(1_048_576):
+            came += len(data)
+            if came >= 3 * len(body):
+                has_all.set()
+        writer.close()
+
+    provider = await asyncio.start_server(think, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{provider.sockets[0].getsockname()[1]}/v1"
+    config = tmp_path / "gateway.yaml"
+    targets = [{"provider": "main", "model": "its-own-name-for-it"}]
+    config.write_text(
+        json.dumps(
+            {
+                "providers": {"main": {"dialect": "openai", "base_url": url, "api_key": "k-canary-0123456789"}},
+                "models": {"m": {"targets": targets}},
+            }
+        )
+    )
+    (prefix, suffix), unit = UNITS["words"]
+    body = prefix + unit * (SIZE // len(unit)) + suffix
+    async with (
+        serve(config) as gateway,
+        connect(gateway.url) as a,
+        connect(gateway.url) as b,
+        connect(gateway.url) as c,
+    ):
+        await asyncio.sleep(1.0)
+        before = rss_kib(gateway.pid)
+        for peer in (a, b, c):
+            peer.send(post("/v1/chat/completions", body))
+        async with asyncio.timeout(60):
+            await has_all.wait()
+        held = rss_kib(gateway.pid) - before
+        for peer in (a, b, c):
+            peer.close()
+    provider.close()
+
+    assert held < HELD_KIB

@@ -1,7 +1,7 @@
 """A provider that speaks HTTP/1.1 or HTTP/2 over TLS, and a wire in front of it that can be cut.
 
 The provider does what the path says: `/whole` answers at once, `/silent` never begins, `/endless` writes events until it is
-told to stop, and counts those. The wire forwards TCP, as a proxy (CONNECT) or as it is.
+told to stop, and counts those, `/digest` tells what it was sent. The wire forwards TCP, as a proxy (CONNECT) or as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import TracebackType
 
 import h2.config
@@ -74,6 +75,11 @@ class _Server:
         raise NotImplementedError
 
 
+def digest(body: bytes) -> bytes:
+    """What `/digest` answers with, once it has all of a body."""
+    return sha256(body).hexdigest().encode()
+
+
 @dataclass
 class ProviderServer(_Server):
     """`asked` gets a permit for each request, `stopped` for each `/endless` that ended before its end."""
@@ -91,12 +97,15 @@ class ProviderServer(_Server):
     async def _serve_http1(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            body = b""
             if b"content-length: " in head:
-                await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                body = await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
             path = head.split(b" ")[1]
             self.asked.release()
             if path == b"/whole":
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY))
+            elif path == b"/digest":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 64\r\n\r\n" + digest(body))
             elif path == b"/silent":
                 await reader.read()
                 self.stopped.release()
@@ -132,6 +141,7 @@ class _Http2:
         self._writer = writer
         self._state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         self._reset: set[int] = set()
+        self._bodies: dict[int, bytes] = {}
         self._endless: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -160,6 +170,8 @@ class _Http2:
             if path == b"/whole":
                 self._state.send_headers(number, [(":status", "200"), ("content-length", str(len(BODY)))])
                 self._state.send_data(number, BODY, end_stream=True)
+            elif path == b"/digest":
+                self._bodies[number] = b""
             else:
                 answers = self._answer(number, begins=path == b"/endless")
                 self._endless[number] = asyncio.get_running_loop().create_task(answers)
@@ -168,6 +180,11 @@ class _Http2:
             assert event.flow_controlled_length is not None
             assert event.stream_id is not None
             self._state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            if event.stream_id in self._bodies:
+                self._bodies[event.stream_id] += event.data or b""
+        elif isinstance(event, h2.events.StreamEnded) and event.stream_id in self._bodies:
+            self._state.send_headers(event.stream_id, [(":status", "200"), ("content-length", "64")])
+            self._state.send_data(event.stream_id, digest(self._bodies.pop(event.stream_id)), end_stream=True)
         elif isinstance(event, h2.events.StreamReset):
             assert event.stream_id is not None
             self._reset.add(event.stream_id)

@@ -15,11 +15,15 @@ import pytest
 import trustme
 
 from gateway.errors import Phase
+from gateway.policy.snapshot import Provider
+from gateway.ports import Clocks, Outgoing
+from gateway.splice import Spliced
+from gateway.upstream import wire as upstream
 from gateway.upstream.http1 import Http1Transport
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.phase import phase_of
 from tests.upstream.conftest import fetch, server_tls
-from tests.upstream.provider_server import BODY, EVENT, ProviderServer, Wire
+from tests.upstream.provider_server import BODY, EVENT, ProviderServer, Wire, digest
 
 LEFT_WITHIN_EVENTS = 20
 """How many more events a provider may write after its reader has left: a few turns of the loop, in which the news travels."""
@@ -76,6 +80,20 @@ async def test_an_answer_comes_whole_over_the_protocol_that_was_chosen(line: Lin
         assert (answer.status, answer.body) == (200, BODY)
         assert answer.extensions["http_version"] == (b"HTTP/2" if line.is_http2 else b"HTTP/1.1")
     assert line.provider.connections == 1
+
+
+async def test_a_large_body_is_written_from_the_buffers_that_it_is_made_of(line: Line) -> None:
+    """Its length is that of all of them; over a connection that was used before it is written once."""
+    text = bytes(range(256)) * 2_000
+    body = Spliced(text, [(100_000, 100_010, b"another name"), (3, 3, b"and more"), (len(text) - 1, len(text), b"")])
+    provider = Provider("p", "openai", f"https://localhost:{line.port}")
+    clocks = Clocks(5.0, 5.0, 5.0, 5.0, 30.0)
+    sent = Outgoing("POST", "/digest", b"", "m", [], body, None, clocks, 5.0)
+    for _ in range(2):
+        answer = await upstream.Wire(provider, None, line.transport).send(sent)
+        told = answer.whole or b"".join([chunk async for chunk in answer.chunks])
+        await answer.aclose()
+        assert told == digest(b"".join(body.pieces(1000))) == digest(bytes(body))
 
 
 # Errors by phase.
