@@ -1,12 +1,21 @@
-"""Real servers for whoever asks: started once per test process, empty at the start of each test."""
+"""What all tests share: real servers, started once per test process and empty at the start of each test; how the garbage
+collector runs; how many examples a property test looks at."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the collector away from what collecting made, half a million objects that live to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(25_000, 20, 50)  # as the gateway runs
 
 
 @pytest.fixture(scope="session")

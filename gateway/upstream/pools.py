@@ -92,17 +92,17 @@ class Pools:
     def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
         if provider.base_url.startswith("emulator://"):
             return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator, self._turns)
-        context = self._tls(provider)
         if provider.transport == "httpx":
             return HttpxTransport(
-                ssl_context=context,
+                ssl_context=self._tls(provider),
                 max_connections=provider.max_connections,
                 idle_expiry_s=provider.idle_expiry_s,
                 http2=provider.http2,
                 proxy=provider.proxy,
             )
+        needs_tls = httpx.URL(provider.base_url).scheme == "https" or provider.ca_file is not None
         return Http1Transport(
-            ssl_context=context,
+            ssl_context=self._tls(provider) if needs_tls else None,
             max_connections=provider.max_connections,
             idle_expiry_s=provider.idle_expiry_s,
             turns=self._turns,

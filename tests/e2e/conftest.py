@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 
+from gateway.config.errortables import ErrorTables
+from gateway.policy.errorrules import Rule
 from tests.e2e.harness import Running, start_gateway
 
+READ_BUILT_IN = ErrorTables._read_built_in
 StartGateway = Callable[..., Awaitable[Running]]
 
 
@@ -43,6 +48,26 @@ async def start(tmp_path: Path) -> AsyncIterator[StartGateway]:
 async def gateway(start: StartGateway) -> Running:
     """A gateway without keys in front of an emulator."""
     return await start()
+
+
+@pytest.fixture(autouse=True)
+def _shared_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares each of a process's many gateways what one that has a process to itself does once.
+
+    It does not set up the collector: what it freezes of other tests would never be freed. It finds the built-in error
+    tables read, whose text does not change.
+    """
+    monkeypatch.setattr("gateway.app.gc", SimpleNamespace(collect=int, freeze=int, set_threshold=lambda *_: None))
+    monkeypatch.setattr(ErrorTables, "_read_built_in", _built_in)
+
+
+@cache
+def _built_in_of(folder: Path, name: str) -> tuple[Rule, ...]:
+    return READ_BUILT_IN(ErrorTables({}, (), folder), name)
+
+
+def _built_in(tables: ErrorTables, name: str) -> tuple[Rule, ...]:
+    return _built_in_of(tables._folder, name)
 
 
 @pytest.fixture(autouse=True)

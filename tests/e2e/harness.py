@@ -24,6 +24,7 @@ from gateway.emulator import EmulatorConfig, EmulatorServer
 from gateway.emulator.faults import parse_script_entry
 from gateway.ingress.inflight import InFlight
 from gateway.settings import Settings
+from tests.loopback import blocking_plain_http, plain_http
 
 PROVIDER_KEY = "sk-provider-canary-1f0e9d8c7b6a"
 WEB_KEY = "web-canary-key-0123456789abcdef"
@@ -94,19 +95,23 @@ class Running:
 
     def sdk(self, api_key: str = WEB_KEY, **options: Any) -> AsyncOpenAI:
         """The SDK through the gateway."""
+        options.setdefault("http_client", plain_http())
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, **options)
 
     def direct(self, api_key: str = PROVIDER_KEY, **options: Any) -> AsyncOpenAI:
         """The SDK at the emulator."""
+        options.setdefault("http_client", plain_http())
         return AsyncOpenAI(base_url=self.emulator.base_url, api_key=api_key, max_retries=0, **options)
 
     def blocking_sdk(self, api_key: str = WEB_KEY) -> OpenAI:
         """The synchronous SDK through the gateway; use it in a thread."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, http_client=blocking_plain_http())
 
     def blocking_direct(self, api_key: str = PROVIDER_KEY) -> OpenAI:
         """The synchronous SDK at the emulator; use it in a thread."""
-        return OpenAI(base_url=self.emulator.base_url, api_key=api_key, max_retries=0)
+        return OpenAI(
+            base_url=self.emulator.base_url, api_key=api_key, max_retries=0, http_client=blocking_plain_http()
+        )
 
     async def idle(self) -> None:
         """Wait until nobody is being served."""

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import KEYS, WEB_KEY, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import ObjectsProvider
+from tests.loopback import plain_http
 
 BUDGET_USD = 0.05
 PRICE = {"input_usd_per_million": 0.0, "output_usd_per_million": 150.0}
@@ -33,7 +34,9 @@ def spending(**key: Any) -> Any:
 async def test_sixty_calls_at_once_spend_the_budget_at_most(start: StartGateway, stream: bool) -> None:
     """The SDK comes back by itself while calls in flight hold the rest."""
     running = await start(spending())
-    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=WEB_KEY, max_retries=1) as sdk:
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.url}/v1", api_key=WEB_KEY, max_retries=1, http_client=plain_http()
+    ) as sdk:
         messages: Any = [{"role": "user", "content": "hello there"}]
 
         async def ask() -> str:

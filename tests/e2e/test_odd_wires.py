@@ -16,6 +16,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import WEB_KEY, chat, config_of, connect, post
+from tests.loopback import plain_http
 from tests.upstream.raw_server import CLOSE, DROP, READ, RawServer, Script, Step
 
 ANSWER = orjson.dumps(
@@ -53,7 +54,7 @@ def two_providers(odd: str, fallback: str | None, **provider: Any) -> dict[str, 
 
 async def ask(url: str) -> Any:
     """What the SDK makes of an answer, and its headers."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=WEB_KEY, max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=WEB_KEY, max_retries=0, http_client=plain_http()) as client:
         raw = await client.chat.completions.with_raw_response.create(model="m", messages=MESSAGES)
         return raw.parse(), raw.headers
 
@@ -83,7 +84,9 @@ async def test_a_packed_stream_is_unpacked_as_it_comes(start: StartGateway) -> N
     steps += [packer.compress(DONE) + packer.flush(), CLOSE]
     async with RawServer([steps]) as server:
         running = await start(lambda _: two_providers(server.url, None))
-        async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key=WEB_KEY, max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key=WEB_KEY, max_retries=0, http_client=plain_http()
+        ) as client:
             stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             said = [chunk.choices[0].delta.content async for chunk in stream]
         assert said[:3] == ["0", "1", "2"]

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, config_of, connect, post, until
+from tests.loopback import plain_http
 
 ANSWER = b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"gpt-4o","choices":[{"index":0,"message":'
 ANSWER += b'{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
@@ -25,7 +26,7 @@ ANSWER += b'{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
 
 def sdk(url: str, **options: Any) -> AsyncOpenAI:
     """The SDK as it comes, with its own two retries."""
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-x", **options)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-x", http_client=plain_http(), **options)
 
 
 async def ask(client: AsyncOpenAI, **extra: Any) -> Any:

@@ -12,6 +12,7 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 
 from gateway.emulator import EmulatorServer
 from tests.emulator.conftest import StartServer
+from tests.loopback import plain_http
 
 REQUIRED = frozenset(
     [
@@ -80,7 +81,9 @@ async def server(start_server: StartServer) -> EmulatorServer:
 
 @pytest.fixture
 async def client(server: EmulatorServer) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=server.base_url, api_key="sk-test", max_retries=0) as made:
+    async with AsyncOpenAI(
+        base_url=server.base_url, api_key="sk-test", max_retries=0, http_client=plain_http()
+    ) as made:
         yield made
 
 

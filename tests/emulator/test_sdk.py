@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from gateway.emulator import EmulatorConfig, EmulatorServer
 from gateway.emulator.faults import parse_script_entry
 from tests.emulator.conftest import StartServer
+from tests.loopback import plain_http
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "say hello to the river"}]
 WEATHER: ChatCompletionToolParam = {
@@ -38,7 +39,9 @@ async def server(start_server: StartServer) -> EmulatorServer:
 
 @pytest.fixture
 async def client(server: EmulatorServer) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=server.base_url, api_key="sk-test", max_retries=0) as made:
+    async with AsyncOpenAI(
+        base_url=server.base_url, api_key="sk-test", max_retries=0, http_client=plain_http()
+    ) as made:
         yield made
 
 
@@ -317,7 +320,9 @@ async def test_an_error_event_raises_from_the_stream(server: EmulatorServer, cli
 async def test_the_sdk_recovers_from_a_scripted_fault_by_retrying(server: EmulatorServer) -> None:
     """Its retry meets the next entry of the script."""
     server.emulator.faults.script("gpt-4o", [parse_script_entry("rate_limit;seconds=0.001"), None])
-    async with AsyncOpenAI(base_url=server.base_url, api_key="sk-test", max_retries=1) as client:
+    async with AsyncOpenAI(
+        base_url=server.base_url, api_key="sk-test", max_retries=1, http_client=plain_http()
+    ) as client:
         completion = await client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
 
     assert completion.choices

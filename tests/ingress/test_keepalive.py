@@ -28,6 +28,7 @@ from gateway.policy.snapshot import Key, Policies
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, chat, config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Broken, Recorder, Script, ScriptedUpstream
+from tests.loopback import plain_http
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -71,7 +72,7 @@ class Front:
 
     def sdk(self) -> AsyncOpenAI:
         """The openai SDK, set to give up at once."""
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="sk-callers", max_retries=0)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="sk-callers", max_retries=0, http_client=plain_http())
 
     async def waiting(self, count: int = 1) -> None:
         """Wait until so many streams wait for their first byte at the provider."""

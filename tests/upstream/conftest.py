@@ -48,8 +48,8 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """A verifying client context that trusts the private CA."""
-    context = ssl.create_default_context()
+    """A verifying client context that trusts the private CA, and nobody else: loading the system's takes 35 ms."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(context)
     return context
 
@@ -69,7 +69,7 @@ def _ours(tls: ssl.SSLContext | None) -> httpx.AsyncBaseTransport:
 
 
 def _stock(tls: ssl.SSLContext | None) -> httpx.AsyncBaseTransport:
-    return HttpxTransport(ssl_context=tls if tls is not None else ssl.create_default_context())
+    return HttpxTransport(ssl_context=tls if tls is not None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 @pytest.fixture(params=[_ours, _stock], ids=["Http1Transport", "HttpxTransport"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -109,6 +110,21 @@ async def test_a_provider_with_its_own_authority_gets_its_own_context(tmp_path: 
     await pools.aclose()
 
 
+async def test_the_systems_authorities_are_loaded_for_https_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading them takes 20 ms and a megabyte or two, which a gateway in front of plain HTTP does without."""
+    loaded: list[str | None] = []
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda cafile: (loaded.append(cafile), create(cafile=cafile))[1])
+    pools = Pools(no_emulator)
+
+    pools.transport(PROVIDER)
+    assert loaded == []
+    pools.transport(replace(PROVIDER, base_url="HTTPS://p.test/v1"))
+    pools.transport(replace(PROVIDER, base_url="https://q.test/v1"))
+    assert loaded == [None]
+    await pools.aclose()
+
+
 @pytest.mark.parametrize("own_authority", [False, True], ids=["the system's", "its own"])
 async def test_http2_of_one_provider_does_not_reach_another(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_authority: bool
@@ -120,7 +136,9 @@ async def test_http2_of_one_provider_does_not_reach_another(
     both = server_tls(authority, "localhost")
     both.set_alpn_protocols(["h2", "http/1.1"])
     pools = Pools(no_emulator)
-    plain = pools.transport(replace(PROVIDER, ca_file=str(ca_file) if own_authority else None))
+    plain = pools.transport(
+        replace(PROVIDER, base_url="https://p.test/v1", ca_file=str(ca_file) if own_authority else None)
+    )
     http2 = pools.transport(replace(PROVIDER, transport="httpx", http2=True))
 
     async with RawServer([[READ, OK]], tls=server_tls(authority, "localhost")) as only_http1:
