@@ -13,6 +13,9 @@ help:            ## what you can do here
 run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for another); answers at once, key or no key
 	@exec $(BIN)/gateway serve --config $(CONFIG)
 
+# Processes that tests start, and each pytest worker, find the code compiled, whatever the environment prefers.
+test sim soak: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev ## all tests, on all cores; one that takes three minutes has hung, and fails with every thread's stack
 	@$(BIN)/pytest -n auto --dist worksteal --timeout 180
 
