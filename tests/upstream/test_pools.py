@@ -114,7 +114,12 @@ async def test_the_systems_authorities_are_loaded_for_https_only(monkeypatch: py
     """Loading them takes 20 ms and a megabyte or two, which a gateway in front of plain HTTP does without."""
     loaded: list[str | None] = []
     create = ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", lambda cafile: (loaded.append(cafile), create(cafile=cafile))[1])
+
+    def load(cafile: str | None) -> ssl.SSLContext:
+        loaded.append(cafile)
+        return create(cafile=cafile)
+
+    monkeypatch.setattr(ssl, "create_default_context", load)
     pools = Pools(no_emulator)
 
     pools.transport(PROVIDER)
