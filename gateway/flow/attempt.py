@@ -98,9 +98,9 @@ class Attempts:
                 continue
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
-            trial = None if step is None else admission.heard_of(call, target)
-            if trial is not None:
-                trial.trials += 1
+            trials = None if step is None else admission.heard_of(call, target).trials
+            if trials is not None:
+                trials[id(call)] = self._clock.monotonic()
             try:
                 if late_after_s is None:
                     opened = await open_answer(call, target, self._clock, self._watch)
@@ -128,8 +128,8 @@ class Attempts:
                 if call.move is not None and call.move.call is not call and is_final(call):
                     self._moves.call_off(call)  # whoever answers first has the say, here as there
             finally:
-                if trial is not None:
-                    trial.trials -= 1
+                if trials is not None:
+                    trials.pop(id(call), None)
             if call.move is not None and call.move.call is not call:
                 moved = await self._moves.outcome(call)
                 if moved is not None:
@@ -236,6 +236,7 @@ _WHY = {
     "tokens": " Not tried again: too many retries have failed there lately.",
     "money": " Not tried again: the call may not cost more (max_usd_per_call).",
     "key_budget": " Not tried again: the key's budget is spent.",
+    "doubt": " Not tried again: others that tried what is left had no answer there.",
 }
 
 

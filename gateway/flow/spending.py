@@ -14,7 +14,7 @@ from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
 from gateway.flow.sharing import Sharing
 from gateway.policy.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.policy.gate import Gate
-from gateway.policy.retry import Retries
+from gateway.policy.retry import Doubt, Retries
 from gateway.policy.snapshot import Target
 from gateway.policy.tally import Tally
 
@@ -228,9 +228,9 @@ class CallBudgets:
             return "budget"
         return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
-    def is_in_doubt(self, target: Target) -> bool:
-        """Whether enough calls that have failed before find out whether the target serves."""
-        return self._gates[target.name].vitals.is_in_doubt(self._now)
+    def doubt(self, target: Target) -> Doubt | None:
+        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
+        return self._gates[target.name].vitals.doubt(self._now)
 
     def denies_money(self) -> str | None:
         """`money` or `key_budget` when another attempt would cost too much."""

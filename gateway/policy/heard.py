@@ -46,8 +46,8 @@ class Heard:
         """It has fallen silent, as far as anybody can tell."""
         self._missed = 0  # calls in a row to which the provider said that it has no such model ...
         self._missed_after = 0  # ... after so many answers
-        self.trials = 0
-        """Calls that have failed before, there or elsewhere, and wait for its answer."""
+        self.trials: dict[int, float] = {}
+        """Calls that have failed before, there or elsewhere, and wait for its answer: since when, the first of them first."""
         self._answers = 0
         self._served_at = -inf
 

@@ -138,6 +138,15 @@ class Plan(NamedTuple):
     """Those of its context fallbacks, for a call that is too long for the others."""
 
 
+class Doubt(NamedTuple):
+    """Whether a target serves is not known, and as many calls that have failed before as tell it have gone there."""
+
+    tried_since: float | None
+    """Since when the first of those that wait for its answer has done so; None: none does."""
+    has_failed: bool
+    """The others have failed there, one after the other."""
+
+
 class Budgets(Protocol):
     """What retries may cost, as it stands now."""
 
@@ -145,8 +154,8 @@ class Budgets(Protocol):
         """Why the target may not be tried again after this failure of the call (`budget`, `tokens`); None: it may."""
         ...
 
-    def is_in_doubt(self, target: Target) -> bool:
-        """Whether enough calls that have failed before find out whether the target serves, and it is not known yet."""
+    def doubt(self, target: Target) -> Doubt | None:
+        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
         ...
 
     def denies_money(self) -> str | None:
@@ -177,14 +186,15 @@ class Hold(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The client gets the last failure. `reason` is `final`, `attempts`, `deadline`, `no_target`, or what denies a retry."""
+    """The client gets the last failure."""
 
     reason: str
+    """`final`, `attempts`, `deadline`, `no_target`, `doubt` (others who tried had no answer), or what denies a retry."""
 
 
 Step = Try | Hold | GiveUp
-FIRST_DOUBT_WAIT_S, LONGEST_DOUBT_WAIT_S = 0.05, 15.0
-"""How long a failure waits until it is known whether a target serves: until the next look, longer each time, and in all."""
+FIRST_DOUBT_WAIT_S = 0.05
+"""How long a failure waits until it is known whether a target serves: until the next look, longer each time."""
 _LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
 FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
 """How long a failure waits for a budget that is spent: until the next look, doubled each time, and in all."""
@@ -236,11 +246,11 @@ def next_step(
         most += max(0, allowed - retries.attempts)
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
-    if most:
-        step = _unless_in_doubt(step, failures, budgets, deadline if is_hard else inf, now, u)
     if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
         fresh = _fresh((*left.own, *left.others), failures)
-        return Try(fresh) if fresh else GiveUp("deadline")
+        step = Try(fresh) if fresh else GiveUp("deadline")
+    if most:
+        step = _unless_in_doubt(step, failures, budgets, deadline if is_hard else inf, now, u)
     if isinstance(step, GiveUp) and is_too_long:
         return GiveUp("final")
     return step
@@ -279,20 +289,34 @@ def _unless_in_doubt(
     """The step, but only to those of its targets that are not in doubt.
 
     Where all of them are, the call waits until others have found out, but not much longer than its failure has taken, nor
-    than half of the time that its caller has left: then it finds out for itself.
+    than half of the time that its caller has left. Then it finds out for itself, unless there is little hope: others have
+    failed there, or will hardly be answered in the time that is left. Where nobody is trying, somebody has to.
     """
     if isinstance(step, GiveUp) or not step.targets:
         return step
-    sure = [target for target in step.targets if not budgets.is_in_doubt(target)]
+    doubts = [(target, budgets.doubt(target)) for target in step.targets]
+    sure = [target for target, doubt in doubts if doubt is None]
     if sure:
         return step._replace(targets=sure)
     last = failures[-1]
     failed_at = now if last.ended_at is None else last.ended_at
-    most_s = min(max((failed_at - last.started_at) * _DOUBT_FACTOR, _LEAST_DOUBT_WAIT_S), LONGEST_DOUBT_WAIT_S)
-    until = min(failed_at + most_s, (failed_at + hard_deadline) / 2)
-    if now >= until:
-        return step
-    return Hold(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
+    full = failed_at + max((failed_at - last.started_at) * _DOUBT_FACTOR, _LEAST_DOUBT_WAIT_S)
+    until = min(full, (failed_at + hard_deadline) / 2)
+    if now < until:
+        return Hold(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
+    took_s = failed_at - last.started_at
+    hopeful = [target for target, doubt in doubts if doubt and _is_hopeful(doubt, took_s, now, is_short=until < full)]
+    return step._replace(targets=hopeful) if hopeful else GiveUp("doubt")
+
+
+def _is_hopeful(doubt: Doubt, took_s: float, now: float, *, is_short: bool) -> bool:
+    """Whether a call whose failure took so long, and that has waited, may find out for itself.
+
+    Failures come sooner than answers: others that are out for longer than a failure takes may be well all the same.
+    """
+    if doubt.tried_since is None:
+        return True
+    return not is_short and (not doubt.has_failed or now - doubt.tried_since >= took_s)
 
 
 def _next_target(
@@ -317,7 +341,7 @@ def _next_target(
         return Try(fresh_others)
     again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
     if fresh_others:  # who would only find out what others do goes there instead
-        again = [target for target in again if not budgets.is_in_doubt(target)]
+        again = [target for target in again if budgets.doubt(target) is None]
     if not again:
         if fresh_others:
             return Try(fresh_others)

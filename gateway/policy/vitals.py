@@ -14,6 +14,7 @@ from gateway.errors import ErrorClass
 from gateway.policy.breaker import Breaker, BreakerRules, account_rules
 from gateway.policy.budgets import RetryBudget, RetryTokens
 from gateway.policy.heard import Heard
+from gateway.policy.retry import Doubt
 
 OnChange = Callable[[str, str, str], None]
 """Told of each change of a breaker: its name, its new state, and why."""
@@ -129,8 +130,8 @@ class Vitals:
             return False
         return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
 
-    def is_in_doubt(self, now: float) -> bool:
-        """Whether as many calls as tell whether it serves are there again, or have failed, and it is not known yet.
+    def doubt(self, now: float) -> Doubt | None:
+        """What is known where as many calls as tell whether it serves are there again, or have failed; None: it may be tried.
 
         Others that have failed before have nothing to win there: where all targets are dead each of them would only be
         one more attempt. Calls that have not failed find out the same, and are not concerned.
@@ -138,11 +139,14 @@ class Vitals:
         breaker = self.breaker
         rules = breaker.rules
         if breaker.state != "closed" or not rules.is_enabled:
-            return False  # what goes there is bounded, or by nobody's wish
-        run = breaker.failures_in_a_row
-        if run + self.heard.trials < max(FEWEST_TRIALS, rules.consecutive_failures):
-            return False
-        return run > 1 or self.heard.unserved_s(now) >= LONG_S
+            return None  # what goes there is bounded, or by nobody's wish
+        run, trials = breaker.failures_in_a_row, self.heard.trials
+        enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
+        if run + len(trials) < (1 if is_silent else enough):
+            return None
+        if run <= 1 and self.heard.unserved_s(now) < LONG_S and not is_silent:
+            return None
+        return Doubt(next(iter(trials.values()), None), run >= enough or is_silent)
 
     def trust_again(self, now: float) -> bool:
         """Close a breaker that opened although many calls were served (Envoy's panic threshold); False: it is not such a one.

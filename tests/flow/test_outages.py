@@ -73,6 +73,7 @@ DEATHS = {
     "500 after 3 s": fails(500, 3.0),
     "timeout of 2 s": times_out(2.0),
     "no connection in 5 s": times_out(5.0, Phase.NOTHING_SENT),
+    "timeout of 10 s": times_out(10.0),
 }
 
 
@@ -113,6 +114,59 @@ def test_two_silent_targets_get_little_more_than_the_calls(stream: bool, fallbac
 
         assert sum(one.attempts for one in told[:20]) <= 30
         assert city.attempts <= 1.2 * 300
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s", "stream", "fallbacks"),
+    [
+        (5.0, 10.0, False, 1),
+        (8.0, 30.0, True, 1),
+        (10.0, 30.0, False, 1),
+        (10.0, 600.0, True, 1),
+        (20.0, None, False, 0),
+        (20.0, 30.0, True, 0),
+        (20.0, 600.0, True, 0),
+        (60.0, 600.0, False, 1),
+        (60.0, 600.0, True, 1),
+        (1e4, 600.0, True, 0),
+    ],
+)
+def test_whatever_time_two_dead_targets_and_their_callers_take(
+    timeout_s: float, deadline_s: float | None, stream: bool, fallbacks: int
+) -> None:
+    """All of the first calls hang before anything is known; still few of them try the other one, until it has answered."""
+
+    async def story(clock: LoopClock) -> None:
+        draw = Random(3).random
+        fate = times_out(timeout_s)
+        city = City([Provider(fate), Provider(fate)], clock, fallbacks, changes={"draw": draw})
+        tasks = []
+        for number in range(300):
+            await city.until(1000.0 + number / 5)
+            own = {} if deadline_s is None else {"deadline": clock.now + deadline_s, "deadline_is_callers": True}
+            tasks.append(city.start(stream=stream, **own))
+        told = await asyncio.gather(*tasks)
+
+        assert sum(one.attempts for one in told[:20]) <= 30
+        assert city.attempts <= 1.2 * 300
+        await city.settle()
+
+    run(story)
+
+
+def test_who_has_waited_for_what_others_find_out_is_told_so() -> None:
+    """The other target has answered nobody who tried it: no more are sent there for nothing."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(times_out(10.0)), Provider(times_out(10.0))], clock, fallbacks=1)
+        told = await asyncio.gather(*[city.start() for _ in range(20)])
+
+        assert city.attempts <= 30
+        assert {one.result for one in told} <= {"upstream_timeout", "queue_deadline_exceeded"}
+        assert max(one.took_s for one in told) <= 40.0
         await city.settle()
 
     run(story)

@@ -18,9 +18,9 @@ from gateway.policy.retry import (
     DENIALS,
     FIRST_BUDGET_WAIT_S,
     LONGEST_BUDGET_WAIT_S,
-    LONGEST_DOUBT_WAIT_S,
     Action,
     Backoff,
+    Doubt,
     GiveUp,
     Hold,
     Plan,
@@ -39,6 +39,7 @@ DEADLINE = NOW + 30.0
 CLOCKS = Clocks(1, 1, 1, 1, 1)
 DEFAULT = Retries()
 OVERLOADED, CONNECTION = ErrorClass.OVERLOADED, ErrorClass.CONNECTION
+NOBODY_TRIES = Doubt(None, has_failed=False)
 RETRIED = [ErrorClass(name) for name, rule in BUILT_IN_RULES.items() if rule.action is Action.RETRY]
 PASSED_THROUGH = [ErrorClass(name) for name, rule in BUILT_IN_RULES.items() if rule.action is Action.PASS_THROUGH]
 
@@ -59,9 +60,10 @@ class FixedBudgets:
     money: str | None = None
     by_target: Mapping[str, str] = field(default_factory=dict)
     doubtful: Sequence[Target] = ()
+    how: Doubt = NOBODY_TRIES
 
-    def is_in_doubt(self, target: Target) -> bool:
-        return target in self.doubtful
+    def doubt(self, target: Target) -> Doubt | None:
+        return self.how if target in self.doubtful else None
 
     def denies(self, target: Target, last: Attempt) -> str | None:
         return self.by_target.get(target.name)
@@ -455,7 +457,7 @@ def test_a_call_waits_for_what_others_find_out_but_not_for_long(
     now, deadline = NOW + waited_s, NOW + left_s
     step = next_step([attempt], TWO, DEFAULT, doubts, deadline, now, u, is_hard=is_hard)
 
-    longest_s = min(max(1.5 * failed_for_s, 0.1), LONGEST_DOUBT_WAIT_S)
+    longest_s = max(1.5 * failed_for_s, 0.1)
     if is_hard and now >= deadline:
         assert step == GiveUp("deadline")
     elif isinstance(step, Hold):
@@ -465,6 +467,30 @@ def test_a_call_waits_for_what_others_find_out_but_not_for_long(
     else:
         assert names(step) == "B"
         assert waited_s >= min(longest_s, left_s / 2) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("tried_s", "has_failed", "left_s", "goes"),
+    [
+        (None, True, 1000.0, True),  # nobody is trying: somebody has to
+        (15.0, False, 1000.0, True),  # slow, as far as anybody can tell
+        (9.0, True, 1000.0, False),
+        (10.0, True, 1000.0, True),  # longer than failures take: it may be well
+        (10.0, False, 20.0, False),  # no answer in as much time as is left
+        (None, False, 20.0, True),
+    ],
+)
+def test_who_has_waited_goes_where_there_is_hope(
+    tried_s: float | None, has_failed: bool, left_s: float, goes: bool
+) -> None:
+    """Others are trying the other target, or have failed there; the call has waited as long as it may, after 10 s."""
+    attempt = replace(failed(A), started_at=NOW - 10.0)
+    now = NOW + min(15.0, left_s / 2)
+    doubts = FixedBudgets(doubtful=[B], how=Doubt(None if tried_s is None else now - tried_s, has_failed))
+
+    step = next_step([attempt], Plan([B]), DEFAULT, doubts, NOW + left_s, now, 0.5)
+
+    assert step == (Try([B]) if goes else GiveUp("doubt"))
 
 
 def test_a_target_that_is_not_in_doubt_goes_first() -> None:

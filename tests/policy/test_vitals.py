@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.breaker import BreakerRules
+from gateway.policy.retry import Doubt
+from gateway.policy.suspects import Suspicion
 from gateway.policy.vitals import LONG_S, PROBE_PATIENCE_S, Account, Permit, Vitals
 
 RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
@@ -214,26 +216,35 @@ def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
 def test_where_nobody_was_served_lately_a_few_find_out() -> None:
     """As many as open the breaker, those that have failed there included; an answer ends the doubt, and so does the breaker."""
     vitals = new_vitals()
-    vitals.heard.trials = 2
-    assert not vitals.is_in_doubt(NOW)
+    vitals.heard.trials.update({1: NOW - 3.0, 2: NOW - 1.0})
+    assert vitals.doubt(NOW) is None
     fail(vitals, 1)
-    assert vitals.is_in_doubt(NOW)
+    assert vitals.doubt(NOW) == Doubt(NOW - 3.0, has_failed=False)
 
     vitals.heard.whole_answer.observe(1.0, NOW)
-    assert not vitals.is_in_doubt(NOW)
-    assert vitals.is_in_doubt(NOW + LONG_S)
+    assert vitals.doubt(NOW) is None
+    assert vitals.doubt(NOW + LONG_S) is not None
     fail(vitals, 1)
-    assert vitals.is_in_doubt(NOW)
+    assert vitals.doubt(NOW) is not None
 
     fail(vitals, 1)
     assert vitals.breaker.state == "open"
-    assert not vitals.is_in_doubt(NOW)
+    assert vitals.doubt(NOW) is None
+
+
+def test_a_silent_target_is_tried_by_one_that_has_failed_at_a_time() -> None:
+    """Nobody is heard there: that is as good as a few failures."""
+    vitals = new_vitals()
+    vitals.heard.suspicion = Suspicion("silent", NOW)
+    assert vitals.doubt(NOW) is None
+    vitals.heard.trials[1] = NOW
+    assert vitals.doubt(NOW) == Doubt(NOW, has_failed=True)
 
 
 def test_without_a_breaker_nothing_is_in_doubt() -> None:
     """Nobody wants to know."""
     rules = BreakerRules(is_enabled=False)
     vitals = Vitals("p/m", Account("p", rules, NOW), rules, NOW, None)
-    vitals.heard.trials = 100
+    vitals.heard.trials.update(dict.fromkeys(range(100), NOW))
 
-    assert not vitals.is_in_doubt(NOW)
+    assert vitals.doubt(NOW) is None
