@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from gateway.policy.convert_chat import PIECE_LENGTH
 from gateway.policy.sse import event_json, split_events
 from gateway.policy.transcript import Transcript
 from tests.policy.answers import Json, frame_of, plainly
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
 STREAMS = Path(__file__).parents[1] / "flow" / "streams"
@@ -62,7 +62,7 @@ def chat(message: Json, **more: Any) -> bytes:
 # -- recorded streams -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@rows("name", WHOLE)
 def test_a_recorded_stream_is_its_whole_answer(name: str) -> None:
     """As many providers write them."""
     frames, whole = recorded(name)
@@ -70,7 +70,7 @@ def test_a_recorded_stream_is_its_whole_answer(name: str) -> None:
     assert parsed(as_whole(endpoint_of(name), frames)) == whole
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@rows("name", WHOLE)
 def test_a_whole_answer_survives_being_streamed(name: str) -> None:
     """There and back again."""
     _, whole = recorded(name)
@@ -80,7 +80,7 @@ def test_a_whole_answer_survives_being_streamed(name: str) -> None:
     assert parsed(as_whole(endpoint_of(name), frames)) == whole
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("responses")])
+@rows("name", [name for name in WHOLE if not name.startswith("responses")])
 def test_a_cut_stream_is_never_taken_for_a_whole_answer(name: str) -> None:
     """Behind each event and inside it: nothing, or all that its choices said."""
     frames, whole = recorded(name)
@@ -93,7 +93,7 @@ def test_a_cut_stream_is_never_taken_for_a_whole_answer(name: str) -> None:
         assert cut is None or cut["choices"] == whole["choices"]
 
 
-@pytest.mark.parametrize("name", ["responses_items", "responses_bare"])
+@rows("name", ["responses_items", "responses_bare"])
 def test_a_cut_response_is_none(name: str) -> None:
     """Its last event is what makes it one."""
     frames, _ = recorded(name)
@@ -106,7 +106,7 @@ def test_a_cut_response_is_none(name: str) -> None:
 # -- what a stream says ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     ("deltas", "message"),
     [
         ([{"content": "a"}, {"content": "b"}], {"content": "ab"}),
@@ -135,7 +135,7 @@ def test_deltas_add_up(deltas: list[Json], message: Json) -> None:
     assert said(*deltas) == {"role": "assistant", **message}
 
 
-@pytest.mark.parametrize(
+@rows(
     "deltas",
     [
         [{"unknown": "a"}, {"unknown": "b"}],
@@ -169,7 +169,7 @@ def test_what_can_be_put_together_in_two_ways_is_not(deltas: list[Any]) -> None:
     assert said(*deltas) is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("chunks", "fields"),
     [
         ([{"x": {"a": "1"}}, {"x": {"a": "1", "b": [2]}}], {"x": {"a": "1", "b": [2]}}),
@@ -202,7 +202,7 @@ def test_what_stands_around_deltas_is_said_once(chunks: list[Json], fields: Json
     assert whole == expected | fields
 
 
-@pytest.mark.parametrize(
+@rows(
     "chunks",
     [
         [{"x": 1}, {"x": 2}],
@@ -220,7 +220,7 @@ def test_what_is_said_differently_is_not_settled(chunks: list[Json]) -> None:
 END = plainly(chunk({}, "stop"))
 
 
-@pytest.mark.parametrize(
+@rows(
     "frames",
     [
         b"",
@@ -269,7 +269,7 @@ def test_usage_taken_out_of_a_stream_comes_back_in_the_whole_answer() -> None:
 # -- what a whole answer says ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         b"",
@@ -346,7 +346,7 @@ def test_a_response_is_streamed_with_numbers_that_count_up() -> None:
     assert [event["type"] for event in events] == names
 
 
-@pytest.mark.parametrize("name", ["responses", "responses_items"])
+@rows("name", ["responses", "responses_items"])
 def test_a_response_is_streamed_in_the_events_that_were_recorded(name: str) -> None:
     """In the same order, but for the number of pieces."""
     frames = (STREAMS / f"{name}.sse").read_bytes()
@@ -423,7 +423,7 @@ def test_an_incomplete_response_stays_incomplete() -> None:
     assert as_whole("responses", frames) == body
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         b"{}",
@@ -442,7 +442,7 @@ def test_a_response_that_has_not_ended_well_is_not_streamed(body: bytes) -> None
     assert as_stream("responses", body, include_usage=False) is None
 
 
-@pytest.mark.parametrize(
+@rows(
     "last",
     [
         {"type": "response.failed", "response": {"status": "failed", "error": {"code": "x"}, "output": []}},
@@ -560,7 +560,7 @@ def test_usage_stands_before_padding_where_the_provider_pads() -> None:
     assert with_usage(without_usage(told), event) == told
 
 
-@pytest.mark.parametrize(
+@rows(
     "frames",
     [
         plainly(chunk({"content": "a"}, usage=USAGE)),
@@ -582,7 +582,7 @@ def test_a_stream_whose_provider_told_no_usage_stays_as_it_is() -> None:
     assert with_usage(SILENT, b"") == SILENT
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if not name.startswith("responses")])
+@rows("name", [name for name in WHOLE if not name.startswith("responses")])
 def test_recorded_streams_lose_their_usage_as_on_the_wire(name: str) -> None:
     """Whatever their framing."""
     frames, _ = recorded(name)
@@ -597,7 +597,7 @@ def completed(status: str, **more: Any) -> bytes:
     return orjson.dumps({"id": "r", "object": "response", "status": status, "output": [], **more})
 
 
-@pytest.mark.parametrize(
+@rows(
     ("endpoint", "is_stream", "body", "does"),
     [
         ("chat", False, chat({"content": "a"}), True),

@@ -21,6 +21,7 @@ from gateway.policy.errorrules import Phrase, Rule
 from tests.policy.error_rows import BY_STATUS, ROWS, WALL, Row
 from tests.policy.mutations import mutated
 from tests.policy.tables import built_in, table_of
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 E = ErrorClass
@@ -55,7 +56,7 @@ def name_of(row: Row) -> str:
     return f"{row.kind}-{row.status}-{row.body[:60]!r}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@rows("row", ROWS, ids=name_of)
 def test_every_known_error_means_what_its_reference_says(row: Row) -> None:
     """Class; scope, delay and never-fits where the reference tells them."""
     diagnosis = table_of(row.kind).diagnose(row.phase, row.status, row.headers, row.body, WALL)
@@ -67,7 +68,7 @@ def test_every_known_error_means_what_its_reference_says(row: Row) -> None:
         assert diagnosis.delay_s == pytest.approx(row.delay_s, abs=0.001)
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "other"])
+@rows("kind", [name for name in KINDS if name != "other"])
 def test_every_rule_of_a_provider_is_used_by_some_row(kind: str) -> None:
     """A rule that no known error meets is a mistake, or shadowed by another."""
     rows = [row for row in ROWS if row.kind == kind]
@@ -85,10 +86,8 @@ def test_every_rule_for_everybody_is_used_by_some_row() -> None:
     assert unused <= {f"default: inside an answer, {what}" for what in inside} | {"default: requests a minute, by type"}
 
 
-@pytest.mark.parametrize(("status", "error_class"), BY_STATUS.items())
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>502 Bad Gateway</html>", b'{"x":1}', b'{"error":null}', b"[]", b"7", b"\xff"]
-)
+@rows(("status", "error_class"), BY_STATUS.items())
+@rows("body", [b"", b"<html>502 Bad Gateway</html>", b'{"x":1}', b'{"error":null}', b"[]", b"7", b"\xff"])
 def test_without_words_the_status_decides(status: int, error_class: ErrorClass, body: bytes) -> None:
     """HTML, other JSON, or nothing at all; and the rule says that it was the status."""
     diagnosis = diagnose(status, body)
@@ -97,7 +96,7 @@ def test_without_words_the_status_decides(status: int, error_class: ErrorClass, 
     assert diagnosis.rule.startswith("default: status ") or error_class is E.UNKNOWN
 
 
-@pytest.mark.parametrize("status", [None, 100, 302, 304, 399])
+@rows("status", [None, 100, 302, 304, 399])
 def test_only_what_even_the_status_does_not_tell_is_unknown(status: int | None) -> None:
     """It has no rule, no scope beyond the target and no delay."""
     assert diagnose(status, b"") == Diagnosis(E.UNKNOWN)
@@ -108,8 +107,8 @@ def test_a_table_without_rules_knows_nothing() -> None:
     assert ErrorTable().diagnose(Phase.ANSWERED, 429, [(b"retry-after", b"3")], b"", WALL) == Diagnosis(E.UNKNOWN)
 
 
-@pytest.mark.parametrize("kind", ["openai", "other"])
-@pytest.mark.parametrize("shape", ["object", "array", "flat", "sse", "named sse", "raw tail", "array tail"])
+@rows("kind", ["openai", "other"])
+@rows("shape", ["object", "array", "flat", "sse", "named sse", "raw tail", "array tail"])
 def test_an_error_is_found_in_every_shape(shape: str, kind: str) -> None:
     """With the same class and rule."""
     error = {"message": "m", "type": "invalid_request_error", "code": "context_length_exceeded"}
@@ -131,8 +130,8 @@ def test_an_error_is_found_in_every_shape(shape: str, kind: str) -> None:
         assert (diagnosis.error_class, diagnosis.rule) == (E.CONTEXT_LENGTH_EXCEEDED, "default: context length")
 
 
-@pytest.mark.parametrize("quote", ["'{}'", '"{}"', "`{}`", "'{}", "'x'{}'", "`it's {}`"])
-@pytest.mark.parametrize("status", [400, 403, 404, 422])
+@rows("quote", ["'{}'", '"{}"', "`{}`", "'{}", "'x'{}'", "`it's {}`"])
+@rows("status", [400, 403, 404, 422])
 def test_what_a_provider_quotes_of_a_request_has_no_consequences_for_others(quote: str, status: int) -> None:
     """Anybody can have his own words repeated in an error: they must not close an account or pause a target."""
     words = "insufficient_quota credit balance is too low incorrect api key try again in 9d"
@@ -155,7 +154,7 @@ def test_a_truncated_body_is_read_as_text() -> None:
     assert diagnose(429, b'{"error":{"message":"m","type":"tok').error_class is E.RATE_LIMIT_REQUESTS
 
 
-@pytest.mark.parametrize(
+@rows(
     ("error", "status", "error_class"),
     [
         ({"type": "service_unavailable_error", "code": "server_is_overloaded"}, 503, E.OVERLOADED),
@@ -225,7 +224,7 @@ def test_the_servers_delay_is_never_undercut_but_may_be_raised() -> None:
     assert (delay_s(b"1"), delay_s(b"7200"), delay_s(b"soon")) == (1800, 7200, 1800)
 
 
-@pytest.mark.parametrize(("at", "delay_s"), [("2026-11-20T07:59:00", 60), ("2026-11-20T08:00:00", 0), ("", 72_000)])
+@rows(("at", "delay_s"), [("2026-11-20T07:59:00", 60), ("2026-11-20T08:00:00", 0), ("", 72_000)])
 def test_a_daily_reset_is_the_next_one(at: str, delay_s: float) -> None:
     """In UTC, whatever the hour."""
     now = WALL if not at else WALL - 4 * 3600 - (60 if "59" in at else 0)
@@ -234,7 +233,7 @@ def test_a_daily_reset_is_the_next_one(at: str, delay_s: float) -> None:
     assert table.diagnose(Phase.ANSWERED, 429, (), b"", now).delay_s == delay_s
 
 
-@pytest.mark.parametrize(
+@rows(
     ("phrase", "text", "is_there"),
     [
         ("Too  Many\n Requests", "sorry, too many requests", True),
@@ -287,8 +286,8 @@ def test_conditions_of_a_rule_must_all_hold() -> None:
     assert matched({"message": "a word, but"}) == ""
 
 
-@pytest.mark.parametrize("dialect", ["openai", "azure", "anthropic"])
-@pytest.mark.parametrize("fault", FAULT_PROBLEMS)
+@rows("dialect", ["openai", "azure", "anthropic"])
+@rows("fault", FAULT_PROBLEMS)
 def test_the_emulators_faults_are_what_their_names_say(dialect: str, fault: str) -> None:
     """In the words of each dialect."""
     problem = FAULT_PROBLEMS[fault](dialect)
@@ -308,8 +307,8 @@ def test_the_emulators_faults_are_what_their_names_say(dialect: str, fault: str)
     assert diagnose(502, CDN_PAGE, dialect).error_class is E.SERVER_ERROR
 
 
-@pytest.mark.parametrize("dialect", ["openai", "azure", "anthropic"])
-@pytest.mark.parametrize("is_bare", [False, True])
+@rows("dialect", ["openai", "azure", "anthropic"])
+@rows("is_bare", [False, True])
 def test_the_emulators_throttles_are_rate_limits(dialect: str, is_bare: bool) -> None:
     """With the delay that they name; without any hint they are still no quota."""
     config = EmulatorConfig(dialect=dialect, rpm=60, tpm=1000)
@@ -358,7 +357,7 @@ def test_every_error_inside_a_200_has_a_status_and_a_class(error: dict[str, Any]
     assert 400 <= in_band_status(error, diagnosis) < 600
 
 
-@pytest.mark.parametrize("shape", ['{"error":{"code":%s,"type":%s,"message":%s}}', '{"code":%s,"type":%s,"error":%s}'])
+@rows("shape", ['{"error":{"code":%s,"type":%s,"message":%s}}', '{"code":%s,"type":%s,"error":%s}'])
 def test_nesting_as_deep_as_the_parser_takes_it_has_a_class(shape: str) -> None:
     """What cannot be printed is not read, nor written again for its hints."""
     deep = "[" * 1000 + "]" * 1000
@@ -423,7 +422,7 @@ def test_of_a_long_stream_the_end_is_read_and_of_anything_else_the_beginning() -
     assert diagnose(400, b"prompt is too long" + b" " * 10**5).error_class is E.CONTEXT_LENGTH_EXCEEDED
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "error"),
     [
         (b'{"error":{"code":"c"}}', {"code": "c"}),
@@ -441,7 +440,7 @@ def test_error_objects_are_found_where_they_are(body: bytes, error: dict[str, An
     assert error_object(body) == error
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "readable"),
     [(b'{"error":{"message":"m"}}', True), (b'{"error":"m"}', False), (b'[{"error":{}}]', False), (b"<html>", False)],
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.guards import EDITION, KINDS, Facts, facts_of, objection
 from gateway.policy.guards_words import LANGUAGES, Language
 from tests.bench.semantic import pairs
+from tests.rows import rows
 
 SHAPING = {"label", "article", "genitive"}
 KNOWN = sorted({word for language in LANGUAGES for word in language.words})
@@ -50,7 +50,7 @@ def objects(a: str, b: str) -> str | None:
     return objection(one, other)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("a", "b"),
     [
         ("What is the boiling point of lead?", "what is the boiling point of lead"),
@@ -87,7 +87,7 @@ def test_what_is_only_said_otherwise_agrees(a: str, b: str) -> None:
     assert objects(a, b) is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("guard", "a", "b"),
     [
         ("language", "What is Linux?", "Was ist Linux?"),
@@ -172,9 +172,7 @@ def test_a_guard_objects_and_says_which_it_is(guard: str, a: str, b: str) -> Non
     assert objects(a, b) == guard
 
 
-@pytest.mark.parametrize(
-    "a", ["Is x < 5?", "Is x - 5 prime?", "What is 5!?", "What is f'?", "Open .env", "What is 10²?", 'Is 6" long?']
-)
+@rows("a", ["Is x < 5?", "Is x - 5 prime?", "What is 5!?", "What is f'?", "Open .env", "What is 10²?", 'Is 6" long?'])
 def test_punctuation_that_says_something_counts(a: str) -> None:
     """Operators, primes, factorials, inches and dots in front belong to what they stand at."""
     plain = a.translate(str.maketrans(dict.fromkeys("<-!'.²\"", None)))
@@ -234,7 +232,7 @@ def test_facts_of_another_edition_are_no_match() -> None:
     assert facts.raw.startswith(EDITION)
 
 
-@pytest.mark.parametrize(
+@rows(
     "bait",
     [
         '"',
@@ -299,7 +297,7 @@ def test_no_near_miss_of_the_data_agrees() -> None:
     assert [(pair.a, pair.b) for pair in near_misses if objects(pair.a, pair.b) is None] == []
 
 
-@pytest.mark.parametrize(("sort", "least"), [("paraphrase", 0.25), ("manners", 0.95)])
+@rows(("sort", "least"), [("paraphrase", 0.25), ("manners", 0.95)])
 def test_the_guards_let_the_cache_be_of_use(sort: str, least: float) -> None:
     """So many of the data's pairs that mean the same agree."""
     same = [objects(pair.a, pair.b) is None for pair in data() if pair.sort == sort]

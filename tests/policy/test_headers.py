@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from gateway.policy.headers import (
     request_headers,
     response_headers,
 )
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -33,8 +33,8 @@ names = st.sampled_from([*HOP_BY_HOP, *OURS, b"accept", b"x-ratelimit-limit", b"
 headers = st.lists(st.tuples(names, st.binary(max_size=4)), max_size=12)
 
 
-@pytest.mark.parametrize("make", LISTS.values(), ids=LISTS.keys())
-@pytest.mark.parametrize("name", [*HOP_BY_HOP, *OURS])
+@rows("make", LISTS.values(), ids=LISTS.keys())
+@rows("name", [*HOP_BY_HOP, *OURS])
 def test_what_belongs_to_one_connection_never_passes(make: type[AllowList], name: bytes) -> None:
     """Nor do credentials, cookies and lengths, in either direction; asked twice, because names are remembered."""
     allowed = make()  # type: ignore[call-arg]  # a function without arguments, called like the class it returns
@@ -43,7 +43,7 @@ def test_what_belongs_to_one_connection_never_passes(make: type[AllowList], name
     assert allowed.keep([(name, b"x")]) == []
 
 
-@pytest.mark.parametrize(
+@rows(
     ("allowed", "name"),
     [
         (request_headers(), b"content-type"),

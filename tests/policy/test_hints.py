@@ -17,6 +17,7 @@ from gateway.policy.hints import (
     retry_delay_s,
 )
 from gateway.policy.instants import parse_reset
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -59,7 +60,7 @@ HEADERS = st.lists(st.tuples(NAMES | st.binary(max_size=20), VALUES), max_size=1
 PROVIDERS = st.sampled_from(["", "openai", "groq", "together", "azure", "anthropic"])
 
 
-@pytest.mark.parametrize(
+@rows(
     ("value", "seconds"),
     [
         ("2026-11-20T12:00:05Z", 5.0),
@@ -90,7 +91,7 @@ def test_a_reset_is_read_in_every_format(value: str, seconds: float) -> None:
     assert parse_reset(value.encode(), NOW) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
+@rows(
     "value",
     [
         *(
@@ -176,7 +177,7 @@ FIREWORKS_HEADERS = [
 ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("provider", "headers", "learned"),
     [
         pytest.param(
@@ -266,7 +267,7 @@ def test_each_providers_headers_are_understood(
     assert read_limit_headers(headers, NOW, provider) == learned
 
 
-@pytest.mark.parametrize(
+@rows(
     "headers",
     [
         [],
@@ -292,7 +293,7 @@ def test_more_remaining_than_the_limit_is_not_believed() -> None:
     assert read_limit_headers(headers, NOW) == Learned(tokens=Reading(100))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("status", "headers", "body", "delay_s"),
     [
         pytest.param(429, [(b"retry-after-ms", b"1500"), (b"retry-after", b"2")], b"", 1.5, id="milliseconds first"),
@@ -346,7 +347,7 @@ def test_the_delay_is_the_first_that_makes_sense(
     assert found == (None if delay_s is None else pytest.approx(delay_s))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "expected"),
     [
         (OPENAI_TOO_LARGE, True),
@@ -365,7 +366,7 @@ def test_asking_for_more_than_the_limit_never_fits(body: bytes, expected: bool) 
     assert never_fits(body) is expected
 
 
-@pytest.mark.parametrize(
+@rows(
     ("base_url", "name"),
     [
         ("https://api.openai.com/v1", "openai"),
@@ -410,7 +411,7 @@ def test_a_reset_is_total(value: bytes | str, wall_now: float) -> None:
     assert seconds is None or 0.0 <= seconds <= 31 * 86_400
 
 
-@pytest.mark.parametrize("body", [b"retry in " * 2000, b"Limit 1" * 3000, b"1" * 10**7, b"Limit " + b"1," * 10**6])
+@rows("body", [b"retry in " * 2000, b"Limit 1" * 3000, b"1" * 10**7, b"Limit " + b"1," * 10**6])
 def test_a_hostile_body_costs_little(body: bytes) -> None:
     """Only its beginning is read, and no pattern goes back over it; this would hang for minutes otherwise."""
     assert retry_delay_s(429, [], body, NOW) is None

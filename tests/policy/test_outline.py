@@ -16,6 +16,7 @@ from gateway.errors import BodyTooComplex
 from gateway.policy import jsontext, outline
 from gateway.policy.jsontext import MAX_DEPTH, MalformedJson, is_too_deep
 from gateway.policy.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
+from tests.rows import rows
 
 T = TypeVar("T")
 BOUND = 1_000_000
@@ -124,7 +125,7 @@ def test_small_bodies_are_measured_the_same(value: Any) -> None:
         assert is_too_deep(wrapped) == (levels + depth_of(value) > MAX_DEPTH)
 
 
-@pytest.mark.parametrize("unit", [b"{}", b"[]", b"1", b'""', b"null", b'{"a":1}', b" [ ] ", b'{"a":{}}'])
+@rows("unit", [b"{}", b"[]", b"1", b'""', b"null", b'{"a":1}', b" [ ] ", b'{"a":{}}'])
 def test_values_are_counted_exactly(unit: bytes) -> None:
     """As many as may be pass, one more does not; the bound and its field are named."""
     body = b'{"messages":[' + b",".join([unit] * 5_000) + b"]}"

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from gateway.policy.sse import (
     response_error,
     split_events,
 )
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -82,7 +82,7 @@ def feed_all(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
     return blocks, cutter.rest()
 
 
-@pytest.mark.parametrize("stream", CORPUS.values(), ids=CORPUS.keys())
+@rows("stream", CORPUS.values(), ids=CORPUS.keys())
 def test_a_stream_split_anywhere_comes_out_in_whole_events(stream: bytes) -> None:
     """Every split into two chunks, and byte by byte: nothing is lost, and only an unfinished event is held back."""
     _, unfinished = feed_all([stream])
@@ -107,7 +107,7 @@ def test_any_events_in_any_chunks_are_kept_whole(some: list[bytes], tail: bytes,
     assert tail or not rest
 
 
-@pytest.mark.parametrize("size", [1000, 65_536, 300_000])
+@rows("size", [1000, 65_536, 300_000])
 def test_an_endless_event_is_passed_on_in_parts(size: int) -> None:
     """Memory stays bounded; `inside` says that the client is in the middle of an event, until it ends."""
     cutter = EventCutter()
@@ -124,7 +124,7 @@ def test_an_endless_event_is_passed_on_in_parts(size: int) -> None:
     assert cutter.feed(DELTA) is DELTA
 
 
-@pytest.mark.parametrize("end", [*ENDS, b"\r\r"])
+@rows("end", [*ENDS, b"\r\r"])
 def test_the_end_of_a_long_event_is_seen_across_chunks(end: bytes) -> None:
     """The last bytes are kept back so that a split line end is still one."""
     for at in range(len(end)):
@@ -155,7 +155,7 @@ def test_split_events_splits_and_loses_nothing(some: list[bytes]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("event", "data"),
     [
         (b"data: a\n\n", b"a"),
@@ -177,7 +177,7 @@ def test_only_an_object_is_taken_as_json() -> None:
     assert [event_json(event) for event in (DONE, b'data: {"a"\n\n', b"data: [1]\n\n", b"\n")] == [None] * 4
 
 
-@pytest.mark.parametrize(
+@rows(
     ("event", "silent"),
     [
         (b": keep-alive\n\n", True),
@@ -195,7 +195,7 @@ def test_what_says_nothing_is_told_from_what_is_no_event(event: bytes, silent: b
     assert is_silent(event) is silent
 
 
-@pytest.mark.parametrize(
+@rows(
     ("rest", "whole"),
     [
         (DONE[:-1], True),
@@ -261,13 +261,13 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("event", "error"), ERRORS.values(), ids=ERRORS.keys())
+@rows(("event", "error"), ERRORS.values(), ids=ERRORS.keys())
 def test_error_events_of_every_provider_are_read(event: bytes, error: dict[str, Any]) -> None:
     """Flat or nested, named or not."""
     assert error_in(event) == error
 
 
-@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: [error]], ids=["object", "array"])
+@rows("wrap", [lambda error: error, lambda error: [error]], ids=["object", "array"])
 def test_a_bare_error_behind_a_broken_stream_is_read(wrap: Any) -> None:
     """Gemini appends its error as pretty-printed JSON, without `data:`."""
     bare = orjson.dumps(wrap({"error": GEMINI}), option=orjson.OPT_INDENT_2) + b"\n"
@@ -276,7 +276,7 @@ def test_a_bare_error_behind_a_broken_stream_is_read(wrap: Any) -> None:
     assert error_in(b"data: " + bare) == GEMINI
 
 
-@pytest.mark.parametrize(
+@rows(
     "event",
     [
         DELTA,
@@ -320,7 +320,7 @@ LIES = (
 )
 
 
-@pytest.mark.parametrize("lie", LIES)
+@rows("lie", LIES)
 def test_text_that_the_model_writes_is_no_error(lie: str) -> None:
     """In content, tool arguments, keys, however often escaped, and wherever the start of the event is cut off."""
     delta = {"content": lie, "tool_calls": [{"function": {"arguments": orjson.dumps({lie: lie}).decode()}}], lie: lie}

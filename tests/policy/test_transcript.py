@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from gateway.call import Usage
 from gateway.policy.sse import PENDING_LIMIT, EventCutter, event_json
 from gateway.policy.transcript import Form, Transcript, is_plain_chat, is_plain_response
 from tests.policy.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
+from tests.rows import rows
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -35,7 +35,7 @@ def heard(*blocks: bytes, form: Form = "chat", strips_usage: bool = False) -> tu
 # -- plain events ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     ("block", "plain"),
     [
         (DELTA, True),
@@ -56,7 +56,7 @@ def test_a_plain_chat_event_is_one_whole_line_without_an_end(block: bytes, plain
     assert is_plain_chat(block) is plain
 
 
-@pytest.mark.parametrize(
+@rows(
     ("block", "plain"),
     [
         (TEXT, True),
@@ -78,7 +78,7 @@ def test_a_plain_response_event_is_one_delta(block: bytes, plain: bool) -> None:
 # -- the end of a stream --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("done", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE] \n\n"])
+@rows("done", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE] \n\n"])
 def test_done_ends_a_chat_also_where_the_connection_breaks(done: bytes) -> None:
     """Everything was said before."""
     said, passed = heard(DELTA, done)
@@ -106,8 +106,8 @@ def test_every_choice_has_to_finish() -> None:
     assert both.is_complete(lambda: 2, is_clean=True)
 
 
-@pytest.mark.parametrize("name", ["response.completed", "response.incomplete"])
-@pytest.mark.parametrize("form", ["responses", "other"])
+@rows("name", ["response.completed", "response.incomplete"])
+@rows("form", ["responses", "other"])
 def test_a_responses_stream_ends_with_its_last_event(name: str, form: Form) -> None:
     """By its type, named or not; also where nobody knew what stream it was."""
     named = f'event: {name}\ndata: {{"type":"{name}"}}\n\n'.encode()
@@ -142,7 +142,7 @@ def test_other_streams_end_when_they_end() -> None:
     assert not said.is_complete(one, is_clean=False)
 
 
-@pytest.mark.parametrize("more", [DONE, DELTA, FINISH, b"garbage\n\n", ERRORS["openai"][0], b": bye\n\n", USAGE])
+@rows("more", [DONE, DELTA, FINISH, b"garbage\n\n", ERRORS["openai"][0], b": bye\n\n", USAGE])
 def test_nothing_follows_the_end(more: bytes) -> None:
     """A second [DONE], another event or garbage is left out, and is no failure."""
     for blocks in ((DELTA, FINISH, DONE, more), (DELTA + FINISH + DONE + more,)):
@@ -162,7 +162,7 @@ def test_done_behind_a_completed_response_is_passed_on_once() -> None:
 # -- failures -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     "nonsense",
     [
         b'data: {"choices":[{"delta":{"content":"Hel\n\n',
@@ -187,7 +187,7 @@ def test_what_is_not_json_is_never_passed_on(nonsense: bytes) -> None:
         assert orjson.loads(said.failure.event[6:])["error"]["code"] == "stream_interrupted"
 
 
-@pytest.mark.parametrize("name", sorted(set(ERRORS) - {"gemini, in an array", "llama.cpp, old", "named, no json"}))
+@rows("name", sorted(set(ERRORS) - {"gemini, in an array", "llama.cpp, old", "named, no json"}))
 def test_the_providers_own_error_ends_the_stream(name: str) -> None:
     """As it came where SDKs see an error in it, else with the same error put so that they do; nothing follows."""
     event, error = ERRORS[name]
@@ -205,7 +205,7 @@ def test_the_providers_own_error_ends_the_stream(name: str) -> None:
         assert parsed == {"error": error}
 
 
-@pytest.mark.parametrize(
+@rows(
     "event",
     [b'error: {"code":500,"message":"m"}\n\n', b"event: error\ndata: m\n\n", b'[{"error":{"message":"m"}}]\n\n'],
 )
@@ -231,7 +231,7 @@ def test_a_failed_response_is_no_success() -> None:
     assert said.usage == Usage(3, 0)
 
 
-@pytest.mark.parametrize("reason", ["error", "insufficient_system_resource", "abort"])
+@rows("reason", ["error", "insufficient_system_resource", "abort"])
 def test_a_finish_reason_that_means_failure_is_followed_by_an_error(reason: str) -> None:
     """The chunk is passed on, and SDKs are told in a way that they understand."""
     event = FINISH.replace(b"stop", reason.encode())
@@ -302,7 +302,7 @@ def test_usage_is_kept_where_it_was_asked_for() -> None:
     assert said.usage == Usage(9, 2)
 
 
-@pytest.mark.parametrize("holder", ["x_groq", "response", "message"])
+@rows("holder", ["x_groq", "response", "message"])
 def test_usage_is_found_wherever_providers_put_it(holder: str) -> None:
     """Groq's, Responses', Anthropic's."""
     assert heard(data({holder: {"usage": {"input_tokens": 4, "output_tokens": 2}}}))[0].usage == Usage(4, 2)
@@ -324,7 +324,7 @@ def relayed(stream: bytes, size: int, form: Form = "chat") -> tuple[Transcript, 
 LONG: dict[str, Any] = {"id": "c", "choices": [{"index": 0, "delta": {"content": "x" * 3 * PENDING_LIMIT}}]}
 
 
-@pytest.mark.parametrize("size", [1000, 30_000, PENDING_LIMIT + 1])
+@rows("size", [1000, 30_000, PENDING_LIMIT + 1])
 def test_a_long_event_passes_in_parts(size: int) -> None:
     """Exactly, and what follows it is read as ever."""
     stream = DELTA + data(LONG) + DELTA + FINISH + DONE

@@ -14,6 +14,7 @@ from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_turns import Turns
 from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, Timeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
+from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -82,7 +83,7 @@ async def body_of(exchange: Exchange) -> bytes:
     return b"".join([chunk async for chunk in exchange])
 
 
-@pytest.mark.parametrize("answer", RECORDED.values(), ids=RECORDED.keys())
+@rows("answer", RECORDED.values(), ids=RECORDED.keys())
 async def test_every_cut_of_an_answer_reads_the_same(answer: Recorded) -> None:
     """Two reads cut at any index, and one read per byte, give the same answer and the same fate of the connection."""
     wire = answer.wire
@@ -155,8 +156,8 @@ _HEADS_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("size", [1 << 20, 1000], ids=["in one read", "in pieces"])
-@pytest.mark.parametrize("wire", _HEADS_REFUSED.values(), ids=_HEADS_REFUSED.keys())
+@rows("size", [1 << 20, 1000], ids=["in one read", "in pieces"])
+@rows("wire", _HEADS_REFUSED.values(), ids=_HEADS_REFUSED.keys())
 async def test_an_ambiguous_head_is_refused(wire: bytes, size: int) -> None:
     """No answer is handed out, and the connection is closed."""
     connection, exchange, transport, pool = connect()
@@ -186,7 +187,7 @@ _BODIES_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("body", _BODIES_REFUSED.values(), ids=_BODIES_REFUSED.keys())
+@rows("body", _BODIES_REFUSED.values(), ids=_BODIES_REFUSED.keys())
 async def test_an_ambiguous_body_is_refused(body: bytes) -> None:
     """What was good is handed out, then the error comes, of phase `ANSWERED`."""
     connection, exchange, transport, _ = connect()
@@ -206,7 +207,7 @@ async def test_a_hundred_interim_answers_are_skipped() -> None:
     assert (exchange.status, pool.told) == (200, ["release"])
 
 
-@pytest.mark.parametrize("extra", [b"X", b"HTTP/1.1 200 OK\r\n", OK, b"\0"])
+@rows("extra", [b"X", b"HTTP/1.1 200 OK\r\n", OK, b"\0"])
 async def test_bytes_after_the_answer_spend_the_connection(extra: bytes) -> None:
     """The answer is good, what follows it in the same read is nobody's."""
     connection, exchange, transport, pool = connect()
@@ -217,7 +218,7 @@ async def test_bytes_after_the_answer_spend_the_connection(extra: bytes) -> None
     assert transport.is_aborted
 
 
-@pytest.mark.parametrize("extra", [b"X", b"\r\n", OK])
+@rows("extra", [b"X", b"\r\n", OK])
 async def test_bytes_on_an_idle_connection_close_it(extra: bytes) -> None:
     """A server that speaks unasked is not asked again."""
     connection, _, transport, pool = connect()
@@ -317,7 +318,7 @@ async def test_bytes_can_be_sent_chunked() -> None:
     assert outgoing.body == b"3\r\nabc\r\n0\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@rows(
     "headers",
     [
         [("content-length", "4")],
@@ -344,7 +345,7 @@ async def test_an_ambiguous_request_is_not_sent(headers: list[tuple[str, str]]) 
     assert phase_of(caught.value) == Phase.NOTHING_SENT
 
 
-@pytest.mark.parametrize("method", ["CONNECT", "GE T", "GÉT", "GET\r\nX: y", ""])
+@rows("method", ["CONNECT", "GE T", "GÉT", "GET\r\nX: y", ""])
 async def test_a_method_must_be_a_token(method: str) -> None:
     """So does CONNECT fail: there is no tunnel."""
     with pytest.raises(httpx.LocalProtocolError):
