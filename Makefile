@@ -37,8 +37,9 @@ bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed
 sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: table, JSON and plots in sim-results/
 	@$(BIN)/python -m tests.sim
 
-soak: $(VENV)/.dev ## long sweeps that `make test` leaves out
+soak: $(VENV)/.dev ## long sweeps that `make test` leaves out, and ten times the examples of each property
 	@$(BIN)/pytest -m soak --timeout 3600
+	@$(BIN)/pytest -m "hypothesis and not soak" --hypothesis-profile full -n auto --dist worksteal --timeout 3600
 
 audit: $(VENV)/audit ## look every locked package up among the known vulnerabilities (by hand, before a release: needs the network)
 	@for lock in requirements.lock requirements-dev.lock requirements-bench.lock deploy/build.lock; do \

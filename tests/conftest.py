@@ -7,8 +7,13 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
+
+settings.register_profile("fast", max_examples=50)
+settings.register_profile("full", max_examples=500)
+settings.load_profile("fast")  # `make soak` looks at `full`
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -145,7 +145,7 @@ def test_junk_in_a_policy_file_never_raises_anything_else(tmp_path: Path) -> Non
         assert [line for line in problems_of_file(config) if not line.isprintable()] == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise_anything_else(raw: bytes) -> None:
     """Not even what is nowhere near a config."""

@@ -216,7 +216,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.sampled_from(_PATHS), st.dictionaries(_NAMES, _JSON, max_size=8))
 def test_no_body_makes_the_emulator_fail(path: str, body: dict[str, Any]) -> None:
     """Any JSON object is answered or refused, never a 5xx or an exception."""

@@ -15,7 +15,7 @@ from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, c
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Rates, Target
 from gateway.ports import Clocks, Upstream
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 RATES = Rates(input_usd=2.5e-6, output_usd=1e-5, cached_input_usd=1.25e-6)
 

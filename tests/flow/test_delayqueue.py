@@ -774,7 +774,7 @@ def assert_busy(stage: Stage, line: Line) -> None:
     assert wait_s is None or min(stage.timers()) <= wait_s + 1e-6
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(arrivals, st.sampled_from([None, 3]), st.sampled_from([0.0, 1.0]))
 def test_no_capacity_is_idle_while_somebody_waits_for_it(
     calls: list[tuple[float, Lane, str, int, str]], slots: int | None, burst: float

@@ -169,7 +169,7 @@ async def test_who_is_far_behind_is_let_go_when_another_waits() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("aaarje"), st.binary(min_size=1, max_size=4)), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_every_reader_gets_every_byte(course: list[tuple[str, bytes]]) -> None:
     """Chunks come, readers come and read, in any order: each that stays gets the whole answer."""
 

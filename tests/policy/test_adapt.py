@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.policy.adapt import Pause, RateSearch, SearchPolicy
 from tests.policy.storm import Provider, Storm
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 UNLIMITED = 1e9
 
 EVENTS = ("goes", "goes", "goes", "succeeds", "succeeds", "is refused", "leaves", "was not sent", "resumes")

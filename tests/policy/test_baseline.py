@@ -22,7 +22,7 @@ from gateway.policy.baseline import (
     surprise,
 )
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 SHARES = st.floats(1e-6, 0.9)
 
 

@@ -21,7 +21,7 @@ from gateway.policy.body import (
     with_model,
 )
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 HOLE = "\0"  # never in JSON, where it is escaped
 SPACES = ("", "", "", " ", "\n", "\t", "\r\n  ")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.bucket import Bucket, Limit, Slots, Window
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 rates = st.floats(0.01, 1e6)
 bursts = st.floats(1.0, 1e7)

@@ -20,7 +20,7 @@ from gateway.policy.budgets import (
 from gateway.policy.retry import CostRule, Retries
 from gateway.policy.snapshot import Rates
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 DEFAULT = Retries()
 CAPACITY = DEFAULT.tokens
 RETRY, TIMEOUT = DEFAULT.retry_tokens, DEFAULT.timeout_tokens

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.cachecontrol import ANYTHING, Directives, answer_headers, read_directives, serves
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 MOST_S = 2_147_483_648.0
 
 SECONDS = st.integers(0, 10**6)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.capabilities import Capabilities, Needs, lacks, needs_of
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=10)
 words = st.sampled_from(

@@ -17,7 +17,7 @@ from gateway.policy.latency import FORGET_S, Latency
 from gateway.policy.snapshot import Choice, Target
 from gateway.ports import Clocks, Upstream
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 CLOCKS = Clocks(1, 1, 1, 1, 1)
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 

@@ -16,7 +16,7 @@ from gateway.policy.transcript import Transcript
 from tests.policy.answers import Json, frame_of, plainly
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 STREAMS = Path(__file__).parents[1] / "flow" / "streams"
 WHOLE = sorted(path.stem for path in STREAMS.glob("*.json"))
 DONE = frame_of(b"[DONE]")

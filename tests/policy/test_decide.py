@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.decide import Decision, Verdict, decide
 
-BOUNDED = settings(max_examples=500, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 NOW = 100.0
 
 moments = st.sampled_from([-inf, 0.0, 99.0, NOW, 100.5, 102.0, 110.0, 130.0, 200.0, inf]) | st.floats(0.0, 300.0)

@@ -23,7 +23,7 @@ from tests.policy.mutations import mutated
 from tests.policy.tables import built_in, table_of
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 E = ErrorClass
 KINDS = sorted({row.kind for row in ROWS})
 

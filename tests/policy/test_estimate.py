@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.policy.estimate import Calibration, ChargeRule, HighPercentile, charge, estimate_input_tokens
 from gateway.policy.limits import Cost
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20)
 words = st.sampled_from(

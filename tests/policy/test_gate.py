@@ -223,7 +223,7 @@ def test_the_latest_hint_wins(order: tuple[float, float]) -> None:
     assert gate.paused == 1
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from([None, 0.0, 0.5, 7.0, 4000.0])), max_size=20))
 def test_no_answer_moves_a_pause_back(course: list[tuple[float, float | None]]) -> None:
     """Nor does anything go before its end."""
@@ -613,7 +613,7 @@ def test_headers_of_calls_that_went_together_are_read_once() -> None:
     assert [grant.mark is not None for grant in grants] == [n % 5 == 0 for n in range(11)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from([n for n, _ in PER_MINUTE] + [b"retry-after"]), st.binary(max_size=12))))
 def test_no_header_breaks_a_gate(headers: list[tuple[bytes, bytes]]) -> None:
     """Whatever a provider sends, limits stay numbers and calls go on."""
@@ -856,7 +856,7 @@ courses = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(
     courses,
     st.sampled_from([FIXED, LEARNING, Counting(kind="openai", adaptive=True), Counting(charge="input")]),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.gradient import AdaptiveCap
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 FIRST_TOKEN_S = 0.2
 REST_S = 2.0
 

@@ -14,7 +14,7 @@ from gateway.policy.headers import (
 )
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 LISTS = {"request": request_headers, "account": account_headers, "response": response_headers}
 

@@ -19,7 +19,7 @@ from gateway.policy.hints import (
 from gateway.policy.instants import parse_reset
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 NOW = 1_795_176_000.0
 """2026-11-20T12:00:00Z."""

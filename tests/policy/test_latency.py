@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.latency import DECAY_S, FORGET_S, LONGEST_S, MIN_SAMPLES, SHORTEST_S, Latency
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 seconds = st.floats(SHORTEST_S, LONGEST_S / 2)
 gaps = st.floats(0.0, 100.0)

@@ -15,7 +15,7 @@ from gateway.policy.hints import Learned, Reading
 from gateway.policy.limits import AZURE, CONTINUOUS, NOTHING, Cost, LimitSet, Style
 from gateway.policy.snapshot import Limits
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 amounts = st.none() | st.floats(1.0, 1e7)
 some_limits = st.builds(Limits, amounts, amounts, amounts, st.none() | st.integers(1, 50))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.multipart import MAX_PARTS, MultipartError, boundary_of, find_fields
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 HEAD = b"Content-Disposition: form-data; "
 MODEL = HEAD + b'name="model"\r\n\r\nwhisper-1'

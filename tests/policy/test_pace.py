@@ -59,7 +59,7 @@ def test_the_total_bounds_the_next_look() -> None:
     assert "total" in str(pace.look(15.1, 200, 0.0))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(st.floats(0.01, 5), st.floats(1, 100), st.lists(st.floats(0.01, 30), min_size=1, max_size=60))
 def test_only_a_window_with_too_few_events_ends_a_stream(least: float, window_s: float, gaps: list[float]) -> None:
     """Whenever it ends one, a window was as long as it has to be and held too little; and no such window passes unseen."""

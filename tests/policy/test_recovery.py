@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.recovery import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Growth, Probes
 
-BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 
 @given(usual=st.floats(0, 1000), ramp_s=st.floats(0.5, 60), gaps=st.lists(st.floats(0, 2), min_size=1, max_size=60))

@@ -370,7 +370,7 @@ def telling(ledger: Sequence[Attempt]) -> Attempt:
 courses = st.builds(Course, st.integers(0, 2**32))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(courses)
 def test_every_course_ends_within_its_allowance(course: Course) -> None:
     """Once no rate limit refuses it any more, a call ends; failures are never more than the attempts it is allowed."""
@@ -379,7 +379,7 @@ def test_every_course_ends_within_its_allowance(course: Course) -> None:
     assert len(course.failures) <= course.budgets.allowed
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(courses)
 def test_no_step_breaks_a_rule(course: Course) -> None:
     """Never to who can never serve; never before now, after the longest backoff, or at the deadline; retries are held."""
@@ -404,7 +404,7 @@ def test_no_step_breaks_a_rule(course: Course) -> None:
             assert not going & met
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(courses)
 def test_own_targets_come_first(course: Course) -> None:
     """Nobody goes to a fallback alone while an own target is fresh, nor to one again while another is."""
@@ -421,7 +421,7 @@ def test_own_targets_come_first(course: Course) -> None:
         assert names(step).startswith("".join(fresh))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(courses)
 def test_who_is_too_long_only_goes_to_larger_windows(course: Course) -> None:
     """From then on, and nobody else ever does."""
@@ -434,7 +434,7 @@ def test_who_is_too_long_only_goes_to_larger_windows(course: Course) -> None:
         assert going <= context if is_too_long else not going & context
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(courses)
 def test_a_denial_is_only_given_where_something_was_denied(course: Course) -> None:
     """The reason is one that the client, the header and the metric can tell."""

@@ -29,7 +29,7 @@ from gateway.policy.sse import (
 )
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 ENDS = (b"\n\n", b"\r\n\r\n", b"\r\n\n", b"\n\r\n")
 EVENT_END = re.compile(rb"(\r?\n\r?\n|\r\r)\Z")

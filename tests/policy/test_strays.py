@@ -76,7 +76,7 @@ def test_strays_that_stop_are_forgotten() -> None:
     assert strays.refused(has_room=False)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=200))
 def test_the_share_stays_in_its_bounds(course: list[tuple[int, bool]]) -> None:
     """Whatever comes, never more than six in a hundred are believed to be chance."""

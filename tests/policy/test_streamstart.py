@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.streamstart import FAILED_REASONS, Word, first_error, first_word
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 
 def data(value: object) -> bytes:

@@ -14,7 +14,7 @@ from gateway.policy.transcript import Form, Transcript, is_plain_chat, is_plain_
 from tests.policy.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
 from tests.rows import rows
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 SPACED = b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": null}]}\n\n'

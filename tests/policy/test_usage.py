@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.call import Usage
 from gateway.policy.usage import estimate_tokens, estimate_usage, find_usage, read_usage
 
-BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+BOUNDED = settings(deadline=None, derandomize=True)
 
 CHAT = {
     "prompt_tokens": 1200,

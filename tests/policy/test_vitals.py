@@ -153,7 +153,7 @@ def test_permits_of_before_an_ejection_count_no_more() -> None:
     assert vitals.breaker.state == "open"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
     """In any order and with any news; and probes out are never more than allowed, of the target and of its account."""
