@@ -30,9 +30,8 @@ from gateway.config.errortables import ErrorTables, read_error_tables
 from gateway.config.load import load_snapshot, locate_policies
 from gateway.config.policies import list_error_files
 from gateway.config.problems import Problem
-from gateway.demo.display import Display
 from gateway.demo.outage import Outage
-from gateway.demo.show import show, show_outage
+from gateway.demo.show import Display, show, show_outage
 from gateway.demo.storm import Storm
 from gateway.emulator.config import DIALECTS, EmulatorConfig
 from gateway.emulator.faults import FAULTS

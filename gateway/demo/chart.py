@@ -1,81 +1,120 @@
-"""Calls per second at the provider against its limit, as an SVG picture: one panel per run, all on the same scales.
+"""The demos' pictures as SVG, a panel per run and a bar per second: calls against the limit, or what became of each call.
 
-Pure: runs in, text out. Invariant: what is higher than its panel is cut off and says its number.
+Pure. A picture brings its own ground, for light and dark pages. Invariants: all panels have the same scales; what is higher
+than its panel is cut off and says its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
+from html import escape
+from math import ceil, inf
 
-from gateway.demo.run import Run, per_second
-from gateway.demo.svg import (
-    BOTTOM,
-    HEADING,
-    LEFT,
-    MARGIN,
-    PANEL,
-    PLOT,
-    WIDTH,
-    bar,
-    base_line,
-    heading,
-    legend_entry,
-    page,
-    seconds_axis,
-)
+from gateway.demo.outage import Outage
+from gateway.demo.record import Fate, Run, Trial, fates_by_second, per_second
+
+WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22
+PLOT = WIDTH - LEFT - MARGIN
+
+_STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a } .axis { stroke: #afb8c1 }
+  .ground { fill: #ffffff; stroke: #d0d7de } .cut { fill: #ffffff } .heading { font-weight: 600; fill: #1f2328 }
+  .answered { fill: #2f6fde } .late { fill: #e0a100 } .refused, .failed { fill: #d9480f } .act { fill: #eaeef2 }
+  .limit { stroke: #1f2328; stroke-width: 1.5; stroke-dasharray: 6 4 } .end { text-anchor: end } .middle { text-anchor: middle }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #9198a1 } .heading { fill: #f0f6fc } .ground { fill: #0d1117; stroke: #3d444d } .cut { fill: #0d1117 }
+    .answered { fill: #58a6ff } .late { fill: #d9a514 } .refused, .failed { fill: #ff7b54 }
+    .limit { stroke: #f0f6fc } .act { fill: #21262d } .axis { stroke: #3d444d } }
+"""
 
 
-def chart_of(runs: Sequence[Run]) -> str:
-    """The picture of at least one run, a second to a bar; answered calls below, refused ones on top of them."""
+def storm_chart(runs: Sequence[Run]) -> str:
+    """Calls per second at the provider against its limit, refused ones on top of those answered; at least one run."""
     seconds = max(1, ceil(max(run.duration_s for run in runs)))
-    top = _top(runs, seconds)
-    height = len(runs) * (HEADING + PANEL) + BOTTOM
-    title = "Calls per second against the limit: " + "; ".join(_heading(run) for run in runs)
-    parts: list[str] = []
-    for index, run in enumerate(runs):
-        parts += _panel(run, index * (HEADING + PANEL) + HEADING, seconds, top)
-    return page(title, height, [*parts, *seconds_axis(height - BOTTOM, seconds), *_legend(height - 16)])
-
-
-def _top(runs: Sequence[Run], seconds: int) -> float:
-    """The highest value of the scale: room for the limit to be seen, whatever else there is."""
-    peak = max(sum(counts) for run in runs for counts in per_second(run.ticks, seconds))
+    bars = [per_second(run.ticks, seconds) for run in runs]
     limit = max(run.rate_per_s for run in runs)
-    return min(max(1.05 * peak, 1.5 * limit), 2.5 * limit)
+    top = min(max(1.05 * max(sum(both) for counts in bars for both in counts), 1.5 * limit), 2.5 * limit)
+    headings = [_heading(run, f"{run.seen_429s:,} 429s, over after {run.duration_s:.1f} s") for run in runs]
+    panels = [[*_bars(("answered", "refused"), counts, PANEL / top, PANEL), *_cut(counts, top)] for counts in bars]
+    for run, panel in zip(runs, panels, strict=True):
+        y = PANEL - run.rate_per_s * PANEL / top
+        panel.append(_line("limit", LEFT, WIDTH - MARGIN, y))
+        panel += [_text(LEFT - 8, y + 4, f"{run.rate_per_s:g}/s", "end"), _text(LEFT - 8, PANEL + 4, "0", "end")]
+    legend = _legend(("answered", 0, "answered by the provider"), ("refused", 215, "refused with a 429"))
+    legend += [_line("limit", LEFT + 375, LEFT + 405, -4), _text(LEFT + 411, 0, "its limit; one bar is one second")]
+    return _page("Calls per second against the limit: " + "; ".join(headings), headings, panels, seconds, legend)
 
 
-def _heading(run: Run) -> str:
-    return (
-        f"{run.name[:1].upper()}{run.name[1:]}: {run.answered:,} of {run.calls:,} calls answered,"
-        f" {run.seen_429s:,} 429s, over after {run.duration_s:.1f} s"
-    )
+def outage_chart(outage: Outage, trials: Sequence[Trial]) -> str:
+    """What became of the calls made in each second, with what happened to the provider; at least one trial."""
+    seconds = max(1, ceil(outage.seconds))
+    fates = [fates_by_second(trial, seconds) for trial in trials]
+    scale = (PANEL - LABEL) / max(1, *(sum(fate) for panel in fates for fate in panel))
+    headings = [_heading(trial, f"{trial.late:,} of them late, {trial.failed:,} failed") for trial in trials]
+    panels = [[*_acts(outage, seconds), *_bars(Fate._fields, panel, scale, inf)] for panel in fates]
+    late, note = f"in more than {outage.late_s:g} s", "of the calls made in each second; shaded: trouble"
+    legend = _legend(("answered", 0, "answered"), ("late", 110, late), ("failed", 260, "failed"))
+    legend.append(_text(LEFT + 340, 0, note))
+    return _page("What became of the calls of every second. " + ". ".join(headings), headings, panels, seconds, legend)
 
 
-def _panel(run: Run, y: int, seconds: int, top: float) -> Iterator[str]:
-    base, scale, slot = y + PANEL, PANEL / top, PLOT / seconds
-    limit_y = base - run.rate_per_s * scale
-    yield heading(_heading(run), y)
-    yield base_line(base)
-    counts = per_second(run.ticks, seconds)
-    for second, (answered, refused) in enumerate(counts):
-        x, lower, upper = LEFT + second * slot, min(answered, top), min(answered + refused, top)
-        yield from bar("answered", x, base - lower * scale, slot, lower * scale)
-        yield from bar("refused", x, base - upper * scale, slot, (upper - lower) * scale)
+def _heading(run: Run | Trial, rest: str) -> str:
+    return f"{run.name[:1].upper()}{run.name[1:]}: {run.answered:,} of {run.calls:,} calls answered, {rest}"
+
+
+def _page(title: str, heads: list[str], panels: list[list[str]], seconds: int, legend: list[str]) -> str:
+    """A whole picture; who cannot see it hears its title."""
+    total, group = len(panels) * (HEADING + PANEL) + BOTTOM, '<g transform="translate(0 {})">\n{}\n</g>'
+    parts = [f"<title>{escape(title)}</title>", f"<style>{_STYLE}</style>"]
+    parts.append(f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{total - 1}" rx="8"/>')
+    for index, (head, panel) in enumerate(zip(heads, panels, strict=True)):
+        panel = [_text(LEFT, -14, head, "heading"), *panel, _line("axis", LEFT, WIDTH - MARGIN, PANEL)]
+        parts.append(group.format(index * (HEADING + PANEL) + HEADING, "\n".join(panel)))
+    step = next((step for step in (1, 2, 5, 10, 20, 60, 120, 300, 600) if seconds / step <= 10), 3600)
+    marks = [_text(LEFT + at * PLOT / seconds, 20, f"{at} s", "middle") for at in range(0, seconds + 1, step)]
+    parts += [group.format(total - BOTTOM, "\n".join(marks)), group.format(total - 16, "\n".join(legend))]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" width="{WIDTH}" height="{total}" role="img">'
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
+
+
+def _bars(kinds: Sequence[str], counts: Sequence[Sequence[int]], scale: float, most: float) -> Iterator[str]:
+    """Stacked from the first kind up to at most so high; no part without a height."""
+    slot, gap = PLOT / len(counts), min(1.0, PLOT / len(counts) / 4)
+    for second, parts in enumerate(counts):
+        lower = 0.0
+        for kind, count in zip(kinds, parts, strict=True):
+            upper = min(lower + count * scale, most)
+            if upper > lower:
+                at = f'x="{LEFT + second * slot + gap:.1f}" y="{PANEL - upper:.1f}"'
+                yield f'<rect class="{kind}" {at} width="{slot - 2 * gap:.1f}" height="{upper - lower:.1f}"/>'
+            lower = upper
+
+
+def _cut(counts: Sequence[Sequence[int]], top: float) -> Iterator[str]:
+    slot = PLOT / len(counts)
     cut = [second for second, both in enumerate(counts) if sum(both) > top]
     for second in cut:
-        yield f'<rect class="cut" x="{LEFT + second * slot:.1f}" y="{y + 10}" width="{slot:.1f}" height="3"/>'
+        yield f'<rect class="cut" x="{LEFT + second * slot:.1f}" y="10" width="{slot:.1f}" height="3"/>'
     if cut:
-        anchor = ("start", (cut[-1] + 1) * slot + 6) if cut[-1] < seconds / 2 else ("end", cut[0] * slot - 6)
-        text = f"up to {max(map(sum, counts)):,} calls a second"
-        yield f'<text class="{anchor[0]}" x="{LEFT + anchor[1]:.1f}" y="{y + 16}">{text}</text>'
-    yield f'<line class="limit" x1="{LEFT}" y1="{limit_y:.1f}" x2="{WIDTH - MARGIN}" y2="{limit_y:.1f}"/>'
-    yield f'<text class="end" x="{LEFT - 8}" y="{limit_y + 4:.1f}">{run.rate_per_s:g}/s</text>'
-    yield f'<text class="end" x="{LEFT - 8}" y="{base + 4}">0</text>'
+        x, side = ((cut[-1] + 1) * slot + 6, "start") if cut[-1] < len(counts) / 2 else (cut[0] * slot - 6, "end")
+        yield _text(LEFT + x, 16, f"up to {max(map(sum, counts)):,} calls a second", side)
 
 
-def _legend(y: int) -> Iterator[str]:
-    yield legend_entry("answered", LEFT, y, "answered by the provider")
-    yield legend_entry("refused", LEFT + 215, y, "refused with a 429")
-    yield f'<line class="limit" x1="{LEFT + 375}" y1="{y - 4}" x2="{LEFT + 405}" y2="{y - 4}"/>'
-    yield f'<text x="{LEFT + 411}" y="{y}">its limit; one bar is one second</text>'
+def _acts(outage: Outage, seconds: int) -> Iterator[str]:
+    for act in outage.acts:
+        x, end = (LEFT + share * outage.seconds / seconds * PLOT for share in (act.start, act.end))
+        yield f'<rect class="act" x="{x:.1f}" y="0" width="{end - x:.1f}" height="{PANEL}"/>'
+        yield _text((x + end) / 2, 15, act.label, "middle")
+
+
+def _legend(*entries: tuple[str, int, str]) -> list[str]:
+    square = '<rect class="{}" x="{}" y="-10" width="12" height="12"/>'
+    return [square.format(kind, LEFT + x) + _text(LEFT + x + 18, 0, text) for kind, x, text in entries]
+
+
+def _line(kind: str, x1: float, x2: float, y: float) -> str:
+    return f'<line class="{kind}" x1="{x1}" y1="{y:.1f}" x2="{x2}" y2="{y:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

@@ -17,9 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from gateway.demo.clients import Ask, Client, Habits
+from gateway.demo.record import Now, Sleep, Trial, keep_calling
 from gateway.demo.stage import gateway_between, provider
-from gateway.demo.traffic import Now, Sleep, keep_calling
-from gateway.demo.trial import Trial
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_rule
 from gateway.emulator.server import EmulatorServer

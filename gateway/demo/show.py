@@ -1,4 +1,8 @@
-"""A demo from its first line to its table and its picture: the only place where scenario and presentation meet."""
+"""A demo from its first line to its table and its picture: the only place where scenario and presentation meet.
+
+Progress is one line that renews itself on a terminal, plain lines everywhere else. Invariant: whenever `Display.close` returns,
+the terminal is as it was and the cursor on a new line.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,220 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import uvloop
 
-from gateway.demo import outage_chart, outage_text
-from gateway.demo.chart import chart_of
+from gateway.demo.chart import outage_chart, storm_chart
 from gateway.demo.clients import choose_client
-from gateway.demo.display import Display
 from gateway.demo.outage import Outage, run_outage
+from gateway.demo.record import Run, Trial
 from gateway.demo.storm import Storm, run_storm
-from gateway.demo.table import table_of
-from gateway.demo.trial import Trial
 
 Result = TypeVar("Result")
+_RENEW_S, _REPEAT_S = 0.1, 5.0
+_NAME, _BAR = 24, 30
+RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+_CLEAR_LINE = "\r\x1b[2K"
+
+Line = Callable[[float, int, str, bool], str]
+"""Shows something at a moment in fewer than so many columns, with these marks, and in colours or without."""
+
+
+class Display:
+    """Draws to `stream`; colours only on a terminal and without NO_COLOR."""
+
+    def __init__(self, stream: TextIO, environ: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._now = now
+        self._is_live = stream.isatty() and environ.get("TERM") != "dumb"
+        self._has_colour = self._is_live and not environ.get("NO_COLOR")
+        self._marks = "█▓░" if "utf" in (stream.encoding or "").lower() else "#x."
+        self._line: Line | None = None
+
+    def say(self, text: str) -> None:
+        """Print whole lines."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def watch(self, run: Run) -> None:
+        """Show this run from now on; the one before is finished."""
+        self.follow(partial(run_line, run))
+
+    def follow(self, line: Line) -> None:
+        """Show this line from now on; the one before is finished."""
+        self.close()
+        self._line = line
+        self.draw()
+
+    async def keep_drawing(self) -> None:
+        """Renew the line until cancelled."""
+        with suppress(OSError):  # the reader has gone: whoever writes next is told
+            while True:
+                await asyncio.sleep(_RENEW_S if self._is_live else _REPEAT_S)
+                self.draw()
+
+    def draw(self) -> None:
+        """Show the line as it stands."""
+        if self._line is None:
+            return
+        columns = shutil.get_terminal_size().columns if self._is_live else 120
+        line = self._line(self._now(), columns, self._marks, self._has_colour)
+        self._stream.write(_CLEAR_LINE + line if self._is_live else line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Draw the last state and leave the line."""
+        if self._line is None:
+            return
+        self.draw()
+        self._line = None
+        if self._is_live:
+            self.say("")
+
+
+def run_line(run: Run, now: float, columns: int, marks: str, has_colour: bool) -> str:
+    """A run in one line shorter than `columns`; `marks` stand for an answered, a failed and an open call in the bar."""
+    name = run.name.ljust(_NAME)
+    if run.began_at is None:
+        return f"{name} getting ready ..."[: columns - 1]
+    time_s = run.duration_s if run.answered + run.failed == run.calls else run.time_s(now)
+    text = f" {run.answered:>5,} answered {run.failed:>5,} failed {run.seen_429s:>5,} 429s {time_s:>6.1f} s"
+    room = min(_BAR, columns - 2 - len(name) - len(text))
+    if room < 1:
+        return f"{name}{text}"[: columns - 1]
+    return f"{name} {_bar(run, room, marks, has_colour)}{text}"
+
+
+def _bar(run: Run, room: int, marks: str, has_colour: bool) -> str:
+    whole = (run.answered + run.failed) * room // run.calls
+    lost = min(whole, -(-run.failed * room // run.calls))  # rounded up: one failed call is to be seen
+    parts = zip(marks, (whole - lost, lost, room - whole), (GREEN, RED, DIM), strict=True)
+    return "".join(f"{colour}{mark * width}{PLAIN}" if has_colour else mark * width for mark, width, colour in parts)
+
+
+_RUN_LABELS = (
+    "",
+    "calls answered",
+    "calls failed",
+    "429s the app saw",
+    "upstream calls",
+    "  of these wasted",
+    "tokens answered",
+    "time",
+    "  ideal: the limit alone",
+    "wait for an answer, p50",
+    "added by the gateway, p50",
+)
+
+
+def run_table(runs: Sequence[Run]) -> str:
+    """Lines without a trailing newline, as wide as their longest entries."""
+    return lay_out([_RUN_LABELS, *map(_run_column, runs)])
+
+
+def lay_out(columns: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first one of labels; a rule below their headings."""
+    widths = [max(map(len, column)) for column in columns]
+    rows = zip(*columns, strict=True)
+    lines = ["   ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for label, *cells in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _run_column(run: Run) -> tuple[str, ...]:
+    return (
+        run.name,
+        f"{run.answered:,} of {run.calls:,}",
+        f"{run.failed:,}",
+        f"{run.seen_429s:,}",
+        f"{run.upstream_calls:,}",
+        f"{run.wasted_calls:,} ({run.wasted_calls / max(1, run.upstream_calls):.0%})",
+        f"{run.tokens:,}",
+        f"{run.duration_s:.1f} s",
+        _ideal(run),
+        or_dash(run.wait_p50_s, "{:.1f} s"),
+        or_dash(run.added_p50_ms, "{:.2f} ms"),
+    )
+
+
+def _ideal(run: Run) -> str:
+    """With the ratio only where everything was answered: giving up early is not fast."""
+    ratio = f" ({run.duration_s / run.ideal_s:.2f}x)" if run.ideal_s and run.answered == run.calls else ""
+    return or_dash(run.ideal_s, "{:.1f} s") + ratio
+
+
+def or_dash(value: float | None, form: str) -> str:
+    """A value in its form; a dash for what there was nothing to measure of."""
+    return "-" if value is None else form.format(value)
+
+
+_TRIAL_LABELS = (
+    "",
+    "calls answered",
+    "calls failed",
+    "  with their answer half given",
+    "answers in more than {late_s:g} s",
+    "time to the whole answer, p50",
+    "  p99",
+    "tries at providers",
+    "  per call",
+    "  wasted",
+    "  at a dead provider",
+)
+
+
+def trial_table(trials: Sequence[Trial]) -> str:
+    """Lines without a trailing newline; at least one trial."""
+    labels = [label.format(late_s=trials[0].late_s) for label in _TRIAL_LABELS]
+    return lay_out([labels, *map(_trial_column, trials)])
+
+
+def _trial_column(trial: Trial) -> tuple[str, ...]:
+    return (
+        trial.name,
+        f"{trial.answered:,} of {trial.calls:,} ({_percent(trial.answered, trial.calls)})",
+        f"{trial.failed:,}",
+        f"{trial.broken:,}",
+        f"{trial.late:,}",
+        or_dash(trial.latency_p50_s, "{:.2f} s"),
+        or_dash(trial.latency_p99_s, "{:.2f} s"),
+        f"{trial.tries:,}",
+        f"{trial.tries_per_call:.2f}",
+        f"{trial.wasted_tries:,} ({trial.wasted_tries / max(1, trial.tries):.0%})",
+        f"{trial.tries_at_dead:,}",
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    """Rounded down: only all of them are 100 %."""
+    return f"{part * 1000 // whole / 10:g} %"
+
+
+def trial_line(outage: Outage, trials: Sequence[Trial], now: float, columns: int, marks: str, has_colour: bool) -> str:
+    """Where the outage stands, in a line shorter than `columns`; `marks` as for a run."""
+    if any(trial.began_at is None for trial in trials):
+        return "getting ready ..."[: columns - 1]
+    time_s = min(trials[0].time_s(now), outage.seconds)
+    moment = f"{time_s:>5.1f} s {outage.act_at(time_s).label:<12}"
+    counts = [f"  {_short(trial)}: {trial.answered:>5,} answered {trial.failed:>4,} failed" for trial in trials]
+    plain = moment + "".join(counts)
+    if len(plain) >= columns:
+        return plain[: columns - 1]
+    if not has_colour:
+        return plain
+    hues = [RED if trial.failed else GREEN for trial in trials]
+    return f"{DIM}{moment}{PLAIN}" + "".join(f"{hue}{text}{PLAIN}" for hue, text in zip(hues, counts, strict=True))
+
+
+def _short(trial: Trial) -> str:
+    return trial.name.partition(" ")[0]
 
 
 def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) -> str:
@@ -38,10 +238,10 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
     display.say(f"{storm.calls:,} calls in one moment. The provider's limit: {limit}.")
     display.say(f"The app's client: {client}. The provider: an emulator.\n")
     runs = _perform(run_storm(storm, connect, display.watch), display)
-    _save(chart, chart_of(runs), display)
+    _save(chart, storm_chart(runs), display)
     if as_json:
         return json.dumps({"client": client, "rpm": storm.rpm, "runs": [run.to_mapping() for run in runs]}, indent=2)
-    return table_of(runs)
+    return run_table(runs)
 
 
 def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool = False) -> str:
@@ -54,14 +254,14 @@ def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool 
     display.say(f"The app's client: {client}. The providers: emulators.\n")
 
     def begin(trials: list[Trial]) -> None:
-        display.follow(partial(outage_text.line_of, outage, trials))
+        display.follow(partial(trial_line, outage, trials))
 
     trials = _perform(run_outage(outage, connect, begin), display)
-    _save(chart, outage_chart.chart_of(outage, trials), display)
+    _save(chart, outage_chart(outage, trials), display)
     if as_json:
         figures = [trial.to_mapping() for trial in trials]
         return json.dumps({"client": client, "seconds": outage.seconds, "runs": figures}, indent=2)
-    return outage_text.table_of(trials)
+    return trial_table(trials)
 
 
 def _check_folder(chart: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 from gateway.demo.clients import Ask, CallFailedError, Connect
-from gateway.demo.run import Run
+from gateway.demo.record import Run
 from gateway.demo.stage import gateway_before, provider
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.stats import Stats

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from gateway.demo.run import Run
-from gateway.demo.trial import Fate, Trial
+from gateway.demo.record import Fate, Run, Trial
 
 
 def run_of(seconds: list[tuple[int, int]], *, name: str = "a run", calls: int = 100, rate_per_s: float = 10.0) -> Run:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.demo.chart import chart_of
+from gateway.demo.chart import storm_chart
 from tests.demo.support import run_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +24,7 @@ def numbers(chart: str, tag: str, kind: str, attribute: str) -> list[float]:
 
 def test_every_second_has_its_bars_in_every_panel() -> None:
     """Answered and refused, in proportion; a bar of the limit's own number ends at the limit."""
-    chart = chart_of([run_of([(10, 5), (5, 0)]), run_of([(10, 0), (10, 0)])])
+    chart = storm_chart([run_of([(10, 5), (5, 0)]), run_of([(10, 0), (10, 0)])])
 
     answered, tops = numbers(chart, "rect", "answered", "height"), numbers(chart, "rect", "answered", "y")
     full = answered[0]
@@ -35,7 +35,7 @@ def test_every_second_has_its_bars_in_every_panel() -> None:
 
 def test_what_is_too_high_is_cut_and_says_so() -> None:
     """Hundreds of refusals leave the limit visible."""
-    chart = chart_of([run_of([(10, 290), (10, 500)]), run_of([(10, 0)] * 10)])
+    chart = storm_chart([run_of([(10, 290), (10, 500)]), run_of([(10, 0)] * 10)])
 
     assert "up to 510 calls a second" in chart
     assert chart.count('class="cut"') == 2
@@ -44,7 +44,7 @@ def test_what_is_too_high_is_cut_and_says_so() -> None:
 
 def test_it_brings_its_own_ground_for_light_and_dark() -> None:
     """Nothing depends on the page."""
-    chart = chart_of([run_of([(1, 0)])])
+    chart = storm_chart([run_of([(1, 0)])])
 
     assert 'class="ground"' in chart
     assert "prefers-color-scheme: dark" in chart
@@ -52,11 +52,11 @@ def test_it_brings_its_own_ground_for_light_and_dark() -> None:
 
 def test_names_are_text_and_titles_say_the_outcome() -> None:
     """No markup comes out of a name; who cannot see the picture hears its numbers."""
-    root = parse(chart_of([run_of([(1, 3)], name="a <b> & c", calls=4)]))
+    root = parse(storm_chart([run_of([(1, 3)], name="a <b> & c", calls=4)]))
 
     assert "A <b> & c: 1 of 4 calls answered, 3 429s" in (root.findtext(f"{SVG}title") or "")
 
 
 def test_a_run_in_which_nothing_happened_is_still_a_picture() -> None:
     """No division by zero."""
-    assert parse(chart_of([run_of([])])).tag == f"{SVG}svg"
+    assert parse(storm_chart([run_of([])])).tag == f"{SVG}svg"

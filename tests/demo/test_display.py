@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from gateway.demo.display import Display, line_of
-from gateway.demo.run import Run
+from gateway.demo.record import Run
+from gateway.demo.show import Display, run_line
 from tests.demo.support import Terminal, run_of
 
 
@@ -70,9 +70,9 @@ def test_closing_twice_writes_once() -> None:
 @pytest.mark.parametrize("seconds", [[], [(2, 1)], [(6, 0)]])
 def test_a_line_never_reaches_the_edge(columns: int, seconds: list[tuple[int, int]]) -> None:
     """Or it would wrap, and could not be renewed."""
-    assert len(line_of(run_of(seconds, calls=6), 1001.0, columns, "#x.", has_colour=False)) < columns
+    assert len(run_line(run_of(seconds, calls=6), 1001.0, columns, "#x.", has_colour=False)) < columns
 
 
 def test_the_bar_shows_answered_failed_and_open_calls() -> None:
     """One failed call among many is to be seen."""
-    assert " ##############x............... " in line_of(run_of([(49, 1)]), 1001.0, 120, "#x.", has_colour=False)
+    assert " ##############x............... " in run_line(run_of([(49, 1)]), 1001.0, 120, "#x.", has_colour=False)

@@ -15,7 +15,6 @@ import pytest
 from gateway.cli import main
 from gateway.demo import show as show_module
 from gateway.demo.clients import Ask, plain_client
-from gateway.demo.display import Display
 from gateway.demo.outage import (
     ACTS,
     ATTEMPTS,
@@ -29,9 +28,9 @@ from gateway.demo.outage import (
     run_outage,
     tries_told,
 )
-from gateway.demo.show import show_outage
+from gateway.demo.record import Trial
+from gateway.demo.show import Display, show_outage
 from gateway.demo.stage import gateway_between
-from gateway.demo.trial import Trial
 from gateway.emulator import EmulatorConfig, EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock

@@ -6,10 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gateway.demo.chart import LEFT, PLOT, outage_chart
 from gateway.demo.outage import Act, Outage
-from gateway.demo.outage_chart import chart_of
-from gateway.demo.svg import LEFT, PLOT
-from gateway.demo.trial import Fate, Trial
+from gateway.demo.record import Fate, Trial
 from tests.demo.support import trial_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +23,7 @@ def rects(chart: str, kind: str) -> list[ElementTree.Element]:
 
 def test_every_second_stacks_its_fates() -> None:
     """Heights in proportion, one on the other, on the same base."""
-    chart = chart_of(OUTAGE, [trial_of([Fate(6, 3, 1), Fate(10, 0, 0)])])
+    chart = outage_chart(OUTAGE, [trial_of([Fate(6, 3, 1), Fate(10, 0, 0)])])
 
     heights = {
         kind: [float(each.get("height", "")) for each in rects(chart, kind)] for kind in ("answered", "late", "failed")
@@ -38,7 +37,7 @@ def test_every_second_stacks_its_fates() -> None:
 
 def test_what_happened_is_marked_in_every_panel() -> None:
     """At its time, by its name, which is text."""
-    chart = chart_of(OUTAGE, [trial_of([Fate(1, 0, 0)]), trial_of([Fate(0, 0, 1)])])
+    chart = outage_chart(OUTAGE, [trial_of([Fate(1, 0, 0)]), trial_of([Fate(0, 0, 1)])])
 
     acts = rects(chart, "act")
     assert len(acts) == 4
@@ -49,11 +48,11 @@ def test_what_happened_is_marked_in_every_panel() -> None:
 
 def test_who_cannot_see_it_hears_the_numbers() -> None:
     """In the title."""
-    chart = chart_of(OUTAGE, [trial_of([Fate(5, 2, 1)], name="straight")])
+    chart = outage_chart(OUTAGE, [trial_of([Fate(5, 2, 1)], name="straight")])
 
     assert "Straight: 7 of 8 calls answered, 2 of them late, 1 failed" in chart.partition("</title>")[0]
 
 
 def test_a_trial_in_which_nothing_happened_is_still_a_picture() -> None:
     """No division by zero."""
-    assert chart_of(OUTAGE, [Trial("a run", 1, 1.0)]).startswith("<svg ")
+    assert outage_chart(OUTAGE, [Trial("a run", 1, 1.0)]).startswith("<svg ")

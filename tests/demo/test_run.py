@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.demo.run import OVERHEAD, Run, Tick, per_second
-from gateway.demo.table import table_of
+from gateway.demo.record import OVERHEAD, Run, Tick, per_second
+from gateway.demo.show import run_table
 from tests.demo.support import run_of
 
 
@@ -65,7 +65,7 @@ def test_the_table_has_a_column_for_each_run() -> None:
     direct = run_of([(2, 8)], name="direct", calls=10, rate_per_s=2.0)
     through = run_of([(2, 0)] * 5, name="through", calls=10, rate_per_s=2.0)
 
-    assert table_of([direct, through]).splitlines() == [
+    assert run_table([direct, through]).splitlines() == [
         "                             direct         through",
         "---------------------------------------------------",
         "calls answered              2 of 10        10 of 10",

@@ -15,9 +15,8 @@ import pytest
 from gateway.cli import main
 from gateway.demo import show as show_module
 from gateway.demo.clients import Ask, CallFailedError, Connect, Heard, plain_client, sdk_client
-from gateway.demo.display import Display
-from gateway.demo.run import Run
-from gateway.demo.show import show
+from gateway.demo.record import Run
+from gateway.demo.show import Display, show
 from gateway.demo.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
 from gateway.emulator import EmulatorConfig
 from tests.demo.support import Terminal

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.demo.clients import AnswerBrokenError, CallFailedError
-from gateway.demo.traffic import keep_calling
-from gateway.demo.trial import Fate, Trial, fate_of
+from gateway.demo.record import Fate, Trial, fate_of, keep_calling
 
 
 class Clock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.demo.outage import Act, Outage
-from gateway.demo.outage_text import line_of, table_of
-from gateway.demo.trial import Fate, Trial, fates_by_second
+from gateway.demo.record import Fate, Trial, fates_by_second
+from gateway.demo.show import trial_line, trial_table
 from tests.demo.support import trial_of
 
 OUTAGE = Outage(seconds=10.0, acts=(Act("dead", 0.2, 0.5),))
@@ -68,7 +68,7 @@ def test_the_table_has_a_column_for_each_trial() -> None:
     straight = trial_of([Fate(2, 1, 5)], name="straight")
     through = trial_of([Fate(7, 0, 0), Fate(1, 0, 0)], name="through")
 
-    assert table_of([straight, through]).splitlines() == [
+    assert trial_table([straight, through]).splitlines() == [
         "                                        straight          through",
         "-----------------------------------------------------------------",
         "calls answered                   3 of 8 (37.5 %)   8 of 8 (100 %)",
@@ -86,31 +86,31 @@ def test_the_table_has_a_column_for_each_trial() -> None:
 
 def test_only_all_calls_are_100_percent() -> None:
     """One of ten thousand that failed is to be seen."""
-    assert "(99.9 %)" in table_of([trial_of([Fate(9_999, 0, 1)])])
+    assert "(99.9 %)" in trial_table([trial_of([Fate(9_999, 0, 1)])])
 
 
 def test_the_line_says_what_happens_and_how_it_goes() -> None:
     """By the time since the traffic began, and no longer than it lasts."""
     trials = [trial_of([Fate(2, 1, 5)], name="straight on"), trial_of([Fate(8, 0, 0)], name="through it")]
 
-    line = line_of(OUTAGE, trials, 1002.5, 120, "#x.", False)
+    line = trial_line(OUTAGE, trials, 1002.5, 120, "#x.", False)
 
     assert " ".join(line.split()) == "2.5 s dead straight: 3 answered 5 failed through: 8 answered 0 failed"
-    assert line_of(OUTAGE, trials, 1099.0, 120, "#x.", False).startswith(" 10.0 s    ")
-    assert line_of(OUTAGE, [Trial("a run", 1, 1.0)], 0.0, 120, "#x.", False) == "getting ready ..."
+    assert trial_line(OUTAGE, trials, 1099.0, 120, "#x.", False).startswith(" 10.0 s    ")
+    assert trial_line(OUTAGE, [Trial("a run", 1, 1.0)], 0.0, 120, "#x.", False) == "getting ready ..."
 
 
 @pytest.mark.parametrize("columns", [10, 40, 80, 120])
 def test_the_line_never_reaches_the_edge(columns: int) -> None:
     """Or it would wrap, and could not be renewed."""
-    assert len(line_of(OUTAGE, [trial_of([Fate(2, 1, 5)])] * 2, 1002.5, columns, "#x.", False)) < columns
+    assert len(trial_line(OUTAGE, [trial_of([Fate(2, 1, 5)])] * 2, 1002.5, columns, "#x.", False)) < columns
 
 
 def test_failures_are_red_and_their_absence_is_green() -> None:
     """In colours, one after the other."""
     trials = [trial_of([Fate(2, 1, 5)]), trial_of([Fate(8, 0, 0)])]
 
-    line = line_of(OUTAGE, trials, 1002.5, 120, "#x.", True)
+    line = trial_line(OUTAGE, trials, 1002.5, 120, "#x.", True)
 
     assert line.index("\x1b[31m") < line.index("\x1b[32m")
     assert line.endswith("\x1b[0m")
