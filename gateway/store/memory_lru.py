@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from resource import getpagesize
 
 STEPS = 4096
 """So many entries go at most for one that is new, or seconds are looked at in one sweep."""
@@ -42,6 +43,7 @@ class Lru:
     """Keys are digests; times are whatever the caller's clock says, in seconds."""
 
     __slots__ = (
+        "_beside",
         "_entries",
         "_forgotten",
         "_freed",
@@ -67,6 +69,8 @@ class Lru:
         self._swept = 0
         self._freed = 0
         """Bytes that were let go of since free memory was last given back."""
+        self._beside = 0
+        """Resident bytes that were none of the counted ones then."""
         self._start()
 
     def _start(self) -> None:
@@ -181,9 +185,15 @@ class Lru:
                 break
         if self.is_empty:
             self._start()
-        if self._freed > max(_TRIMMED_SHARE * self.bound, _TRIMMED_BYTES):
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Trim where it gains something, for it takes a tenth of a second for a gigabyte."""
+        much = max(_TRIMMED_SHARE * self.bound, _TRIMMED_BYTES)
+        if self._freed > much and _resident() - self.taken > self._beside + much / 2:
             self._freed = 0
             _trim()
+            self._beside = _resident() - self.taken
 
     def _drop_past(self, now_s: int) -> None:
         if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock was set
@@ -244,6 +254,15 @@ class Lru:
 def _cost_of(blob: bytes) -> int:
     """Bytes in memory. malloc keeps up to one and a half times of what blobs of mixed sizes take, between and behind them."""
     return len(blob) + len(blob) // 2 + _ENTRY_BYTES
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _trim() -> None:
