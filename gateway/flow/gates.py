@@ -54,6 +54,7 @@ class Gates:
 
     __slots__ = (
         "_by_caller",
+        "_by_payer",
         "_clock",
         "_keyless",
         "_named",
@@ -90,6 +91,7 @@ class Gates:
         self._named: OrderedDict[str, _Name] = OrderedDict()
         self.callers: dict[str, dict[str, Line]] = {}
         """Those of callers' own accounts, by the gate that they share the target's health with."""
+        self._by_payer: dict[str, dict[str, Line]] = {}  # the lines of each caller's own account, wherever they lead
         self._by_caller: set[str] = set()
         self._thinkers: set[str] = set()
         self._salt = token_bytes(16)  # credentials are not to be guessed from the names of gates
@@ -188,16 +190,12 @@ class Gates:
         if known is None or known.payer is None:
             return []
         account = gate.vitals.account
-        return [line for line in self.of_account(account) if self._payer(line.gate.name) == known.payer]
+        return [line for line in self._by_payer[known.payer].values() if line.gate.vitals.account is account]
 
     def trust(self, lines: Iterable[Line]) -> None:
         """By hand: what was remembered of gates of these targets before is over."""
         now = self._clock.monotonic()
         self._trusted_at.update({self.label(line.gate.name): now for line in lines})
-
-    def _payer(self, name: str) -> str | None:
-        known = self._named.get(name)
-        return None if known is None else known.payer
 
     def _line_of_caller(self, base: str, target: Target, credential: bytes) -> Line:
         payer = blake2b(credential, key=self._salt, digest_size=16).hexdigest()
@@ -216,6 +214,7 @@ class Gates:
         self._named[name] = _Name(label, base, payer, self._clock.monotonic())
         line = self._open(name, target, self.lines[base].gate)
         self.callers.setdefault(base, {})[name] = line
+        self._by_payer.setdefault(payer, {})[name] = line
         return line
 
     def _open_named(self, name: str, target: Target) -> Line:
@@ -323,6 +322,10 @@ class Gates:
             del callers[name]
             if not callers:
                 del self.callers[known.base]
+            own = self._by_payer[known.payer]
+            del own[name]
+            if not own:
+                del self._by_payer[known.payer]
         return True
 
 

@@ -7,6 +7,7 @@ import gc
 import random
 import tracemalloc
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
@@ -384,3 +385,27 @@ def test_a_gate_takes_little_room(kind: str, most_bytes: int) -> None:
         tracemalloc.stop()
 
     assert taken / len(calls) <= most_bytes
+
+
+async def test_the_lines_of_one_caller_are_found_without_a_look_at_all_others() -> None:
+    """Whoever's quota is spent sets off the search; of callers that are forgotten nothing is left."""
+
+    class Unsearched(dict[str, Line]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all lines were looked at")
+
+    bench = keyless(whole(QUOTA, 429))
+    wildcard(bench)
+    for number in range(MOST_NAMED + 40):
+        await status(bench, f"made-up-{number}", model_name="one")
+    for name in ("one", "two"):
+        await status(bench, "made-up-twice", model_name=name)
+    gates = bench.admission.gates
+    callers = [line for name, line in gates.lines.items() if gates.is_callers(name)]
+    gates.lines = Unsearched(gates.lines)
+    found = [gates.of_payer(line.gate) for line in callers]
+
+    assert sorted(map(len, found)) == [1] * (len(callers) - 2) + [2, 2]
+    assert all(line in lines for line, lines in zip(callers, found, strict=True))
+    assert sum(map(len, gates._by_payer.values())) == len(callers)
+    assert await status(bench, "made-up-last", model_name="one") == 429
