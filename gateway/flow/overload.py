@@ -20,6 +20,8 @@ EASY = 0.8
 """Of each limit: below it there is room for a lane more, between the two the level stays where it is."""
 CALM_S = 3.0
 """How long it has to be easy before one more lane is let in."""
+STEADY_S = 15.0
+"""So long below the limit that memory has set is as good as well below it: while calls never cease it may come no further."""
 GROWTH = 0.01
 """Of the memory limit: growth rather than noise."""
 AT_REST = 0.7
@@ -31,7 +33,7 @@ CEILING = 19 / 16
 class Overload:
     """How much is shed right now, from level 0, nothing, to level 3, all but `critical`."""
 
-    __slots__ = ("_calm_since", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")
+    __slots__ = ("_calm_since", "_full_at", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         """`memory_bytes` is the limit where the policy names none; None: memory is not watched."""
@@ -40,6 +42,8 @@ class Overload:
         self.shed_total: dict[Lane, int] = dict.fromkeys(LANES, 0)
         """Requests refused, by lane."""
         self._calm_since = float("-inf")
+        self._full_at = float("-inf")
+        """When memory was last above its limit, or a lane was let in that it had kept out."""
         self._grown_to_bytes = 0
         self._rest_bytes = 0
 
@@ -73,8 +77,13 @@ class Overload:
         `now` is monotonic seconds; `resident_bytes` None: not known; `loop_lag_s`: the worst since the last time;
         `is_at_rest`: nobody is served, and nobody waits.
         """
+        memory = self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest)
+        if memory >= 1:
+            self._full_at = now
+        elif now - self._full_at >= STEADY_S:
+            memory = min(memory, EASY)
         strain = max(
-            self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest),
+            memory,
             held_bytes / max(1.0, HELD_SHARE * bounds.max_bytes),
             loop_lag_s / bounds.shed_loop_lag_s,
         )

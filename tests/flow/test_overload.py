@@ -134,6 +134,32 @@ def test_what_is_left_after_a_peak_keeps_nobody_out() -> None:
     assert overload.level == 1
 
 
+@pytest.mark.parametrize("part", [0.82, 0.99])
+def test_what_is_below_the_limit_for_a_while_keeps_nobody_out_though_calls_never_cease(part: float) -> None:
+    """One lane after the other, and again whenever it is too much; above the limit, however steady, nobody comes in."""
+    overload, found = Overload(), []
+    for second in range(80):
+        is_peak = second < 10 or 40 <= second < 42
+        noise = second % 3 * GIB // 400
+        overload.observe(second, int(GIB * (1.2 if is_peak else part)) + noise * (not is_peak), 0, 0.0, BOUNDS)
+        found.append(overload.level)
+
+    assert found[9] == 2
+    assert found[10:24] == [2] * 14
+    assert found[30] == 0
+    assert found[40:56] == [1] + [2] * 15
+    assert found[-1] == 0
+
+
+def test_memory_that_stays_above_its_limit_keeps_the_lower_lanes_out() -> None:
+    """As long as calls are in flight."""
+    overload = Overload()
+    for second in range(300):
+        overload.observe(second, GIB + GIB // 10, 0, 0.0, BOUNDS)
+
+    assert overload.level == 2
+
+
 def test_memory_that_was_given_back_counts_again() -> None:
     """The limit is the policy's as soon as there is less at rest."""
     overload = Overload()
