@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,7 +26,6 @@ from gateway.ports import StoreBounds
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
 BUILT_IN = read_timeouts(None)["default"].default
-SNIPPETS = re.findall(r"```yaml\n(.*?)```", (ROOT / "policies" / "README.md").read_text(), re.DOTALL)
 
 
 def test_shipped_files_are_the_built_in_defaults() -> None:
@@ -210,29 +207,6 @@ def test_error_tables_of_the_folder_reach_the_targets(tmp_path: Path) -> None:
     assert snapshot.files[1:] == (str(tmp_path / "rules" / "errors" / "openai.yaml"),)
     (tmp_path / "rules" / "errors" / "opnai.yaml").write_text("{}")
     assert problems_of(tmp_path, text) == ['rules/errors/opnai.yaml: unknown error table; did you mean "openai.yaml"?']
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_of_the_readme_are_true(tmp_path: Path, snippet: str) -> None:
-    """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
-    named = snippet.splitlines()[0].removeprefix("# ")
-    if named == "config.yaml":
-        usual: dict[str, Any] = yaml.safe_load(GOOD)
-        written: dict[str, Any] = yaml.safe_load(snippet)
-        keyless = {"dialect": "openai", "base_url": "https://x"}
-        more = dict.fromkeys(("azure-east", "azure-west", "openai"), keyless)
-        providers = {**more, **usual["providers"], **written.get("providers", {})}
-        text = yaml.safe_dump({**usual, **written, "providers": providers})
-        (tmp_path / "policies").mkdir()
-        (tmp_path / "policies" / "timeouts.yaml").write_text("patient: {}")
-    else:
-        text = with_policies(tmp_path)
-        (tmp_path / "rules" / "errors").mkdir()
-        (tmp_path / named.replace("policies/", "rules/")).write_text(snippet)
-
-    environ = {"OPENAI_API_KEY": "k", "KEY_1": "a", "KEY_2": "b", "KEY_3": "c"}
-
-    assert problems_of(tmp_path, text, environ) == []
 
 
 def test_bad_set_can_still_be_picked(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What the tests of the documentation share: the pages, their sections and tables, and the constants of the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
+"""Every page by its path from the top."""
+REFERENCE = "docs/reference/{}.md"
+NOT_THE_GATEWAY = {"emulator", "demo"}
+"""Folders whose headers and codes are those of a provider, or of a client."""
+
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def reference(name: str) -> str:
+    """The text of a page of the reference."""
+    return PAGES[REFERENCE.format(name)]
+
+
+def prose(page: str) -> str:
+    """A page without its fenced blocks."""
+    return _FENCE.sub("", page)
+
+
+def fenced(page: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading (`## state`), as far as the next one of whatever level."""
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#+ |\Z)", _FENCE.sub("", page), re.DOTALL | re.MULTILINE)
+    assert found is not None, f"there is no heading {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row, without the heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {at - 1 for at, line in enumerate(lines) if re.fullmatch(r"[|\s:-]+", line)}
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for at, row in enumerate(cells) if at not in heads and at - 1 not in heads]
+
+
+def words(text: str) -> set[str]:
+    """All that stands in backticks."""
+    return set(_CODE.findall(text))
+
+
+def modules(*, of_the_gateway: bool = True) -> Iterator[tuple[Path, ast.Module]]:
+    """The source, parsed; `of_the_gateway`: without the emulator and the demo."""
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        if not (of_the_gateway and path.relative_to(ROOT).parts[1] in NOT_THE_GATEWAY):
+            yield path, ast.parse(path.read_text())
+
+
+def constants(tree: ast.AST, kind: type) -> Iterator[object]:
+    """Every constant of a type in a syntax tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, kind):
+            yield node.value

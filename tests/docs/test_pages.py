@@ -1,0 +1,135 @@
+"""What the pages say can be followed: links, commands, files, examples."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config.schema import ConfigFile
+from tests.config.support import GOOD, problems_of
+from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose
+
+OTHERS = {
+    str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")
+}
+"""Pages that stay beside the files which they describe."""
+LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+NAMED_IN_FILE = re.compile(r"`([A-Za-z_]+)`[^`\[\]|.;]{0,60}? in \[[^\]]*\]\(([^)]+\.py)\)")
+EXAMPLES = [
+    pytest.param(text, id=f"{name}-{at}")
+    for name, page in {**PAGES, **OTHERS}.items()
+    for at, text in enumerate(fenced(page, "yaml"))
+]
+README_BYTES = 9_000
+
+
+def anchors(page: str) -> set[str]:
+    """What a link can name behind `#`: the headings, as GitHub writes them."""
+    headings = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    ]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_readme_is_short() -> None:
+    """It is what a newcomer reads whole; all else has its page."""
+    assert len((ROOT / "README.md").read_bytes()) <= README_BYTES
+
+
+@pytest.mark.parametrize("name", [*PAGES, *OTHERS])
+def test_links_lead_somewhere(name: str) -> None:
+    """Every relative link names a file that is there, and every anchor a heading of it."""
+    pages = {**PAGES, **OTHERS}
+    for link in LINK.findall(prose(pages[name])):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), file)) if file else name
+        assert (ROOT / path).exists(), f"{name}: {link}"
+        if anchor:
+            text = pages.get(path) or (ROOT / path).read_text()
+            assert anchor in anchors(text), f"{name}: {link}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    """No page is known only to who has listed the folder."""
+    reached, rest = set[str](), ["README.md"]
+    while rest:
+        name = rest.pop()
+        if name in reached or name not in PAGES:
+            continue
+        reached.add(name)
+        links = [link.partition("#")[0] for link in LINK.findall(prose(PAGES[name]))]
+        rest.extend(posixpath.normpath(posixpath.join(posixpath.dirname(name), link)) for link in links if link)
+
+    assert reached == set(PAGES)
+
+
+def test_make_targets_are_there() -> None:
+    """`make x` on any page is a target of the Makefile."""
+    there = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    told = {target for page in PAGES.values() for target in re.findall(r"(?:`|^)make ([a-z-]+)", page, re.MULTILINE)}
+
+    assert {"run", "test", "bench"} <= told
+    assert told <= there
+
+
+def test_names_are_in_the_files_that_they_are_said_to_be_in() -> None:
+    """`next_step` in [policy/retry.py](…): a reader who follows the link finds the name."""
+    page = PAGES["docs/design.md"]
+    named = NAMED_IN_FILE.findall(page)
+
+    assert len(named) > 15
+    for name, link in named:
+        text = (DOCS / link).read_text()
+        assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", text, re.MULTILINE), f"{name} in {link}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_load(tmp_path: Path, example: str) -> None:
+    """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
+    first = example.splitlines()[0].partition("#")[2].strip()
+    written: dict[str, Any] = yaml.safe_load(example)
+    folder = tmp_path / "policies"
+    shutil.copytree(ROOT / "policies", folder)
+    for file, text in {
+        "timeouts": "patient: {}",
+        "cache": "thrifty: {exact: {requests: always}}\nhelpdesk: {}",
+    }.items():
+        (folder / f"{file}.yaml").write_text(text)
+    if first.startswith("policies/"):
+        (tmp_path / first).write_text(example)
+        text = f"policies: policies\n{GOOD}"
+    elif set(written) <= set(ConfigFile.model_fields):
+        text = example if {"providers", "models"} <= set(written) else _completed(written)
+    else:
+        assert set(written) == {"groups"}, "neither a config nor a policy, nor rules of Prometheus"
+        return
+
+    assert problems_of(tmp_path, text, _environ(text)) == []
+
+
+def _completed(written: dict[str, Any]) -> str:
+    """A part of a config with what it leaves out."""
+    usual: dict[str, Any] = yaml.safe_load(GOOD)
+    keyless = {"dialect": "openai", "base_url": "https://x"}
+    others = dict.fromkeys(("azure-east", "azure-west"), keyless)
+    providers = {**others, **usual["providers"], **written.get("providers", {})}
+    return yaml.safe_dump({**usual, **written, "providers": providers})
+
+
+def _environ(text: str) -> dict[str, str]:
+    """A value for every variable that the text names."""
+    names = re.findall(r"\$\{([A-Z0-9_]+)|\benv\.([A-Z0-9_]+)", text)
+    return {
+        name: "0" * 64 if "SHA256" in name else f"a-secret-for-{name.lower()}"
+        for pair in names
+        for name in pair
+        if name
+    }

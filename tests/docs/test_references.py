@@ -1,0 +1,389 @@
+"""The reference pages have everything that the code has, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import pkgutil
+import re
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+import gateway.config
+from gateway.calllog import CallLog
+from gateway.cli import main
+from gateway.config.breaking import BreakersSet, HoldEntry
+from gateway.config.caching import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.config.counting import KINDS
+from gateway.config.errorfields import RuleEntry
+from gateway.config.holding import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.config.objects import ObjectsEntry
+from gateway.config.retrying import (
+    ACTIONS,
+    BackoffEntry,
+    BudgetEntry,
+    ClassEntry,
+    CostEntry,
+    HedgeEntry,
+    RetriesSet,
+)
+from gateway.config.schema import (
+    AdminEntry,
+    AdmissionSet,
+    CapabilitiesEntry,
+    ConfigFile,
+    CountingEntry,
+    Entry,
+    KeyEntry,
+    LimitedEntry,
+    ModelEntry,
+    PassthroughEntry,
+    PriceEntry,
+    ProviderEntry,
+    ServerEntry,
+    TargetEntry,
+    TimeoutsSet,
+)
+from gateway.config.state import RedisEntry
+from gateway.config.timing import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.faults import FAULTS
+from gateway.errors import ErrorClass
+from gateway.ingress.operations import LIVE_PATHS, READY_PATHS
+from gateway.policy import headers as crossing
+from gateway.policy.retry import DENIALS
+from gateway.telemetry import Telemetry
+from tests.docs.support import DOCS, PAGES, constants, modules, reference, rows, section, words
+from tests.test_telemetry import line_of, record, spared
+
+TABLES: dict[type[Entry], tuple[str, str]] = {
+    ConfigFile: ("config", "## The file"),
+    ServerEntry: ("config", "## server"),
+    AdminEntry: ("config", "## admin"),
+    RedisEntry: ("config", "## state"),
+    ProviderEntry: ("config", "## providers"),
+    ModelEntry: ("config", "## models"),
+    TargetEntry: ("config", "## targets"),
+    CapabilitiesEntry: ("config", "### capabilities"),
+    PriceEntry: ("config", "### price"),
+    PassthroughEntry: ("config", "## passthrough"),
+    ObjectsEntry: ("config", "## objects"),
+    KeyEntry: ("config", "## keys"),
+    AdmissionSet: ("policies", "## admission.yaml"),
+    CountingEntry: ("policies", "### providers"),
+    QueueSet: ("policies", "## queue.yaml"),
+    LaneEntry: ("policies", "### lanes"),
+    ShedEntry: ("policies", "### shed"),
+    RetriesSet: ("policies", "## retries.yaml"),
+    BackoffEntry: ("policies", "### backoff"),
+    BudgetEntry: ("policies", "### budget"),
+    CostEntry: ("policies", "### by_cost"),
+    HedgeEntry: ("policies", "### hedge"),
+    BreakersSet: ("policies", "## breakers.yaml"),
+    TimeoutsSet: ("policies", "## timeouts.yaml"),
+    DripEntry: ("policies", "### drip"),
+    SuspectEntry: ("policies", "### suspect"),
+    CacheSet: ("policies", "## cache.yaml"),
+    IdempotencyEntry: ("policies", "### idempotency"),
+    ExactEntry: ("policies", "### exact"),
+    SemanticEntry: ("policies", "### semantic"),
+    RuleEntry: ("policies", "## errors/KIND.yaml"),
+}
+"""Where the fields of each kind of entry are told, in a table with their defaults."""
+
+IN_WORDS: dict[type[Entry], tuple[str, str]] = {
+    LaneEntries: ("policies", "### lanes"),
+    ClassEntry: ("policies", "### What each class deserves"),
+    HoldEntry: ("policies", "## breakers.yaml"),
+    ClocksEntry: ("policies", "## timeouts.yaml"),
+    ClockLanes: ("policies", "## timeouts.yaml"),
+    ClockEndpoints: ("policies", "## timeouts.yaml"),
+}
+"""Where the fields of the others are told: they repeat what is in a table, or are names of lanes and endpoints."""
+WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry}
+"""What others are made of."""
+
+NO_HEADERS = frozenset(
+    b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive "
+    b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost".split()
+)
+"""Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""
+HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)+-?")
+
+WORKERS_ONLY = ("gateway_workers", "gateway_workers_answered", "gateway_worker_restarts_total")
+VIEWS = ("config", "limits", "queue", "targets")
+
+
+# --- the config and the policies ---
+
+
+def entries() -> set[type[Entry]]:
+    """Every kind of entry that a user can write."""
+    for module in pkgutil.walk_packages(gateway.config.__path__, f"{gateway.config.__name__}."):
+        importlib.import_module(module.name)
+    found, rest = set[type[Entry]](), [Entry]
+    while rest:
+        more = rest.pop().__subclasses__()
+        found.update(more)
+        rest.extend(more)
+    return {kind for kind in found if kind.__module__.startswith("gateway.")}
+
+
+def names_of(kind: type[Entry]) -> set[str]:
+    """The fields as a user writes them."""
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def test_every_entry_has_its_place_in_the_reference() -> None:
+    """A new section of a config cannot be left out."""
+    assert entries() == {*TABLES, *IN_WORDS, *WITHOUT_A_PLACE}
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_tables_have_every_field_and_no_other(kind: type[Entry]) -> None:
+    """What the loader takes is in the table, and what is in the table the loader takes."""
+    page, heading = TABLES[kind]
+
+    told = {name for row in rows(section(reference(page), heading)) for name in words(row[0])}
+
+    if kind is RetriesSet:
+        assert told - names_of(kind) == set()
+    assert told == names_of(kind)
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_tables_tell_the_defaults_that_hold(kind: type[Entry]) -> None:
+    """A default that is written in the table, read as YAML, is what the loader has where nothing is said."""
+    page, heading = TABLES[kind]
+    told = {name: row[1] for row in rows(section(reference(page), heading)) for name in words(row[0])}
+    for name, field in kind.model_fields.items():
+        default = told[field.alias or name]
+        if field.is_required():
+            assert default == "required", name
+            continue
+        value = field.get_default(call_default_factory=True)
+        if default.startswith("`"):
+            special: Any = Annotated
+            annotated = special[(field.annotation, "as told", *field.metadata)]
+            assert TypeAdapter(annotated).validate_python(yaml.safe_load(default.strip("`"))) == value, name
+        else:
+            assert not default, f"{name}: a default stands in backticks"
+            assert not value, name
+
+
+@pytest.mark.parametrize("kind", IN_WORDS, ids=lambda kind: kind.__name__)
+def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
+    """Names of lanes and endpoints, and what repeats another table."""
+    page, heading = IN_WORDS[kind]
+
+    told = set(re.findall(r"[a-z_]+", section(reference(page), heading)))
+
+    assert names_of(kind) <= told
+
+
+def test_values_with_names_are_told() -> None:
+    """The kinds of providers, and the actions that a class of errors can have."""
+    assert set(KINDS) <= words(section(reference("config"), "## providers"))
+    assert set(ACTIONS) <= words(section(reference("policies"), "### What each class deserves"))
+
+
+# --- errors ---
+
+
+def codes() -> set[str]:
+    """Every code that the gateway gives to an error: `code = "…"` of a class, `code="…"` of a call."""
+    found = set[str]()
+    for _, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword):
+                given: ast.expr | None = node.value if node.arg == "code" else None
+            elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
+                given = node.value
+            else:
+                continue
+            if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                found.add(given.value)
+    return found
+
+
+def test_every_error_code_is_told_and_no_other() -> None:
+    """A code that a client can see has its row."""
+    page = reference("errors")
+    tables = [section(page, "## The gateway cannot serve the call"), section(page, "## The request is wrong")]
+
+    told = {code for table in tables for row in rows(table) for code in words(row[1])}
+
+    assert len(codes()) > 50
+    assert codes() - words("".join(tables)) == set()
+    assert told - codes() == set()
+
+
+def test_every_error_class_is_told_and_no_other() -> None:
+    """The vocabulary of what goes wrong at providers."""
+    told = {name for row in rows(section(reference("errors"), "## Error classes")) for name in words(row[0])}
+
+    assert told == set(ErrorClass)
+
+
+# --- headers ---
+
+
+def header_names() -> set[str]:
+    """Every constant of the edge, the flow and the rules that is the name of a header, or begins those of several."""
+    found = set[bytes]()
+    for path, tree in modules():
+        if path.parts[-2] != "gateway" and not {"ingress", "flow", "policy"} & set(path.parts):
+            continue
+        is_list = path.samefile(crossing.__file__)
+        for text in constants(tree, bytes):
+            assert isinstance(text, bytes)
+            found.update(part for part in text.split() if is_list or HEADER.fullmatch(part))
+    return {name.decode() for name in found - NO_HEADERS}
+
+
+def test_every_header_is_told() -> None:
+    """Those that are read, set, or let through in either direction."""
+    assert "x-gateway-attempts" in header_names()
+    assert header_names() - set(re.findall(r"[a-z0-9-]+", reference("headers"))) == set()
+
+
+def test_no_header_of_ours_is_told_that_there_is_not() -> None:
+    """On any page."""
+    told = {name for page in PAGES.values() for name in re.findall(r"x-gateway-[a-z-]*[a-z]", page)}
+
+    assert told - header_names() == set()
+
+
+def test_reasons_and_results_are_told() -> None:
+    """The values that two of the headers have."""
+    page = reference("headers")
+
+    assert words(page) >= DENIALS
+    assert {"hit", "miss", "semantic", "coalesced", "stale", "bypass"} <= words(page)
+
+
+# --- metrics and the log ---
+
+
+def metrics() -> dict[str, set[str]]:
+    """The labels of each metric, by its name as a scraper sees it."""
+    telemetry = Telemetry(CallLog(io.StringIO(), "json"), wall=lambda: 0.0)
+    return {
+        f"{family.name}_total" if family.type == "counter" else family.name: set(getattr(family, "_labelnames", ()))
+        for family in telemetry.collect()
+    }
+
+
+def told_metrics() -> dict[str, set[str]]:
+    """The same as the page tells it."""
+    told = rows(reference("metrics"))
+    named = [row for row in told if row[0].startswith("`gateway_")]
+    return {name: set(filter(None, row[1].split(", "))) for row in named for name in words(row[0])}
+
+
+def test_every_metric_is_told_with_its_labels_and_no_other() -> None:
+    """The names of the telemetry, and those that only several workers have."""
+    told = told_metrics()
+
+    assert len(metrics()) > 40
+    assert {name: labels for name, labels in told.items() if name not in WORKERS_ONLY} == metrics()
+    assert set(told) >= set(WORKERS_ONLY)
+
+
+def test_no_metric_is_told_that_there_is_not() -> None:
+    """On any page, alert rules among them."""
+    known = {*metrics(), *WORKERS_ONLY}
+    told = {name for page in PAGES.values() for name in re.findall(r"\bgateway_[a-z_]*[a-z]\b", page)} - codes()
+
+    assert {name for name in told if not any(one.startswith(name) for one in known)} == set()
+
+
+def test_every_field_of_the_call_log_is_told() -> None:
+    """Of calls that were served, and of those that were spared a provider."""
+    fields = {*line_of(record()), *line_of(spared())}
+    assert len(fields) > 30
+
+    told = {name for row in rows(section(reference("metrics"), "## The call log")) for name in words(row[0])}
+
+    assert fields - told == set()
+
+
+# --- the command line and the admin API ---
+
+
+def help_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command says of itself."""
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    return capsys.readouterr().out
+
+
+def commands(capsys: pytest.CaptureFixture[str]) -> dict[str, set[str]]:
+    """The flags of every command, by all of its words."""
+    found, rest = dict[str, set[str]](), list[list[str]]([[]])
+    while rest:
+        at = rest.pop()
+        text = help_of(at, capsys)
+        below = re.search(r"^(?:commands|actions):\n  [A-Z]+\n((?:    .*\n?)+)", text, re.MULTILINE)
+        if below is not None:
+            rest.extend([*at, name] for name in re.findall(r"^    ([a-z]+)", below[1], re.MULTILINE))
+        else:
+            options = re.search(r"^options:\n((?:  .*\n?)+)", text, re.MULTILINE)
+            lines = re.findall(r"^  (-.*?)(?:  |$)", options[1] if options else "", re.MULTILINE)
+            found["gateway " + " ".join(at)] = set(re.findall(r"--[a-z-]+", " ".join(lines))) - {"--help"}
+    return found
+
+
+def test_every_command_and_flag_is_told_and_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command has its heading, with its flags below; what all share that ask a running gateway is told once."""
+    monkeypatch.setenv("COLUMNS", "200")
+    page = reference("cli")
+    shared = {"--url", "--admin-key", "--json"}
+    real = commands(capsys)
+
+    told = {heading.removeprefix("## ") for heading in re.findall(r"^## gateway .*$", page, re.MULTILINE)}
+
+    assert len(real) > 12
+    assert told == set(real)
+    for command, flags in real.items():
+        said = set(re.findall(r"--[a-z-]+", section(page, f"## {command}")))
+        assert flags - said <= shared, command
+        assert {flag for row in rows(section(page, f"## {command}")) for flag in words(row[0]) if flag[:2] == "--"} <= (
+            flags
+        ), command
+
+
+def test_every_path_of_health_and_admin_is_told() -> None:
+    """As the routes have them."""
+    page = reference("admin")
+    paths = {
+        text
+        for path, tree in modules()
+        if "ingress" in path.parts
+        for text in constants(tree, str)
+        if re.fullmatch(r"/admin/[a-z/]+[a-z]", str(text))
+    }
+
+    assert len(paths) > 4
+    for known in (*map(str, paths), *LIVE_PATHS, *READY_PATHS, *(f"/admin/{view}" for view in VIEWS), "/metrics"):
+        assert known in page
+
+
+# --- the emulator ---
+
+
+def test_every_fault_and_setting_of_the_emulator_is_told() -> None:
+    """Its page has what its flags and its control API take."""
+    page = (DOCS / "emulator.md").read_text()
+
+    faults = {name for row in rows(section(page, "## Faults")) for name in words(row[0])}
+    fields = {name for row in rows(section(page, "## What can be set")) for name in words(row[0])}
+
+    assert faults == set(FAULTS)
+    assert fields == {"ttft" if name == "ttft_s" else name for name in EmulatorConfig.__dataclass_fields__}
