@@ -3,8 +3,8 @@
     python -m tests.soak.inside serve --config …
 
 Each line of standard input is a command and a file, to which one line of JSON is added: `look FILE` says what is there;
-`trim FILE` collects garbage and gives back to the system what is free, then looks; `turns FILE` says what the turns of the
-loop took since it was last asked, in CPU time, which a busy machine does not stretch as it does the clock's.
+`rest FILE` collects garbage, then looks; `trim FILE` also gives back to the system what is free; `turns FILE` says what the
+turns of the loop took since it was last asked, in CPU time, which a busy machine does not stretch as it does the clock's.
 
 What the program holds is told apart from what the two allocators below it hold: Python's own keeps arenas of 1 MiB as long as
 one small object lives in them, glibc's what was freed and may be used again.
@@ -58,6 +58,11 @@ class Memory:
         """What the program itself holds on to, whatever its allocators keep beside it."""
         return self.objects + self.malloc_used
 
+    @property
+    def kept_free(self) -> float:
+        """What the allocators keep of what was freed, where all of it is resident."""
+        return self.arenas - self.objects + self.malloc_free
+
 
 class _MallInfo(ctypes.Structure):
     """glibc's `struct mallinfo2`."""
@@ -85,6 +90,12 @@ def look() -> Memory:
         malloc_free=of_glibc.fordblks / 1024,
         blocks=sys.getallocatedblocks(),
     )
+
+
+def rest() -> Memory:
+    """What there is without garbage."""
+    gc.collect()
+    return look()
 
 
 def trim() -> Memory:
@@ -162,7 +173,7 @@ class Beats:
 
 
 def _answer(beats: Beats) -> None:
-    commands: dict[str, Callable[[], Memory | Turns]] = {"look": look, "trim": trim, "turns": beats.take}
+    commands: dict[str, Callable[[], Memory | Turns]] = {"look": look, "rest": rest, "trim": trim, "turns": beats.take}
     for line in sys.stdin:
         name, _, file = line.strip().partition(" ")
         with Path(file).open("a") as answers:

@@ -85,7 +85,11 @@ async def test_names_and_callers_without_end(kind: str, tmp_path: Path, report: 
     config = {
         "providers": {"main": {"dialect": "openai", "base_url": address}},
         "models": {"*": {"targets": ["main"]}},
+        "policies": "policies",
     }
+    (tmp_path / "policies").mkdir()
+    # Clients and gateway share a loop, and a machine: its lag is theirs, and sheds nobody.
+    (tmp_path / "policies" / "queue.yaml").write_text("default: {shed: {loop_lag: 60s}}\n")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     gateway = Gateway(Settings(config=path, port=0), {}, log_stream=Silent())
