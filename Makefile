@@ -34,7 +34,8 @@ bench: $(VENV)/.bench ## measure against the floor and nginx, on one pinned core
 bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed in its own environment
 	@$(BIN)/python -m tests.bench --peers
 
-sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: table, JSON and plots in sim-results/
+sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: its promises, then table, JSON and plots in sim-results/
+	@$(BIN)/pytest -n auto --dist worksteal -m "soak or not soak" tests/sim
 	@$(BIN)/python -m tests.sim
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out, and ten times the examples of each property

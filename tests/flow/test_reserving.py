@@ -153,8 +153,8 @@ def test_what_was_reserved_yesterday_is_not_taken_back_from_today() -> None:
     """A call over midnight costs the day on which it ends."""
 
     async def story(clock: LoopClock) -> None:
-        city = City([Provider(says(ANSWER_TOKENS, after_s=10.0))], clock, changes={"rates": PER_TOKEN})
         await asyncio.sleep(86_400 - clock.wall() % 86_400 - 5.0)
+        city = City([Provider(says(ANSWER_TOKENS, after_s=10.0))], clock, changes={"rates": PER_TOKEN})
         call = city.start(key=team(1.0), body=ASKED)
         await asyncio.sleep(6.0)
         budgets = city.admission.budgets

@@ -13,6 +13,8 @@ from tests.sim.provider import Fault, Latency
 from tests.sim.traffic import Caller, burst, obedient, poisson
 from tests.sim.world import World
 
+pytestmark = pytest.mark.soak  # `make sim` and `make soak`: what is proved of each part is proved again of the whole
+
 FEW = settings(max_examples=8, deadline=None, derandomize=True)
 RATE = 100.0
 

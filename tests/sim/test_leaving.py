@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Latency
 from tests.sim.traffic import Caller
 from tests.sim.world import World
+
+pytestmark = pytest.mark.soak  # `make sim` and `make soak`: what is proved of each part is proved again of the whole
 
 FEW = settings(max_examples=9, deadline=None, derandomize=True)
 

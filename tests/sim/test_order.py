@@ -17,6 +17,8 @@ from tests.sim.score import jain, percentile
 from tests.sim.traffic import Caller, Sizes, burst, clients, on_off, poisson
 from tests.sim.world import World
 
+pytestmark = pytest.mark.soak  # `make sim` and `make soak`: what is proved of each part is proved again of the whole
+
 FEW = settings(max_examples=8, deadline=None, derandomize=True)
 RATE = 100.0
 MIXED = Sizes(input_tokens=300, input_sigma=1.0, output_tokens=150, output_sigma=0.7)

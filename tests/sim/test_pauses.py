@@ -12,6 +12,8 @@ from tests.sim.provider import Fault
 from tests.sim.traffic import Caller, burst, poisson
 from tests.sim.world import World
 
+pytestmark = pytest.mark.soak  # `make sim` and `make soak`: what is proved of each part is proved again of the whole
+
 RATE = 100.0
 
 

@@ -12,6 +12,8 @@ from tests.sim.provider import Fault, Latency, Provider
 from tests.sim.traffic import Caller, Sizes, burst, clients
 from tests.sim.world import Site, World
 
+pytestmark = pytest.mark.soak  # `make sim` and `make soak`: what is proved of each part is proved again of the whole
+
 CALLS = 2000
 ANSWER_S = 0.3
 PATIENT = Caller(deadline_s=600)
