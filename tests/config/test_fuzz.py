@@ -16,7 +16,7 @@ from gateway.errors import ConfigError
 from tests.config.support import EXAMPLE, ROOT, load, with_policies
 from tests.config.test_secrets import FULL
 
-COPIES = 4 * settings.default.max_examples
+COPIES = 4 * settings().max_examples
 SEEDS = (EXAMPLE.read_bytes(), FULL.encode())
 SCRAPS = [
     b"\t",
