@@ -94,6 +94,14 @@ class Bucket:
             self._at = now
         return self._level
 
+    def is_dry(self, need: float, now: float) -> bool:
+        """Whether so much is not there."""
+        return self.level_at(now) + self._slack < need
+
+    def raise_by(self, amount: float, now: float) -> None:
+        """So much more is there, as has turned out."""
+        self.give_back(amount, now)
+
     def wait_s(self, cost: float, now: float, keep: float = 0.0) -> float:
         capacity = self.capacity
         if cost > capacity:

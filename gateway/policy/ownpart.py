@@ -40,6 +40,23 @@ class OwnPart:
         self.rate_per_s *= change_rate
         self.limit.resize(self.rate_per_s, self.limit.capacity * change_capacity, now)
 
+    def correct(self, level: float, now: float) -> None:
+        """Sets the level. What it loses by that nobody has used: of what was borrowed, so much is not owed."""
+        before = self.limit.level_at(now)
+        self.limit.correct(level, now)
+        self._forgive(before, now)
+
+    def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
+        """As a limit's; what is lost by it is not owed."""
+        before = self.limit.level_at(now)
+        self.limit.reconcile(remaining, now, sent_at, taken_since, grain)
+        self._forgive(before, now)
+
+    def _forgive(self, before: float, now: float) -> None:
+        lost = before - self.limit.level_at(now)
+        if lost > 0 and self._kind != "slots":
+            self.borrowed = max(0.0, self.borrowed - lost)
+
     def left(self, now: float) -> float:
         """What it brings back; below 0: what it owes. Slots in use are counted apart."""
         return self.limit.level_at(now) if self._kind != "slots" and self._knows_level else 0.0

@@ -12,7 +12,7 @@ what the store handed out (or, alone, than the parts add up to); what is told to
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import floor, inf, isfinite
+from math import ceil, floor, inf, isfinite
 from typing import TypeAlias
 
 from gateway.policy.demand import Demand
@@ -178,6 +178,29 @@ class Share:
         self._ask_for_more()
         return None
 
+    def is_dry(self, need: float, now: float) -> bool:
+        """Whether so much is not there, nor in the store, as far as that has said."""
+        if self._own is not None:
+            return self._own.limit.level_at(now) < need
+        return self._is_unmet and self._held_at(now) < need
+
+    def raise_by(self, amount: float, now: float) -> None:
+        """So much more is there, as has turned out: the store shares it out, up to the capacity.
+
+        Whoever else waits for it finds the same out, so each raises it by a part.
+        """
+        if self._own is not None:
+            self._own.limit.give_back(amount / self._replicas, now)
+        elif amount > 0:
+            part = amount / self._wanting
+            self._given += float(ceil(part)) if self._is_whole else part
+            self._ask_for_more()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it knows what the store has, and lives on that."""
+        return self._known_at > -inf and not self.is_alone
+
     def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
         """An estimate: those who wait elsewhere get as much as those who wait here."""
         if self._own is not None:
@@ -225,7 +248,9 @@ class Share:
     def correct(self, level: float, now: float) -> None:
         """What is held shrinks at once, and the store hears of it; a level is never raised by one replica's word."""
         if self._own is not None:
-            self._own.limit.correct(level, now)
+            before = self._own.limit.level_at(now)
+            self._own.correct(level, now)
+            self._note_lowered(self._own, before, now)
         elif isfinite(level) and self.kind != "slots" and level < self.level_at(now):
             self._held = min(self._held, level)
             self._lower_to(level, now)
@@ -233,7 +258,9 @@ class Share:
     def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
         """Only ever down: what the others have used since, nobody knows here."""
         if self._own is not None:
-            self._own.limit.reconcile(remaining, now, sent_at, taken_since, grain)
+            before = self._own.limit.level_at(now)
+            self._own.reconcile(remaining, now, sent_at, taken_since, grain)
+            self._note_lowered(self._own, before, now)
             return
         began_at = self._ends_at - self.window_s
         if self.kind == "slots" or (self.kind == "window" and sent_at < began_at):
@@ -449,6 +476,12 @@ class Share:
             return max(0.0, self._level)
         refilled_s = max(0.0, now - self._known_at - self._away_s)
         return max(0.0, min(self.capacity, self._level + refilled_s * self.rate_per_s))
+
+    def _note_lowered(self, own: OwnPart, before: float, now: float) -> None:
+        """The store hears of it when it is back."""
+        level = own.limit.level_at(now)
+        if level < before and self.kind != "slots":
+            self._lower_to(level, now)
 
     def _lower_to(self, level: float, now: float) -> None:
         self._ceiling = min(level, self._ceiling_by(now))

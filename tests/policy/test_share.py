@@ -257,6 +257,44 @@ def test_back_again_it_owes_what_it_took_of_the_rest(pool: Pool) -> None:
     assert 90 <= ask.known <= 100
 
 
+@pytest.mark.parametrize("word", ["pause", "headers"])
+def test_back_again_it_does_not_owe_what_it_was_told_is_not_there(word: str, pool: Pool) -> None:
+    """A provider's word lowers what there is once: not here for good, and in the store a second time."""
+    one, other = Replica(pool, "a"), Replica(pool, "b")
+    for replica in (one, other):
+        replica.go_or_ask(T0)
+    one.share.alone(2, T0)
+    assert one.share.level_at(T0) == pytest.approx(50, abs=2)
+
+    for replica in (one, other):
+        if word == "pause":
+            replica.share.correct(2.0, T0 + 0.1)
+        else:
+            replica.share.reconcile(1.0, T0 + 0.1, T0 + 0.1, 0.0, 1.0)
+    other.ask(T0 + 0.2)
+    one.share.rejoin(T0 + 0.3)
+    one.ask(T0 + 0.3)
+
+    assert pool.level >= -2
+    assert one.share.level_at(T0 + 0.3) <= 2 + 0.05 * pool.capacity + 10 * 0.8
+
+
+def test_what_turns_out_to_be_there_is_everybodys(pool: Pool) -> None:
+    """The provider takes more than was thought: the store has it, up to the capacity."""
+    one, other = Replica(pool, "a"), Replica(pool, "b")
+    while one.go_or_ask(T0):
+        pass
+    one.ask(T0, 5.0)
+    assert one.share.is_dry(1.0, T0)
+
+    one.share.resize(10, 120, T0)
+    one.share.raise_by(20, T0)
+    one.ask(T0)
+
+    other.share.resize(10, 120, T0)
+    assert sum(other.go_or_ask(T0) for _ in range(30)) == pytest.approx(20, abs=2)
+
+
 def test_one_that_never_met_the_store_brings_nothing(pool: Pool) -> None:
     """A replica that starts while the store is out of reach has no claim on what the others share."""
     replica = Replica(pool)
