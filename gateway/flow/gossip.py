@@ -37,7 +37,7 @@ from gateway.flow.rumours import (
 )
 from gateway.flow.turns import Turns
 from gateway.policy.breaker import Breaker
-from gateway.policy.gate import Gate
+from gateway.policy.gate import BURST, Gate
 from gateway.policy.hints import Learned
 from gateway.policy.vitals import Account
 from gateway.ports import News, NewsItem
@@ -58,6 +58,7 @@ GRAIN_S, GRAIN = 0.05, 0.01
 """An end that is later by less than this, or by less than this share of what is left, is no news."""
 LEAST_LONGER = 0.5
 """A breaker that opens again before the time that was told is over is news if it is for longer by this share."""
+_MINUTE_S = 60.0
 CHANGED = 0.01
 """A limit that differs by less than this share is the same."""
 MOST_KEPT = 4096
@@ -150,6 +151,14 @@ class Gossip:
                 known.limits[name] = reading.limit, reading.period_s
                 is_new = True
         if is_new and known.limits:
+            known.at = now
+            self._news.tell(NewsItem("limit", gate.name, LIMIT_S, write_limits(known.limits)), lasts=True)
+
+    def burst(self, gate: Gate, burst: float, now: float) -> None:
+        """As of `GateNews`."""
+        known = self._known(gate.name)
+        if _differs(known.limits.get(BURST), (burst, _MINUTE_S)):
+            known.limits[BURST] = burst, _MINUTE_S
             known.at = now
             self._news.tell(NewsItem("limit", gate.name, LIMIT_S, write_limits(known.limits)), lasts=True)
 

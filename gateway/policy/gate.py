@@ -52,6 +52,8 @@ ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
 _FADE = 0.02
+BURST = "requests_at_once"
+"""By this name replicas tell each other how many go at once, where nobody else tells."""
 _READING_OF = {  # keep in step with `Learned.by_limit`
     "requests_per_min": "requests",
     "requests_per_day": "requests_per_day",
@@ -86,6 +88,10 @@ class GateNews(Protocol):
 
     def learned(self, gate: Gate, learned: Learned, now: float) -> None:
         """An answer has told limits."""
+        ...
+
+    def burst(self, gate: Gate, burst: float, now: float) -> None:
+        """Refusals have told how many requests it takes at once."""
         ...
 
 
@@ -290,6 +296,8 @@ class Gate:
         if self.counts_tokens:
             keep_tokens += self._margin(cost)
         wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
+        if wait_s != 0.0 and self.limits.grow(now, self._let_in, self.in_flight, keep_percent, keep_requests):
+            wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
         if self._search is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._search.wait_s(now))
         if self._ramp is not None and wait_s != inf:
@@ -344,6 +352,9 @@ class Gate:
         """When the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
         if self.exhausted_until > now:
             return inf
+        untold = self.limits.untold
+        if untold is not None and untold.may_be_more:
+            ahead = ahead._replace(requests=max(0.0, ahead.requests - untold.may_be_more))
         ready_at = self.limits.ready_at(cost, now, ahead, keep_percent)
         if self._search is not None and self._search.has_measured and not self._is_distrusted:
             ready_at = max(ready_at, self._search.ready_at(now, ahead.requests))
@@ -435,7 +446,7 @@ class Gate:
         if is_exhausted:
             self.exhaust(delay_s, now)
             return Refusal.EXHAUSTED
-        self._slow_down(grant, delay_s, now)
+        self._slow_down(grant, delay_s, now, is_for_tokens=diagnosis.error_class == ErrorClass.RATE_LIMIT_TOKENS)
         return Refusal.WAIT
 
     def exhaust(self, delay_s: float | None, now: float) -> None:
@@ -458,7 +469,9 @@ class Gate:
 
     def told_limit(self, name: str, amount: float, period_s: float, now: float) -> None:
         """Another replica has learned of a limit, of so much in so many seconds; nothing of what is left of it."""
-        if self.counting.learns and name in _READING_OF:
+        if name == BURST:
+            self.limits.hear_burst(amount, now)
+        elif self.counting.learns and name in _READING_OF:
             told = Learned()
             setattr(told, _READING_OF[name], Reading(amount, period_s=period_s))
             self.limits.learn(told, now)
@@ -592,7 +605,7 @@ class Gate:
             self._search.left(now)
         self.limits.settle(grant.cost, actual, now, grant.at)
 
-    def _slow_down(self, grant: Grant, delay_s: float | None, now: float) -> None:
+    def _slow_down(self, grant: Grant, delay_s: float | None, now: float, *, is_for_tokens: bool) -> None:
         """Pauses for as long as was asked; where nobody says, for longer each time, and the rate is searched for.
 
         A refusal that comes whatever the rate, as some do there beyond doubt, is no reason to leave the others waiting:
@@ -607,7 +620,8 @@ class Gate:
             self.flight += 1
             self._probes = 0
             self._barren += 1
-        self._refused_share += (1 - self._refused_share) * _FADE
+        if is_for_tokens or not self.limits.burst_refused(now, is_first=is_first_of_flight):
+            self._refused_share += (1 - self._refused_share) * _FADE  # else too many went at once: no word on the rate
         own_s = min(FIRST_BACKOFF_S * 2 ** min(self._barren - 1, 10), LONGEST_BACKOFF_S)
         if delay_s is not None:  # one that asks for no time at all, again and again, is not taken at its word
             self._hold_off(now + (delay_s if self._barren < 2 else max(delay_s, min(own_s, 1.0))), now)
@@ -663,6 +677,10 @@ class Gate:
     def _resume(self, now: float, paused_until: float) -> None:
         """The pause is over: no herd. Long after it there is none to fear."""
         self._resume_due = False
+        untold = self.limits.untold
+        if untold is not None and untold.is_news and self.news is not None:
+            untold.is_news = False
+            self.news.burst(self, untold.burst, now)
         if now - paused_until > RAMP_S:
             return
         self.limits.slow_start(now)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
 from gateway.policy.bucket import Bucket, Limit, Slots, Window
 from gateway.policy.remembered import Used
 from gateway.policy.share import Share
+from gateway.policy.untold import UntoldBurst
 
 if TYPE_CHECKING:
     from gateway.policy.hints import Learned, Reading
@@ -119,7 +120,6 @@ class LimitSet:
     __slots__ = (
         "_burst",
         "_fail_closed",
-        "_is_told",
         "_lag_s",
         "_rows",
         "_share_out",
@@ -127,6 +127,7 @@ class LimitSet:
         "_style",
         "_taken",
         "_untold_burst_s",
+        "untold",
     )
 
     def __init__(
@@ -146,7 +147,8 @@ class LimitSet:
         self._lag_s = lag_s
         self._burst: float | None = None
         self._untold_burst_s: float | None = None
-        self._is_told = False  # headers say what is left of the requests per minute
+        self.untold: UntoldBurst | None = None
+        """How many requests go at once, where nobody has written it down."""
         self._fail_closed: frozenset[str] = frozenset()
         self._smallest = inf  # of the token limits: what is below fits them all
         self._rows: list[_Row] = []
@@ -173,6 +175,7 @@ class LimitSet:
         self._keep_rows([row for row in self._rows if row.configured is None or wanted[row.name] is not None])
         if (limits.request_burst, limits.untold_burst_s) != (self._burst, self._untold_burst_s):
             self._burst, self._untold_burst_s = limits.request_burst, limits.untold_burst_s
+            self._begin_burst()
             self._reshape_requests(now)
         for name, amount in wanted.items():
             if amount is not None:
@@ -334,10 +337,6 @@ class LimitSet:
         A configured limit is only ever narrowed by the provider. `sent_at` and `mark` are those of the answer's own
         reservation; without them the numbers are taken to be true now.
         """
-        reading_of_requests = learned.requests
-        if reading_of_requests is not None and not self._is_told and _tells_level(reading_of_requests):
-            self._is_told = True
-            self._reshape_requests(now)
         for name, reading in learned.by_limit():
             row = known = self._find(name)
             if reading.limit is not None and reading.limit < (1 if _PART_OF[name] == _REQUESTS else _FEWEST_TOKENS):
@@ -345,11 +344,46 @@ class LimitSet:
             if reading.limit is not None:
                 row = self._put(name, reading.limit * (_period_s(name) / reading.period_s), now, reading=reading)
             if row is not None:
+                if learned.requests is reading and self.untold is not None and _tells_level(reading):
+                    self._open_as_told(self.untold, row, reading, now, mark)
                 if known is None and reading.remaining is not None and reading.period_s >= _MINUTE_S:
                     # Nothing was known of it: it starts with the least that may be there.
                     row.limit.correct(max(0.0, reading.remaining - self._taken_since(row, mark)), now)
                 self._reconcile(row, reading, now, sent_at, mark)
         self._size_up()
+
+    def grow(
+        self, now: float, let_in: int, in_flight: int, keep_percent: float = 0.0, keep_requests: float = 0.0
+    ) -> bool:
+        """To be called when a call has to wait: whether more may go at once, because only a guess is in its way.
+
+        `let_in` and `in_flight` as of `UntoldBurst.grow`.
+        """
+        row = None if self.untold is None else self._find("requests_per_min")
+        if self.untold is None or row is None or not _refills(row.limit):
+            return False
+        limit = row.limit
+        if not limit.is_dry(1.0 + limit.capacity * keep_percent / 100 + keep_requests, now):
+            return False
+        more = self.untold.grow(now, let_in, in_flight)
+        if not more:
+            return False
+        limit.resize(*self._shape(row.name, row.amount, None), now)
+        limit.raise_by(more, now)
+        return True
+
+    def burst_refused(self, now: float, *, is_first: bool) -> bool:
+        """As `UntoldBurst.refused`; False where the burst is written down."""
+        if self.untold is None or not self.untold.refused(now, is_first=is_first):
+            return False
+        self._reshape_requests(now)
+        return True
+
+    def hear_burst(self, burst: float, now: float) -> None:
+        """Another replica has found how many requests go at once."""
+        if self.untold is not None:
+            self.untold.heard(burst, now)
+            self._reshape_requests(now)
 
     def slow_start(self, now: float) -> None:
         """To be called when a pause ends: at most a fifth of a second's requests go at once, so no herd follows.
@@ -426,6 +460,8 @@ class LimitSet:
         """Makes or resizes the limit `name` to `amount` per its period."""
         row = self._find(name)
         if row is None:
+            if name == "requests_per_min":
+                self._begin_burst(amount)
             row = _Row(name, self._make(name, amount, now, reading), amount, configured, now)
             self._rows.append(row)
             return row
@@ -437,6 +473,8 @@ class LimitSet:
                 reading = None  # a lower rate is no word on how many go at once
         if amount != row.amount:
             row.amount = amount
+            if name == "requests_per_min":
+                self._begin_burst()
             row.limit.resize(*self._shape(name, amount, reading), now)
         return row
 
@@ -471,10 +509,32 @@ class LimitSet:
             return rate_per_s, max(1.0, amount)
         if self._burst is not None:
             return rate_per_s, max(1.0, self._burst)
-        burst = amount * self._style.request_burst
-        if reading is None and self._untold_burst_s is not None and not self._is_told:
-            burst = min(burst, rate_per_s * self._untold_burst_s)
-        return rate_per_s, max(1.0, burst)
+        return rate_per_s, max(1.0, amount * self._style.request_burst if self.untold is None else self.untold.burst)
+
+    def _begin_burst(self, amount: float | None = None) -> None:
+        """It has changed what is known of the rate, or what is written down of the burst."""
+        if amount is None:
+            row = self._find("requests_per_min")
+            amount = None if row is None else row.amount
+        if self._burst is not None or self._untold_burst_s is None or amount is None:
+            self.untold = None
+            return
+        rate_per_s = amount / _MINUTE_S
+        most = min(rate_per_s * self._untold_burst_s, amount * self._style.request_burst)
+        self.untold = UntoldBurst(rate_per_s, max(1.0, most), is_told=self.untold is not None and self.untold.is_told)
+
+    def _open_as_told(
+        self, untold: UntoldBurst, row: _Row, reading: Reading, now: float, mark: tuple[float, ...] | None
+    ) -> None:
+        """What headers say is left may go at once."""
+        left = (reading.remaining or 0.0) + reading.grain
+        more = untold.told(left, row.amount * self._style.request_burst)
+        if not more:
+            return
+        self._reshape_requests(now)
+        if isinstance(row.limit, Share) and row.limit.is_heard:  # whose level no answer raises otherwise
+            free = (reading.remaining or 0.0) - self._taken_since(row, mark) - row.limit.level_at(now)
+            row.limit.raise_by(max(0.0, min(more, free)), now)
 
     def _reshape_requests(self, now: float) -> None:
         """It has changed how many requests may go at once; what is free stays free."""

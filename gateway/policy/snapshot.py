@@ -77,7 +77,7 @@ class Limits:
     request_burst: float | None = None
     """So many requests may go at once under continuous refill; None: what the provider's style says."""
     untold_burst_s: float | None = None
-    """So many seconds' worth of requests may go at once, where neither that nor the provider's headers say how many."""
+    """Up to so many seconds' worth of requests may go at once, where neither that nor the provider's headers say how many."""
     fail_closed: frozenset[str] = frozenset()
     """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
 

@@ -7,6 +7,7 @@ import pytest
 from gateway.policy.hints import Learned, Reading
 from gateway.policy.limits import Cost, LimitSet
 from gateway.policy.snapshot import Limits
+from gateway.policy.untold import AGAIN_S, UNREFUSED_S
 
 RPM = 600.0
 
@@ -21,13 +22,94 @@ def limits_of(burst: float | None = None) -> LimitSet:
     return LimitSet(Limits(requests_per_min=RPM, request_burst=burst, untold_burst_s=10.0), 0.0)
 
 
-def test_ten_seconds_worth_go_at_once_where_nobody_says_more() -> None:
-    """A sixth of the minute's; then the rate."""
+def test_a_seconds_worth_goes_at_once_until_more_is_known_to() -> None:
+    """A sixtieth of the minute's; then the rate."""
     limits = limits_of()
 
-    assert level(limits) == 100
-    limits.take(Cost(100), 0.0)
+    assert level(limits) == 10
+    limits.take(Cost(10), 0.0)
     assert limits.wait_s(Cost(), 0.0) == pytest.approx(60 / RPM)
+
+
+def drain(limits: LimitSet, now: float) -> int:
+    """So many calls go at one moment."""
+    count = 0
+    while limits.wait_s(Cost(), now) == 0.0:
+        limits.take(Cost(), now)
+        count += 1
+    return count
+
+
+def test_while_nobody_is_refused_more_go_up_to_ten_seconds_worth() -> None:
+    """Twice as many more each time, as soon as those before have been let in."""
+    limits, now, let_in = limits_of(), 0.0, 0
+    went = [drain(limits, now)]
+    assert not limits.grow(now, let_in, went[0])
+    for _ in range(20):
+        let_in += went[-1]
+        if limits.grow(now, let_in, 0):
+            went.append(drain(limits, now))
+
+    assert went[:4] == [10, 1, 2, 4]
+    assert sum(went) == 100
+    assert max(more / sum(went[: place + 1]) for place, more in enumerate(went[1:])) <= 0.5
+    assert not limits.grow(now + 1000, 1000, 0)
+
+
+def test_whoever_was_not_refused_within_a_moment_was_let_in() -> None:
+    """However long answers take."""
+    limits, found = limits_of(), []
+    for now in (0.0, 0.1, UNREFUSED_S - 0.01, UNREFUSED_S + 0.01):
+        drain(limits, now)
+        found.append(limits.grow(now, 0, 10))
+
+    assert found == [False, False, False, True]
+
+
+def test_nothing_grows_while_something_is_left() -> None:
+    """Another limit is in the way."""
+    limits = limits_of()
+    limits.take(Cost(5), 0.0)
+
+    assert not limits.grow(0.0, 0, 0)
+    assert not limits.grow(1.0, 100, 0)
+    assert level(limits, 1.0) == 10
+
+
+def test_each_refusal_says_one_call_less_and_then_it_is_tried_seldom() -> None:
+    """Not below a fifth of a second's worth; what goes on being refused has another cause."""
+    limits = limits_of()
+    drain(limits, 0.0)
+
+    assert [limits.burst_refused(0.01, is_first=number == 0) for number in range(10)] == [True] * 8 + [False] * 2
+    assert level(limits, 5.0) == 2
+    grown_at = []
+    for tenth in range(50, 300):
+        drain(limits, tenth / 10)
+        if limits.grow(tenth / 10, 0, 0):
+            grown_at.append(tenth / 10)
+            limits.burst_refused(tenth / 10, is_first=True)
+    assert grown_at == pytest.approx([AGAIN_S], abs=1.0)
+
+
+def test_refusals_flight_after_flight_are_no_matter_of_the_burst() -> None:
+    """A rate that is too high refuses however many go at once."""
+    limits = limits_of()
+
+    found = [limits.burst_refused(number / 10, is_first=True) for number in range(5)]
+
+    assert found == [True, True, True, False, False]
+
+
+def test_what_another_replica_has_found_holds_here() -> None:
+    """And is not tried again at once."""
+    limits = limits_of()
+
+    limits.hear_burst(4.0, 0.0)
+
+    assert level(limits) == 4
+    drain(limits, 0.0)
+    assert not limits.grow(1.0, 100, 0)
 
 
 @pytest.mark.parametrize("burst", [5.0, 600.0])
@@ -62,7 +144,7 @@ def test_a_new_burst_is_in_force_at_once() -> None:
     limits = limits_of(600.0)
 
     limits.configure(Limits(requests_per_min=RPM, untold_burst_s=10.0), 0.0)
-    assert level(limits) == 100
+    assert level(limits) == 10
     limits.configure(Limits(requests_per_min=RPM, request_burst=300.0, untold_burst_s=10.0), 0.0)
     assert level(limits, 60.0) == 300
 
@@ -73,6 +155,6 @@ def test_a_lower_rate_in_headers_is_no_word_on_how_many_go_at_once() -> None:
 
     limits.learn(Learned(requests=Reading(RPM / 2)), 1.0)
 
-    assert level(limits, 60.0) == 50
+    assert level(limits, 60.0) == 5
     limits.learn(Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
     assert level(limits, 120.0) == 300

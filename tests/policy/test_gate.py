@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.call import Usage
 from gateway.errors import ErrorClass
 from gateway.policy.diagnosis import Diagnosis
-from gateway.policy.gate import LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
+from gateway.policy.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
 from gateway.policy.hints import Learned, never_fits, retry_delay_s
 from gateway.policy.limits import NOTHING, Cost, Style
 from gateway.policy.snapshot import Counting, Limits
@@ -933,6 +933,40 @@ class Ear:
 
     def learned(self, gate: Gate, learned: Learned, now: float) -> None:
         self.said += [(name, reading.limit or 0.0) for name, reading in learned.by_limit()]
+
+    def burst(self, gate: Gate, burst: float, now: float) -> None:
+        self.said.append((BURST, burst))
+
+
+def test_too_many_at_once_is_no_word_on_the_rate() -> None:
+    """Nobody has told the burst, and 15 of the first 20 are refused: less goes at once, at the same rate; others hear."""
+    gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    ear = Ear(gate)
+    flight = [take(gate, 0.0) for _ in range(20)]
+    assert gate.wait_s(Cost(), 0.0) != 0.0
+
+    for grant in flight[5:]:
+        refuse(gate, grant, 0.02, retry_after(1))
+    for grant in flight[:5]:
+        accept(gate, grant, 0.05)
+
+    assert not any(row.name.startswith("found") for row in gate.rows(0.1))
+    assert gate.wait_s(Cost(), 1.1) == 0.0
+    assert ear.said[-1] == (BURST, 5.0)
+    other = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    other.told_limit(*ear.said[-1], 60.0, 0.0)
+    assert [row.capacity for row in other.rows(0.0)] == [5.0]
+
+
+def test_nobody_is_turned_away_on_the_strength_of_a_guess() -> None:
+    """Until a refusal has told the burst, a wait is predicted as if ten seconds' worth went at once."""
+    gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
+    ahead = Cost(requests=150)
+    before = gate.ready_at(Cost(), 0.0, ahead)
+    refuse(gate, take(gate, 0.0), 0.0, retry_after(1))
+
+    assert before == 0.0
+    assert gate.ready_at(Cost(), 2.0, ahead) == pytest.approx(2.0 + (150 - 19) / 20, abs=0.1)
 
 
 def test_what_it_learns_by_itself_is_for_others() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.replicas import plot
+from tests.replicas.crowding import Crowded
 from tests.replicas.keys import Keyed
 from tests.replicas.outage import Gone
 from tests.replicas.rolling import Rolled
@@ -17,7 +18,7 @@ from tests.replicas.sharing import Shared
 from tests.replicas.slots import Capped
 
 FOLDER = Path(__file__).parents[2] / "replica-results"
-Result = Shared | Gone | Rolled | Capped | Keyed
+Result = Shared | Gone | Rolled | Capped | Keyed | Crowded
 Row = dict[str, object]
 
 
@@ -51,6 +52,8 @@ def row_of(one: Result) -> Row:
             return _capped(one)
         case Keyed():
             return _keyed(one)
+        case Crowded():
+            return _crowded(one)
 
 
 def _shared(one: Shared) -> Row:
@@ -113,6 +116,17 @@ def _capped(one: Capped) -> Row:
         "and after": one.used_after,
         "served by each before": one.by_replica,
         "failed": sum(one.failed.values()),
+    }
+
+
+def _crowded(one: Crowded) -> Row:
+    return {
+        "headers": one.tells,
+        "seconds": one.seconds,
+        "goodput": one.goodput,
+        "429s %": one.refused_percent,
+        "504s": one.late,
+        "codes": one.codes,
     }
 
 
