@@ -379,9 +379,11 @@ class Share:
     def rejoin(self, now: float) -> None:
         """The store is back: what is left of the own part is what is held now; what was taken from the rest is owed."""
         if self._own is not None:
+            is_unused = self._known_at == -inf and self._own.used(now) <= 0
             self._bring(self._own, now)
-            self._away_rate_per_s = self._own.rate_per_s
-            self._away_s += max(now - self._own.since, _EARLY_S)
+            if not is_unused:  # else it has only just started: nobody need wait for what others may have taken
+                self._away_rate_per_s = self._own.rate_per_s
+                self._away_s += max(now - self._own.since, _EARLY_S)
         elif not self._is_closed:  # where nothing went, what flowed in meanwhile is everybody's
             return
         self._own, self._is_closed = None, False

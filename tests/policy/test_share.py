@@ -279,6 +279,16 @@ def test_back_again_it_does_not_owe_what_it_was_told_is_not_there(word: str, poo
     assert one.share.level_at(T0 + 0.3) <= 2 + 0.05 * pool.capacity + 10 * 0.8
 
 
+def test_who_has_just_started_and_used_nothing_was_not_away(pool: Pool) -> None:
+    """A slow start takes seconds until the store is reached; nobody's calls wait for what others may have taken then."""
+    replica = Replica(pool)
+    replica.share.alone(1, T0)
+    replica.share.rejoin(T0 + 2)
+    replica.ask(T0 + 2)
+
+    assert sum(replica.go_or_ask(T0 + 2) for _ in range(90)) == 90
+
+
 def test_what_turns_out_to_be_there_is_everybodys(pool: Pool) -> None:
     """The provider takes more than was thought: the store has it, up to the capacity."""
     one, other = Replica(pool, "a"), Replica(pool, "b")
