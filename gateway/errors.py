@@ -366,6 +366,9 @@ class InternalError(GatewayError):
     should_retry: bool | None = False
     code = "internal_error"
 
+    def __init__(self, message: str = "The gateway failed on this request; its log has the details.") -> None:
+        super().__init__(message)
+
 
 class UpstreamFailed(Exception):
     """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""

@@ -35,11 +35,10 @@ from gateway.config.fields import (
 )
 from gateway.config.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
-from gateway.policy.caching import Caching, ExactRule, SemanticRule
+from gateway.policy.caching import LOCAL, Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Model
 from gateway.ports import StoreBounds
 
-LOCAL: Final = "local:"
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """What a folder with a local embedding model must hold."""
 

@@ -18,14 +18,12 @@ import orjson
 from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, GatewayError, KeyRateLimited
-from gateway.policy.caching import SemanticRule
+from gateway.policy.caching import LOCAL, SemanticRule
 from gateway.policy.snapshot import Model
 from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 """Keep in step with `ingress/routes.py`."""
-LOCAL = "local:"
-"""What the name of a model from disk begins with; keep in step with `config/caching.py`."""
 DEADLINE_S = 30.0
 """An embedding that takes longer is of no use to anybody."""
 TEXTS_OWN_FAULT = frozenset((400, 413, 422))

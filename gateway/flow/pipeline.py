@@ -117,7 +117,7 @@ class Pipeline:
             raise
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")
-            raise InternalError("The gateway failed on this request; its log has the details.") from defect
+            raise InternalError() from defect
         asked = self.replays.ask(call)
         return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
 
@@ -160,7 +160,7 @@ class Pipeline:
             raise
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")
-            ended = InternalError("The gateway failed on this request; its log has the details.")
+            ended = InternalError()
             raise ended from defect
         finally:
             self._running.leave(call, ended)

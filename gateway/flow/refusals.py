@@ -31,7 +31,7 @@ def left_without_turn(held: Held, call: Call, options: Sequence[Option], now: fl
     if held.left is Left.DISPLACED:
         return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
     if held.left is Left.FAILED:
-        return InternalError("The gateway failed on this request; its log has the details.")
+        return InternalError()
     if held.left is Left.SHUT:
         message = f"After {waited} in the queue, the account's quota is spent at every target."
         return QuotaExhausted(message, retry_after_s=_reset_s(options, now))

@@ -104,7 +104,7 @@ class Replays:
             raise  # settled by whoever left
         except Exception as defect:
             self._accounts.settle(call, 500, INTERNAL_ERROR)
-            raise InternalError("The gateway failed on this request; its log has the details.") from defect
+            raise InternalError() from defect
 
     def _joinable(self, call: Call, asked: Asked) -> Flight | None:
         """The flight that the call can join. Raises KeyReused, or KeyInUse for one that takes nobody any more."""
@@ -243,7 +243,7 @@ class Replays:
             flight.end(broken)
         except Exception as defect:  # noqa: BLE001  # whoever reads is told, and logs it
             self._accounts.settle(call, 500, INTERNAL_ERROR)
-            told = InternalError("The gateway failed on this request; its log has the details.")
+            told = InternalError()
             told.__cause__ = defect
             flight.end(told)
         finally:

@@ -22,12 +22,10 @@ from gateway.flow.partitions import Partitions
 from gateway.flow.questions import Question, Questions
 from gateway.policy.caching import SemanticRule
 from gateway.policy.guards import Facts, objection
-from gateway.policy.question import SemanticQuery
+from gateway.policy.question import MOST_CHARS, SemanticQuery
 from gateway.policy.replaykeys import digest
 from gateway.ports import Embedder, Index, Near, Neighbourhood, VectorRow, Vectors
 
-MOST_TEXT_CHARS = 8000
-"""Of long texts an embedding tells little: two that differ in one word are as good as equal to it."""
 MOST_CANDIDATES = 8
 """So many of the nearest are shown to the guards."""
 ROWS_AT_ONCE = 500
@@ -42,7 +40,7 @@ SHOWN = 5
 LATE = "its embedding was not there in time"
 NO_VECTOR = "there is no embedding of it to be had"
 NOT_LOADED = "the questions that it is compared with were not there in time"
-TOO_LONG = f"its last user message is empty or has more than {MOST_TEXT_CHARS} characters"
+TOO_LONG = f"its last user message is empty or has more than {MOST_CHARS} characters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ def _partition_of(ask: SemanticQuery, question: Question) -> bytes:
 
 
 def _is_comparable(text: str) -> bool:
-    return len(text) <= MOST_TEXT_CHARS and not text.isspace() and bool(text)
+    return len(text) <= MOST_CHARS and not text.isspace() and bool(text)
 
 
 def _neighbour(facts: Facts, near: Near) -> Neighbour:

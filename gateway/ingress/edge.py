@@ -107,7 +107,7 @@ class Edge:
             await self._answer_stopped(exchange, serving)
         except Exception:
             log.exception("defect while serving %s", exchange.request_id)
-            await self._refuse(exchange, InternalError("The gateway failed on this request; its log has the details."))
+            await self._refuse(exchange, InternalError())
         finally:
             if connection is not None:
                 connection.on_gone = None

@@ -163,4 +163,4 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     log.error("defect while serving %s", request.scope["path"], exc_info=error)
-    return _error_response(request, InternalError("The gateway failed on this request; its log has the details."))
+    return _error_response(request, InternalError())

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+LOCAL = "local:"
+"""What the name of an embedding model from disk begins with."""
+
 Which = Literal["off", "deterministic", "always"]
 """Of requests: none, those whose answer would be the same again, all."""
 

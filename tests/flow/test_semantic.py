@@ -17,19 +17,10 @@ from gateway.flow import semantic as semantic_module
 from gateway.flow.background import Background, result_by
 from gateway.flow.partitions import FEW_ROWS, MOST_LATE
 from gateway.flow.questions import FIRST_PAUSE_S, SHORT_CHARS
-from gateway.flow.semantic import (
-    LATE,
-    MOST_CANDIDATES,
-    MOST_TEXT_CHARS,
-    NO_VECTOR,
-    NOT_LOADED,
-    ROWS_AT_ONCE,
-    TOO_LONG,
-    Semantic,
-)
+from gateway.flow.semantic import LATE, MOST_CANDIDATES, NO_VECTOR, NOT_LOADED, ROWS_AT_ONCE, TOO_LONG, Semantic
 from gateway.policy.caching import SemanticRule
 from gateway.policy.guards import facts_of
-from gateway.policy.question import SemanticQuery
+from gateway.policy.question import MOST_CHARS, SemanticQuery
 from gateway.ports import EmbeddingFailed, Later, VectorRow, Vectors
 from gateway.store.vectorindex import VectorIndex
 from tests.flow.support import Bench, FakeClock
@@ -286,7 +277,7 @@ async def test_a_question_without_its_answer_is_not_recognised_again(world: Worl
     assert world.store.rows == {}
 
 
-@pytest.mark.parametrize("text", ["", " \n", "x" * (MOST_TEXT_CHARS + 1)])
+@pytest.mark.parametrize("text", ["", " \n", "x" * (MOST_CHARS + 1)])
 async def test_what_cannot_be_compared_costs_nothing(world: World, text: str) -> None:
     """An empty text, and one so long that a single word makes no difference."""
     world.semantic.keep(world.call(), ask(text), KEY)
@@ -485,10 +476,10 @@ async def test_rows_that_wait_for_their_vector_are_bounded(world: World, monkeyp
 async def test_a_long_question_is_understood_in_a_thread(world: World) -> None:
     """Finding its facts would hold up every other call."""
     text = "Please tell me about it. " * SHORT_CHARS
-    world.semantic.keep(world.call(), ask(text[:MOST_TEXT_CHARS]), KEY)
+    world.semantic.keep(world.call(), ask(text[:MOST_CHARS]), KEY)
     await after_thread(world)
 
-    assert await world.find(text[:MOST_TEXT_CHARS]) == KEY
+    assert await world.find(text[:MOST_CHARS]) == KEY
 
 
 async def test_a_partition_is_loaded_when_it_is_first_asked_for(world: World) -> None:
