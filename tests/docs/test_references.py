@@ -359,6 +359,15 @@ def test_every_command_and_flag_is_told_and_no_other(
         ), command
 
 
+def test_commands_on_all_pages_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """`gateway targets` in a sentence, or at the beginning of a line that is to be copied."""
+    text = help_of([], capsys)
+    told = {name for page in PAGES.values() for name in re.findall(r"(?:`|^)gateway ([a-z]+)", page, re.MULTILINE)}
+
+    assert {"serve", "check", "explain", "targets"} <= told
+    assert {name for name in told if not re.search(rf"^ +{name} ", text, re.MULTILINE)} == set()
+
+
 def test_every_path_of_health_and_admin_is_told() -> None:
     """As the routes have them."""
     page = reference("admin")
