@@ -179,7 +179,7 @@ async def warm_names(url: str) -> None:
         async with connect(url) as peer:
             for number in range(first, WARM_NAMES, 4):
                 with suppress(ConnectionError, EOFError):
-                    await peer.exchange(post("/v1/embeddings", {"model": f"early-{number}", "input": "hello"}))
+                    await peer.exchange(post(body=chat(f"early-{number}")))
 
     await asyncio.gather(*map(ask, range(4)))
 
