@@ -80,9 +80,9 @@ class Hedges:
             second = None if home.task.done() or call.move is not None else self._second(call, target)
             if second is not None:
                 running.append(second)
-                is_elsewhere = second.target.name != target.name
-                for racer in running:  # two at one target wait for the same thing
-                    self._watch.pair(racer.task, is_spared=is_elsewhere)
+                # Two at one target wait for the same thing. Elsewhere the first stays, the second makes room for a third.
+                self._watch.pair(home.task, second.call, is_spared=second.target.name != target.name)
+                self._watch.pair(second.task, call, is_spared=False)
             home = await self._first_home(running)
             for loser in [racer for racer in running if racer is not home]:
                 await self._call_off(loser, is_first=loser is not second)
@@ -113,6 +113,7 @@ class Hedges:
 
     async def _first_home(self, running: list[Racer]) -> Racer:
         """The attempt that decides: the first with a usable answer, else the last to fail. Others that failed are taken out."""
+        first = running[0]
         while True:
             await asyncio.wait([racer.task for racer in running], return_when=asyncio.FIRST_COMPLETED)
             for racer in [racer for racer in running if racer.task.done()]:
@@ -121,6 +122,12 @@ class Hedges:
                     return racer
                 running.remove(racer)
                 self._learn(racer.call, racer.target, failure)
+                if (
+                    racer is not first
+                ):  # the first goes on as the only one, and where the other has failed it goes no more
+                    _merge(first.call, racer, is_last=False)
+                    racer.call.attempts = []
+                    self._watch.part(first.task)
 
     def _second(self, call: Call, target: Target) -> Racer | None:
         """A second attempt at another target that is free right now, else at the same one; None: not possible, or denied."""
@@ -139,10 +146,12 @@ class Hedges:
         return None
 
     def _places(self, call: Call, target: Target) -> list[Target]:
-        """Where a second attempt may go, the best first; to the same target when nobody else is free."""
+        """Where a second attempt may go, the best first: whose last call has failed last; then the same target."""
         plan = self._admission.planner.plan(call)
         own = sorted(plan.own, key=lambda one: one.order)
-        return [*[one for one in (*own, *plan.others) if one.name != target.name], target]
+        elsewhere = [one for one in (*own, *plan.others) if one.name != target.name]
+        elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.vitals.breaker.failures_in_a_row > 0)
+        return [*elsewhere, target]
 
     def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
         """Why the call may not spend more than the attempt that is on its way will cost, as estimated."""

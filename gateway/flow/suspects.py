@@ -211,7 +211,11 @@ class Suspects:
     def _can_move(self, one: Hanging, now: float) -> bool:
         if self._stay_until.get(one.task, -inf) > now:
             return False
-        if self._moves.places(one.call):
+        beside = self._watch.beside(one.task)
+        places = self._moves.places(one.call)
+        if beside is not None:
+            places = [place for place in places if place.name != beside.attempts[-1].target]
+        if places:
             return True
         self._stay_until[one.task] = now + STAYS_S
         return False
@@ -224,7 +228,7 @@ class Suspects:
             return
         if not self._can_move(one, now):
             return
-        if is_second or self._watch.is_paired(one.task):
+        if is_second or self._watch.beside(one.task) is not None:
             self._watch.expire(one.task)
             return
         self._stay_until[one.task] = now + STAYS_S  # if nothing comes of it

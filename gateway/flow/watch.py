@@ -33,7 +33,7 @@ class Watch:
     def __init__(self) -> None:
         self._open: dict[Task, tuple[float, Call]] = {}
         self._expired: set[Task] = set()
-        self._paired: dict[Task, bool] = {}
+        self._paired: dict[Task, tuple[Call, bool]] = {}
         self._look_at = 0.0
         self.look: Callable[[Open, float], None] | None = None
         """Called with all open attempts and the time, every LOOK_S while there are any."""
@@ -54,17 +54,21 @@ class Watch:
             if self._paired:
                 self._paired.pop(task, None)
 
-    def pair(self, task: Task, *, is_spared: bool) -> None:
-        """It is one of two attempts of its call; with `is_spared` neither is left for being late."""
-        self._paired[task] = is_spared
+    def pair(self, task: Task, beside: Call, *, is_spared: bool) -> None:
+        """It is one of two attempts of its call, whose other one is the last of `beside`; a spared one may be late."""
+        self._paired[task] = beside, is_spared
 
-    def is_paired(self, task: Task) -> bool:
-        """Whether it is one of two attempts of its call."""
-        return task in self._paired
+    def part(self, task: Task) -> None:
+        """The other one has failed: it is its call's only attempt again."""
+        self._paired.pop(task, None)
+
+    def beside(self, task: Task) -> Call | None:
+        """Whose last attempt is made beside it; None: it is its call's only one."""
+        return self._paired[task][0] if task in self._paired else None
 
     def is_spared(self, task: Task) -> bool:
-        """Whether it is left alone until its time is up."""
-        return self._paired.get(task, False)
+        """Whether it is left alone until its time is up, or the other one has failed."""
+        return task in self._paired and self._paired[task][1]
 
     def shorten(self, task: Task, ends_at: float) -> None:
         """Its time is up sooner."""

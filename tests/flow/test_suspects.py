@@ -571,6 +571,44 @@ def test_hedged_calls_leave_a_silent_target_too() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fallbacks", [0, 1])
+def test_hedged_calls_find_the_third_when_both_are_silent(stream: bool, fallbacks: int) -> None:
+    """The second attempt makes room, the first stays open meanwhile."""
+
+    async def story(clock: LoopClock) -> None:
+        providers = [Provider(good(stream)) for _ in range(3)]
+        city = City(providers, clock, fallbacks, retries=Retries(hedging=Hedging()))
+        await calls(city, 40, 0.1, stream=stream)
+        providers[0].fate = providers[1].fate = silence()
+
+        told = await calls(city, 100, 0.2, stream=stream)
+
+        assert served(told) == 100
+        await city.settle()
+
+    run(story)
+
+
+@pytest.mark.parametrize("late_s", [20.0, 16.0])
+def test_a_hedged_call_with_nowhere_else_to_go_is_left_alone(late_s: float) -> None:
+    """Two targets, both slow for once: neither attempt ends before the first answer."""
+
+    async def story(clock: LoopClock) -> None:
+        providers = [Provider(answers(0.5)), Provider(answers(0.5))]
+        city = City(providers, clock, retries=Retries(hedging=Hedging()))
+        await calls(city, 40, 0.1)
+        providers[0].fate, providers[1].fate = answers(28.0), answers(late_s)
+
+        (told,) = await calls(city, 1, 1.0)
+
+        assert (told.result, told.attempts) == (200, 2)
+        assert told.took_s == pytest.approx(late_s + 0.5, abs=0.1)
+        await city.settle()
+
+    run(story)
+
+
 def test_the_trail_tells_of_both_attempts() -> None:
     """The first that was left, then the one that served."""
 
