@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,7 +13,7 @@ DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
 """Every page by its path from the top."""
 REFERENCE = "docs/reference/{}.md"
-NOT_THE_GATEWAY = {"emulator", "demo"}
+FOREIGN = {"emulator", "demo"}
 """Folders whose headers and codes are those of a provider, or of a client."""
 
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -54,11 +55,13 @@ def words(text: str) -> set[str]:
     return set(_CODE.findall(text))
 
 
-def modules(*, of_the_gateway: bool = True) -> Iterator[tuple[Path, ast.Module]]:
-    """The source, parsed; `of_the_gateway`: without the emulator and the demo."""
-    for path in sorted((ROOT / "gateway").rglob("*.py")):
-        if not (of_the_gateway and path.relative_to(ROOT).parts[1] in NOT_THE_GATEWAY):
-            yield path, ast.parse(path.read_text())
+@cache
+def modules() -> tuple[tuple[Path, ast.Module], ...]:
+    """The source of the gateway, parsed, without the emulator and the demo."""
+    paths = [
+        path for path in sorted((ROOT / "gateway").rglob("*.py")) if path.relative_to(ROOT).parts[1] not in FOREIGN
+    ]
+    return tuple((path, ast.parse(path.read_text())) for path in paths)
 
 
 def constants(tree: ast.AST, kind: type) -> Iterator[object]:

@@ -1,0 +1,164 @@
+"""The reference of the config and of the policies has every field with its default, and no other."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+import gateway.config
+from gateway.config.breaking import BreakersSet, HoldEntry
+from gateway.config.caching import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.config.counting import KINDS
+from gateway.config.errorfields import RuleEntry
+from gateway.config.holding import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.config.objects import ObjectsEntry
+from gateway.config.retrying import (
+    ACTIONS,
+    BackoffEntry,
+    BudgetEntry,
+    ClassEntry,
+    CostEntry,
+    HedgeEntry,
+    RetriesSet,
+)
+from gateway.config.schema import (
+    AdminEntry,
+    AdmissionSet,
+    CapabilitiesEntry,
+    ConfigFile,
+    CountingEntry,
+    Entry,
+    KeyEntry,
+    LimitedEntry,
+    ModelEntry,
+    PassthroughEntry,
+    PriceEntry,
+    ProviderEntry,
+    ServerEntry,
+    TargetEntry,
+    TimeoutsSet,
+)
+from gateway.config.state import RedisEntry
+from gateway.config.timing import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from tests.docs.support import reference, rows, section, words
+
+TABLES: dict[type[Entry], tuple[str, str]] = {
+    ConfigFile: ("config", "## The file"),
+    ServerEntry: ("config", "## server"),
+    AdminEntry: ("config", "## admin"),
+    RedisEntry: ("config", "## state"),
+    ProviderEntry: ("config", "## providers"),
+    ModelEntry: ("config", "## models"),
+    TargetEntry: ("config", "## targets"),
+    CapabilitiesEntry: ("config", "### capabilities"),
+    PriceEntry: ("config", "### price"),
+    PassthroughEntry: ("config", "## passthrough"),
+    ObjectsEntry: ("config", "## objects"),
+    KeyEntry: ("config", "## keys"),
+    AdmissionSet: ("policies", "## admission.yaml"),
+    CountingEntry: ("policies", "### providers"),
+    QueueSet: ("policies", "## queue.yaml"),
+    LaneEntry: ("policies", "### lanes"),
+    ShedEntry: ("policies", "### shed"),
+    RetriesSet: ("policies", "## retries.yaml"),
+    BackoffEntry: ("policies", "### backoff"),
+    BudgetEntry: ("policies", "### budget"),
+    CostEntry: ("policies", "### by_cost"),
+    HedgeEntry: ("policies", "### hedge"),
+    BreakersSet: ("policies", "## breakers.yaml"),
+    TimeoutsSet: ("policies", "## timeouts.yaml"),
+    DripEntry: ("policies", "### drip"),
+    SuspectEntry: ("policies", "### suspect"),
+    CacheSet: ("policies", "## cache.yaml"),
+    IdempotencyEntry: ("policies", "### idempotency"),
+    ExactEntry: ("policies", "### exact"),
+    SemanticEntry: ("policies", "### semantic"),
+    RuleEntry: ("policies", "## errors/KIND.yaml"),
+}
+"""Where the fields of each kind of entry are told, in a table with their defaults."""
+
+IN_WORDS: dict[type[Entry], tuple[str, str]] = {
+    LaneEntries: ("policies", "### lanes"),
+    ClassEntry: ("policies", "### What each class deserves"),
+    HoldEntry: ("policies", "## breakers.yaml"),
+    ClocksEntry: ("policies", "## timeouts.yaml"),
+    ClockLanes: ("policies", "## timeouts.yaml"),
+    ClockEndpoints: ("policies", "## timeouts.yaml"),
+}
+"""Where the fields of the others are told: they repeat what is in a table, or are names of lanes and endpoints."""
+WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry}
+"""What others are made of."""
+
+
+def entries() -> set[type[Entry]]:
+    """Every kind of entry that a user can write."""
+    for module in pkgutil.walk_packages(gateway.config.__path__, f"{gateway.config.__name__}."):
+        importlib.import_module(module.name)
+    found, rest = set[type[Entry]](), [Entry]
+    while rest:
+        more = rest.pop().__subclasses__()
+        found.update(more)
+        rest.extend(more)
+    return {kind for kind in found if kind.__module__.startswith("gateway.")}
+
+
+def names_of(kind: type[Entry]) -> set[str]:
+    """The fields as a user writes them."""
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def test_every_entry_has_its_place_in_the_reference() -> None:
+    """A new section of a config cannot be left out."""
+    assert entries() == {*TABLES, *IN_WORDS, *WITHOUT_A_PLACE}
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_tables_have_every_field_and_no_other(kind: type[Entry]) -> None:
+    """What the loader takes is in the table, and what is in the table the loader takes."""
+    page, heading = TABLES[kind]
+
+    told = {name for row in rows(section(reference(page), heading)) for name in words(row[0])}
+
+    assert told == names_of(kind)
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_tables_tell_the_defaults_that_hold(kind: type[Entry]) -> None:
+    """A default that is written in the table, read as YAML, is what the loader has where nothing is said."""
+    page, heading = TABLES[kind]
+    told = {name: row[1] for row in rows(section(reference(page), heading)) for name in words(row[0])}
+    for name, field in kind.model_fields.items():
+        default = told[field.alias or name]
+        if field.is_required():
+            assert default == "required", name
+            continue
+        value = field.get_default(call_default_factory=True)
+        if default.startswith("`"):
+            special: Any = Annotated
+            annotated = special[(field.annotation, "as told", *field.metadata)]
+            assert TypeAdapter(annotated).validate_python(yaml.safe_load(default.strip("`"))) == value, name
+        else:
+            assert not default, f"{name}: a default stands in backticks"
+            assert not value, name
+
+
+@pytest.mark.parametrize("kind", IN_WORDS, ids=lambda kind: kind.__name__)
+def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
+    """Names of lanes and endpoints, and what repeats another table."""
+    page, heading = IN_WORDS[kind]
+
+    told = set(re.findall(r"[a-z_]+", section(reference(page), heading)))
+
+    assert names_of(kind) <= told
+
+
+def test_values_with_names_are_told() -> None:
+    """The kinds of providers, and the actions that a class of errors can have."""
+    assert set(KINDS) <= words(section(reference("config"), "## providers"))
+    assert set(ACTIONS) <= words(section(reference("policies"), "### What each class deserves"))
