@@ -13,7 +13,7 @@ import yaml
 
 from gateway.config.schema import ConfigFile
 from tests.config.support import GOOD, problems_of
-from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose
+from tests.docs.support import DOCS, PAGES, ROOT, fenced, prose, rows, section
 
 OTHERS = {
     str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "policies/README.md", ROOT / "deploy/README.md")
@@ -40,6 +40,18 @@ def anchors(page: str) -> set[str]:
 def test_readme_is_short() -> None:
     """It is what a newcomer reads whole; all else has its page."""
     assert len((ROOT / "README.md").read_bytes()) <= README_BYTES
+
+
+def test_numbers_of_the_readme_are_those_of_the_pages_that_it_quotes() -> None:
+    """Whoever measures anew writes the figures down in both places."""
+    table = section(PAGES["README.md"], "## Numbers")
+    cells = " ".join(cell for row in rows(table) for cell in row[1:])
+    measured = PAGES["docs/benchmarks.md"] + PAGES["docs/replicas.md"]
+
+    figures = re.findall(r"\d[\d.,]*\d|\d", cells)
+
+    assert len(figures) > 15
+    assert [figure for figure in figures if figure not in measured] == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, *OTHERS])
