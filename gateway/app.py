@@ -23,34 +23,34 @@ from gateway import __version__
 from gateway.calllog import CallLog
 from gateway.clock import SteadyClock, SystemClock
 from gateway.config.describe import describe
-from gateway.config.fields import SQLITE, is_loopback
 from gateway.config.load import load_snapshot
+from gateway.config.reading.fields import SQLITE, is_loopback
 from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
-from gateway.flow.admission import Admission
-from gateway.flow.cachedesk import CacheDesk
-from gateway.flow.embedding import Embedders
-from gateway.flow.gossip import Gossip
+from gateway.flow.admission.admission import Admission
+from gateway.flow.deadlines import SWEEP_S, Watch
+from gateway.flow.fleet.news import Gossip
 from gateway.flow.keepalive import KeepAlive
-from gateway.flow.memory import GiveBack, container_bytes, find_trim, resident_bytes
-from gateway.flow.overload import LoopLag, Overload
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.savings import Savings
-from gateway.flow.watch import SWEEP_S, Watch
-from gateway.ingress import insight, targets
-from gateway.ingress.backup import StateFile, backup_route, forget_copies
-from gateway.ingress.caching import cache_routes
+from gateway.flow.reuse.inspect import CacheDesk
+from gateway.flow.reuse.stats import Savings
+from gateway.flow.shedding import LoopLag, Overload
+from gateway.ingress.admin import insight, views
+from gateway.ingress.admin.backup import StateFile, backup_route, forget_copies
+from gateway.ingress.admin.caches import cache_routes
+from gateway.ingress.admin.objects import object_routes
+from gateway.ingress.admin.operations import Gather, admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
-from gateway.ingress.objects import object_routes
-from gateway.ingress.operations import Gather, admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies, PolicySnapshot, Provider, Server
 from gateway.ports import SharedStore, Store, StoreHealth
+from gateway.process_memory import GiveBack, container_bytes, find_trim, resident_bytes
+from gateway.semantic.embedders import Embedders
 from gateway.settings import Settings
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
@@ -58,7 +58,7 @@ from gateway.upstream.wire import Wire
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from gateway.upstream.localmodel import LocalEmbedder
+    from gateway.semantic.local_model import LocalEmbedder
 
 TICK_S = 1.0
 SWITCH_S = 0.0005
@@ -304,13 +304,13 @@ class Gateway:
     def _open_store(self, policy: PolicySnapshot) -> tuple[Store, SharedStore | None]:
         """What outlives a call, and the same again where replicas share it. Raises StoreUnusable."""
         if policy.shared is not None:
-            from gateway.store.redis import RedisStore  # in memory mode nobody pays for it
+            from gateway.store.redis.store import RedisStore  # in memory mode nobody pays for it
 
             shared = RedisStore(policy.shared, self._kept_clock.wall, policy.store)
             return shared, shared
         if policy.state == "memory":
             return MemoryStore(policy.store, self._kept_clock.wall), None
-        from gateway.store.sqlite import SqliteStore  # as above
+        from gateway.store.sqlite.store import SqliteStore  # as above
 
         sys.setswitchinterval(SWITCH_S)
         store = SqliteStore(policy.state.removeprefix(SQLITE), self._kept_clock.wall, policy.store)
@@ -320,14 +320,14 @@ class Gateway:
 
     def _hear_vector(self, detail: bytes) -> None:
         """Another replica has kept a question."""
-        from gateway.store.redis_vectors import decode_news  # as above
+        from gateway.store.redis.vectors import decode_news  # as above
 
         if self._pipeline.replays.semantic is not None:
             self._pipeline.replays.semantic.hear(decode_news(detail, self._kept_clock.wall()))
 
     def _hear_purge(self, detail: bytes) -> None:
         """Another replica was told to forget."""
-        from gateway.store.redis_purges import decode_selection  # as above
+        from gateway.store.redis.purges import decode_selection  # as above
 
         if self._pipeline.replays.semantic is not None:
             self._pipeline.replays.semantic.forget_here(**decode_selection(detail)._asdict())
@@ -350,13 +350,13 @@ class Gateway:
             log.warning("%s", problem)
         replays = self._pipeline.replays
         if rules and replays.semantic is None:
-            from gateway.flow.semantic import Semantic  # an extra, that few pay for
-            from gateway.store.vectorindex import VectorIndex
+            from gateway.semantic.index import VectorIndex  # as above
+            from gateway.semantic.lookup import Semantic  # an extra, that few pay for
 
             replays.semantic = Semantic(self._kept_clock, VectorIndex(), self._store.vectors, self._embedders.of)
 
     def _open_embedder(self, folder: str) -> LocalEmbedder:
-        from gateway.upstream.localmodel import LocalEmbedder  # an extra, that few pay for
+        from gateway.semantic.local_model import LocalEmbedder  # an extra, that few pay for
 
         return LocalEmbedder(folder)
 
@@ -409,7 +409,7 @@ class Gateway:
         }
 
     def _show_targets(self) -> dict[str, dict[str, Any]]:
-        return targets.show_targets(self._admission, self.policy, self._clock.monotonic())
+        return views.show_targets(self._admission, self.policy, self._clock.monotonic())
 
     def _fill_gauges(self) -> None:
         """Levels are only looked at when somebody asks."""
@@ -424,8 +424,8 @@ class Gateway:
         queue = admission.queue
         pauses = {name: gate.paused for name, gate in gates.items()}
         telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
-        telemetry.set_suspects(targets.suspects(admission))
-        telemetry.set_breakers(targets.breaker_states(admission), targets.retry_levels(admission, self.policy))
+        telemetry.set_suspects(views.suspects(admission))
+        telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policy))
         telemetry.set_store(self._store.stats())
         telemetry.set_objects(self._store.objects.entries, self._store.objects.lost)
         if self._shared is not None:

@@ -14,11 +14,11 @@ from gateway.errors import Phase
 if TYPE_CHECKING:
     import asyncio
 
-    from gateway.policy.budgets import Reserved, Retry
-    from gateway.policy.gate import Grant
-    from gateway.policy.largebody import Large
-    from gateway.policy.limits import Cost
-    from gateway.policy.objects import Concern
+    from gateway.policy.limits.gate import Grant
+    from gateway.policy.limits.limits import Cost
+    from gateway.policy.objects.objects import Concern
+    from gateway.policy.openai.large_body import Large
+    from gateway.policy.retry.budgets import Reserved, Retry
     from gateway.policy.snapshot import Key, Model, PolicySnapshot
     from gateway.ports import RawHeaders
 

@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from gateway.config.counting import windows_of
-from gateway.policy.caching import Caching
-from gateway.policy.retry import Action, ClassRule, Retries
+from gateway.config.policies.admission import windows_of
+from gateway.policy.retry.retry import Action, ClassRule, Retries
+from gateway.policy.reuse.rules import Caching
 from gateway.policy.snapshot import (
     Counting,
     Key,

@@ -11,23 +11,23 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path as FilePath
 
-from gateway.config.caching import store_bounds
-from gateway.config.check import check
-from gateway.config.env import substitute
-from gateway.config.fields import is_loopback, is_pattern
-from gateway.config.notices import find_notices
-from gateway.config.objects import object_notices, object_rules
-from gateway.config.passing import passthrough_section, passthrough_target
-from gateway.config.policies import Policies, read_policies
-from gateway.config.prices import price_finder
-from gateway.config.problems import Document, Path, Problem, printable
-from gateway.config.routes import Route, build_models, check_routes, compile_patterns, places_of
+from gateway.config.policies.cache import store_bounds
+from gateway.config.policies.folder import Policies, read_policies
+from gateway.config.reading.check import check
+from gateway.config.reading.env import substitute
+from gateway.config.reading.fields import is_loopback, is_pattern
+from gateway.config.reading.problems import Document, Path, Problem, printable
+from gateway.config.reading.source import read_document
 from gateway.config.schema import ConfigFile
-from gateway.config.sections import key_section, provider_section, server_section
-from gateway.config.source import read_document
-from gateway.config.state import state_section
-from gateway.config.targets import Pair, Parts, pairs_of
-from gateway.config.tokenizers import Tokenizers, load_tokenizers
+from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of
+from gateway.config.sections.notices import find_notices
+from gateway.config.sections.objects import object_notices, object_rules
+from gateway.config.sections.passthrough import passthrough_section, passthrough_target
+from gateway.config.sections.prices import price_finder
+from gateway.config.sections.sections import key_section, provider_section, server_section
+from gateway.config.sections.state import state_section
+from gateway.config.sections.targets import Pair, Parts, pairs_of
+from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
 from gateway.ports import Upstream

@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from typing import Literal
 
 from gateway.config.load import locate_policies
-from gateway.config.policies import list_error_files, list_policy_files
+from gateway.config.policies.folder import list_error_files, list_policy_files
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import PolicySnapshot
 

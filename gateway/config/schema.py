@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gateway.config.env import EnvText
-from gateway.config.fields import (
+from gateway.config.reading.env import EnvText
+from gateway.config.reading.fields import (
     Address,
     Amount,
     ApiKey,
@@ -35,7 +35,7 @@ from gateway.config.fields import (
     Text,
     Usd,
 )
-from gateway.policy.estimate import ChargeRule
+from gateway.policy.limits.estimate import ChargeRule
 from gateway.policy.snapshot import Choice, LimitsAre
 
 Kind = Literal[

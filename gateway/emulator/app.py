@@ -15,15 +15,17 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from gateway.emulator import asks
-from gateway.emulator.asks import Ask
+from gateway.emulator.answers import requests
+from gateway.emulator.answers.play import Pace, perform, refusal_of
+from gateway.emulator.answers.reply import Headers, Reply, Stream, json_reply
+from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.writer import Writer
 from gateway.emulator.call import Call, PeerGoneError, Receive, Scope, Send, Sleep
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.control import PREFIX, control
 from gateway.emulator.dialects import Account, Demand, open_account
 from gateway.emulator.endpoints import ENDPOINTS, Endpoint, canonical
 from gateway.emulator.faults import FaultPlan
-from gateway.emulator.perform import Pace, perform, refusal_of
 from gateway.emulator.problems import (
     Problem,
     ProblemError,
@@ -33,9 +35,7 @@ from gateway.emulator.problems import (
     unknown_url,
     wrong_method,
 )
-from gateway.emulator.reply import Headers, Reply, Stream, json_reply
 from gateway.emulator.stats import Recorded, Recorder, Stats
-from gateway.emulator.writer import Writer
 
 _LISTED_MODELS = ("gpt-4o", "gpt-4o-mini", "gpt-4.1", "text-embedding-3-small", "text-embedding-3-large")
 _MAX_ACCOUNTS = 10_000
@@ -149,9 +149,9 @@ class Emulator:
         config, now = self.config, self._now()
         call.endpoint = endpoint.name
         data = (
-            asks.read_multipart(call.body, deployment)
+            requests.read_multipart(call.body, deployment)
             if endpoint.is_form
-            else asks.read_json(call.body, deployment, endpoint.model)
+            else requests.read_json(call.body, deployment, endpoint.model)
         )
         ask = self._check(endpoint.read(data))
         call.model = ask.model

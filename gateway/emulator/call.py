@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from gateway.emulator.answers.reply import Headers, Reply
 from gateway.emulator.listener import reset
-from gateway.emulator.reply import Headers, Reply
 from gateway.emulator.stats import Stats
 
 Scope = MutableMapping[str, Any]

@@ -12,11 +12,11 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from gateway.emulator.answers.reply import Reply, json_reply
 from gateway.emulator.call import CONNECTIONS, Call
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import Fault, FaultPlan, parse_script_entry
 from gateway.emulator.problems import Problem, ProblemError, unknown_url, wrong_method
-from gateway.emulator.reply import Reply, json_reply
 from gateway.emulator.stats import Recorder, Stats
 
 PREFIX = "/__emulator/"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+from gateway.emulator.answers.reply import Headers, Reply
 from gateway.emulator.config import EmulatorConfig, Limits
 from gateway.emulator.limits import Bucket, Window, go_duration
 from gateway.emulator.problems import Problem
-from gateway.emulator.reply import Headers, Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gateway.emulator import asks
-from gateway.emulator.asks import Ask
-from gateway.emulator.chat import answer_chat, answer_completion
-from gateway.emulator.media import answer_image, answer_speech, answer_transcription
-from gateway.emulator.reply import Reply, Stream
-from gateway.emulator.responses import answer_compaction, answer_input_tokens, answer_response
-from gateway.emulator.vectors import answer_embedding, answer_moderation
-from gateway.emulator.writer import Writer
+from gateway.emulator.answers import requests
+from gateway.emulator.answers.chat import answer_chat, answer_completion
+from gateway.emulator.answers.media import answer_image, answer_speech, answer_transcription
+from gateway.emulator.answers.reply import Reply, Stream
+from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.responses import answer_compaction, answer_input_tokens, answer_response
+from gateway.emulator.answers.vectors import answer_embedding, answer_moderation
+from gateway.emulator.answers.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,28 @@ class Endpoint:
 
 
 _ENDPOINTS = (
-    Endpoint("chat/completions", "ChatCompletions_Create", asks.read_chat, answer_chat),
-    Endpoint("completions", "Completions_Create", asks.read_completion, answer_completion),
-    Endpoint("embeddings", "Embeddings_Create", asks.read_embedding, answer_embedding),
-    Endpoint("responses", "Responses_Create", asks.read_response, answer_response),
-    Endpoint("responses/compact", "Responses_Compact", asks.read_response, answer_compaction),
+    Endpoint("chat/completions", "ChatCompletions_Create", requests.read_chat, answer_chat),
+    Endpoint("completions", "Completions_Create", requests.read_completion, answer_completion),
+    Endpoint("embeddings", "Embeddings_Create", requests.read_embedding, answer_embedding),
+    Endpoint("responses", "Responses_Create", requests.read_response, answer_response),
+    Endpoint("responses/compact", "Responses_Compact", requests.read_response, answer_compaction),
     Endpoint(
-        "responses/input_tokens", "Responses_InputTokens", asks.read_response, answer_input_tokens, model="gpt-4o"
+        "responses/input_tokens", "Responses_InputTokens", requests.read_response, answer_input_tokens, model="gpt-4o"
     ),
     Endpoint(
-        "moderations", "Moderations_Create", asks.read_moderation, answer_moderation, model="omni-moderation-latest"
+        "moderations", "Moderations_Create", requests.read_moderation, answer_moderation, model="omni-moderation-latest"
     ),
     Endpoint(
-        "images/generations", "ImageGenerations_Create", asks.read_prompt("prompt"), answer_image, model="gpt-image-1"
+        "images/generations",
+        "ImageGenerations_Create",
+        requests.read_prompt("prompt"),
+        answer_image,
+        model="gpt-image-1",
     ),
-    Endpoint("audio/speech", "AudioSpeech_Create", asks.read_prompt("input"), answer_speech),
-    Endpoint("audio/transcriptions", "Transcriptions_Create", asks.read_anything, answer_transcription, is_form=True),
+    Endpoint("audio/speech", "AudioSpeech_Create", requests.read_prompt("input"), answer_speech),
+    Endpoint(
+        "audio/transcriptions", "Transcriptions_Create", requests.read_anything, answer_transcription, is_form=True
+    ),
 )
 ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType({f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS})
 

@@ -1,6 +1,6 @@
 """Which fault, if any, a call meets: by script, by schedule, by probability.
 
-Decides only; `perform.py` acts, and `listener.py` where the fault is the whole server's. A script (a list per model, one
+Decides only; `play.py` acts, and `listener.py` where the fault is the whole server's. A script (a list per model, one
 entry per admitted call) comes before the rules; a rule holds between two instants since the start, all the time or on
 and off, and fires with a probability. Invariant: the same seed and the same sequence of calls meet the same faults.
 """

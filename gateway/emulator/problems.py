@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.reply import Headers, Reply
+from gateway.emulator.answers.reply import Headers, Reply
 
 _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
     {

@@ -2,8 +2,8 @@
 
     enter -> open_answer -> (the ledger) -> next_step -> Try | Hold | GiveUp
 
-One loop, one ledger, one deadline. `policy/retry.py` decides, this acts. It must not know how an answer is relayed. Invariant:
-every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
+One loop, one ledger, one deadline. `policy/retry/retry.py` decides, this acts. It must not know how an answer is relayed.
+Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gateway.errors import (
     TargetsTimedOut,
     UpstreamFailed,
 )
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
+from gateway.flow.deadlines import Watch
+from gateway.flow.dispatch import JSON_TYPE, Opened, open_answer
 from gateway.flow.hedge import Hedges
 from gateway.flow.moving import Moves, is_final
-from gateway.flow.opening import JSON_TYPE, Opened, open_answer
 from gateway.flow.suspects import Suspects
-from gateway.flow.watch import Watch
-from gateway.policy.diagnosis import Diagnosis, error_object, is_openai_shaped
-from gateway.policy.gate import Refusal
-from gateway.policy.retry import DENIALS, Action, GiveUp, Hold, Step, Try, next_step, rule_for
+from gateway.policy.errors.classify import Diagnosis, error_object, is_openai_shaped
+from gateway.policy.limits.gate import Refusal
+from gateway.policy.retry.retry import DENIALS, Action, GiveUp, Hold, Step, Try, next_step, rule_for
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
 

@@ -20,14 +20,14 @@ from typing import Any
 from gateway.call import LANES, Attempt, Call
 from gateway.clock import Clock
 from gateway.errors import UpstreamFailed
-from gateway.flow.admission import Admission
-from gateway.flow.opening import Opened, open_answer
-from gateway.flow.spending import CallBudgets, token_cost
-from gateway.flow.watch import Watch
-from gateway.policy.budgets import Retry
-from gateway.policy.gate import Grant
-from gateway.policy.latency import Latency
-from gateway.policy.retry import Hedging
+from gateway.flow.admission.admission import Admission
+from gateway.flow.admission.budgets import CallBudgets, token_cost
+from gateway.flow.deadlines import Watch
+from gateway.flow.dispatch import Opened, open_answer
+from gateway.policy.health.latency import Latency
+from gateway.policy.limits.gate import Grant
+from gateway.policy.retry.budgets import Retry
+from gateway.policy.retry.retry import Hedging
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
 

@@ -18,11 +18,11 @@ from dataclasses import replace
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, GatewayError, Phase
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
+from gateway.flow.deadlines import Task, Watch
+from gateway.flow.dispatch import Opened
 from gateway.flow.hedge import CANCELLED
-from gateway.flow.opening import Opened
-from gateway.flow.watch import Task, Watch
-from gateway.policy.retry import Action, rule_for
+from gateway.policy.retry.retry import Action, rule_for
 from gateway.policy.snapshot import Target
 
 Ended = Callable[[bool], None]

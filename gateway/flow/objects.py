@@ -16,11 +16,10 @@ from typing import Any
 
 from gateway.call import Call
 from gateway.errors import ErrorClass, NoTargetAvailable, NotFound, OwnerUnknown
-from gateway.flow.lease import said
-from gateway.flow.opening import Opened
-from gateway.policy import objectids
-from gateway.policy.itemrefs import KINDS as ITEM_KINDS
-from gateway.policy.objectanswers import (
+from gateway.flow.dispatch import Opened
+from gateway.flow.reuse.records import said
+from gateway.policy.objects import ids as object_ids
+from gateway.policy.objects.answers import (
     Announcements,
     Filling,
     id_of,
@@ -29,16 +28,10 @@ from gateway.policy.objectanswers import (
     list_headers,
     read_page,
 )
-from gateway.policy.objects import (
-    Concern,
-    ObjectRules,
-    concern_of,
-    ids_in_path,
-    key_of,
-    own_idempotency_key,
-)
+from gateway.policy.objects.item_refs import KINDS as ITEM_KINDS
+from gateway.policy.objects.objects import Concern, ObjectRules, concern_of, ids_in_path, key_of, own_idempotency_key
+from gateway.policy.openai.sse import json_object
 from gateway.policy.snapshot import Target
-from gateway.policy.sse import json_object
 from gateway.ports import Objects
 
 IDEMPOTENCY_KEY = b"idempotency-key"
@@ -62,7 +55,7 @@ class Ownership:
             self._rename_key(call)
         if rules.is_open:
             return False
-        call.objects = concern_of(call, objectids.may_name(call.body, content_type))
+        call.objects = concern_of(call, object_ids.may_name(call.body, content_type))
         return call.objects is not None
 
     async def admit(self, call: Call, rules: ObjectRules) -> None:
@@ -76,14 +69,14 @@ class Ownership:
             is_parsed = call.large is None or call.large.tokens < 0  # else these are top-level fields only
             parsed = call.parsed if is_parsed else None
             has_items = concern.place is not None and concern.place.kind in ITEM_KINDS
-            for one in objectids.ids_in_body(call.body, parsed, content_type, has_items=has_items):
+            for one in object_ids.ids_in_body(call.body, parsed, content_type, has_items=has_items):
                 if one is None:
                     await asyncio.sleep(0)  # a large body: others may have their turn
                 else:
                     named.setdefault(*one)
-                if len(named) > objectids.MOST_FOUND:
-                    raise objectids.too_many()
-            if concern.place is not None and concern.place.kind == "evals" and objectids.reads_everybodys(call.body):
+                if len(named) > object_ids.MOST_FOUND:
+                    raise object_ids.too_many()
+            if concern.place is not None and concern.place.kind == "evals" and object_ids.reads_everybodys(call.body):
                 raise _not_yours("data_source")
         named = {id: field for id, field in named.items() if not rules.is_everybodys(id)}
         if named:

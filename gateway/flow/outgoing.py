@@ -7,10 +7,10 @@ import re
 import orjson
 
 from gateway.call import Attempt, Call
-from gateway.policy import body as body_edits
-from gateway.policy.largebody import LARGE_BYTES, Large, edited
-from gateway.policy.plan import upstream_model
-from gateway.policy.replaykeys import ACCOUNTS
+from gateway.policy.openai import json_edit as body_edits
+from gateway.policy.openai.large_body import LARGE_BYTES, Large, edited
+from gateway.policy.reuse.keys import ACCOUNTS
+from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.ports import Clocks, Outgoing
 from gateway.splice import Spliced

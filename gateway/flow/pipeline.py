@@ -16,24 +16,24 @@ from typing import Any
 from gateway.call import Call, Reply, Usage
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
-from gateway.flow import keeping
-from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
+from gateway.flow.admission.deferred import Deferred
+from gateway.flow.answer_headers import trail_headers
 from gateway.flow.attempt import Attempts
-from gateway.flow.deferred import Deferred
-from gateway.flow.flight import Flight
+from gateway.flow.deadlines import Watch
+from gateway.flow.dispatch import Opened, clocks_of
 from gateway.flow.objects import Ownership
-from gateway.flow.opening import Opened, clocks_of
-from gateway.flow.rawrelay import RawRelay, why_stopped
+from gateway.flow.raw_relay import RawRelay, why_stopped
 from gateway.flow.relay import SseRelay
-from gateway.flow.replay import Replays
-from gateway.flow.running import Ended, Running
-from gateway.flow.savings import Savings
-from gateway.flow.trail import trail_headers
-from gateway.flow.watch import Watch
-from gateway.policy.headers import passthrough_response_headers, response_headers
-from gateway.policy.objects import ObjectRules
-from gateway.policy.usage import estimate_tokens, estimate_usage
+from gateway.flow.reuse import entries
+from gateway.flow.reuse.reuse import Replays
+from gateway.flow.reuse.sdk_retries import Ended, Running
+from gateway.flow.reuse.shared_answer import Flight
+from gateway.flow.reuse.stats import Savings
+from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
+from gateway.policy.objects.objects import ObjectRules
+from gateway.policy.openai.headers import passthrough_response_headers, response_headers
+from gateway.policy.openai.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter, Store
 
 SLOW_CLIENT = "slow_client"
@@ -173,8 +173,8 @@ class Pipeline:
             return await self.replays.flights.join(call, followed)
         if followed is None:
             return None
-        keeping.follow(call, twin)
-        keeping.count_saved(call, twin)
+        entries.follow(call, twin)
+        entries.count_saved(call, twin)
         self._accounts.settle(call, followed.status, twin.outcome)
         headers = followed.shared + trail_headers(call, self._clock.monotonic())
         return Reply(followed.status, headers, followed.body, shared=followed.shared)

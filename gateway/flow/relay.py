@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from gateway.call import Call
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.accounting import CLIENT_GONE
-from gateway.flow.rawrelay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
-from gateway.policy import sse
-from gateway.policy.pace import Pace
-from gateway.policy.streamstart import Word, first_error, first_word
-from gateway.policy.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
-from gateway.policy.usage import find_usage
+from gateway.flow.raw_relay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
+from gateway.flow.settle import CLIENT_GONE
+from gateway.policy.openai import sse
+from gateway.policy.openai.first_event import Word, first_error, first_word
+from gateway.policy.openai.stream_clock import Pace
+from gateway.policy.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
+from gateway.policy.openai.usage import find_usage
 from gateway.ports import Answer, Clocks, Upstream
 
 OPENING_LIMIT = 65_536

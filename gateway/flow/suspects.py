@@ -20,23 +20,15 @@ from typing import NamedTuple
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import ErrorClass
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
+from gateway.flow.deadlines import Open, Task, Watch
+from gateway.flow.dispatch import clocks_of
 from gateway.flow.moving import Moves, find_target
-from gateway.flow.opening import clocks_of
-from gateway.flow.watch import Open, Task, Watch
-from gateway.policy.breaker import Breaker
-from gateway.policy.gate import Gate
-from gateway.policy.heard import Heard
-from gateway.policy.patience import (
-    UNKNOWN,
-    Usual,
-    first_event_s,
-    probe_s,
-    room_s,
-    silence_s,
-    usual_of,
-)
-from gateway.policy.suspects import Suspicion, Waiting, is_suspect
+from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.first_byte_wait import UNKNOWN, Usual, first_event_s, probe_s, room_s, silence_s, usual_of
+from gateway.policy.health.signs_of_life import Heard
+from gateway.policy.health.suspects import Suspicion, Waiting, is_suspect
+from gateway.policy.limits.gate import Gate
 from gateway.ports import Clocks
 
 LOOK_AFTER_S = 1.0

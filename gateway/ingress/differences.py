@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from gateway.call import Endpoint
 from gateway.errors import Forbidden
 from gateway.ingress.parse import form_boundary
-from gateway.policy.multipart import parts_in_steps
+from gateway.policy.openai.multipart import parts_in_steps
 from gateway.policy.snapshot import Key
 
 CHOOSES_A_MODEL = frozenset(

@@ -16,16 +16,16 @@ from typing import Any
 from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
+from gateway.flow.answer_headers import trail_headers
 from gateway.flow.keepalive import KeepAlive
-from gateway.flow.keeping import wants_usage
-from gateway.flow.overload import Overload
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.rawrelay import StreamBroken
-from gateway.flow.trail import trail_headers
-from gateway.ingress import parse, passing
+from gateway.flow.raw_relay import StreamBroken
+from gateway.flow.reuse.entries import wants_usage
+from gateway.flow.shedding import Overload
+from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight, Serving
-from gateway.ingress.largebodies import LargeBodies
+from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.render import (
     around_json,
     error_event,
@@ -37,8 +37,8 @@ from gateway.ingress.render import (
     whole_as_events,
 )
 from gateway.ingress.writing import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
-from gateway.policy import headers as allow_lists
-from gateway.policy.convert import as_stream
+from gateway.policy.conversion.convert import as_stream
+from gateway.policy.openai import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
 from gateway.ports import Meter
 
@@ -130,7 +130,7 @@ class Edge:
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
-            peeked, model = parse.Peeked(""), passing.relayed_by(policy, key, exchange.scope)
+            peeked, model = parse.Peeked(""), passthrough.relayed_by(policy, key, exchange.scope)
             allowed = self._passed_through
         else:
             allowed = self._forwarded
@@ -138,12 +138,14 @@ class Edge:
                 peeked = parse.peek(endpoint, body, index)
             else:
                 peeked = await self._large_bodies.peek(endpoint, body, index, policy.server.max_json_values)
-            found = parse.find_model(policy, key, peeked.model) if peeked.model else passing.unnamed_model(policy, key)
+            found = (
+                parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
+            )
             if not peeked.model:  # what nobody has named has no price
-                passing.refuse_unpriced(key, passing.OTHER, exchange.scope["method"], endpoint.path)
+                passthrough.refuse_unpriced(key, passthrough.OTHER, exchange.scope["method"], endpoint.path)
             if found is None:
-                endpoint, peeked, allowed = passing.OTHER, parse.Peeked(""), self._passed_through
-                found = passing.relayed_by(policy, key, exchange.scope)
+                endpoint, peeked, allowed = passthrough.OTHER, parse.Peeked(""), self._passed_through
+                found = passthrough.relayed_by(policy, key, exchange.scope)
             model = found
             if key.allows is not None:
                 refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
@@ -174,7 +176,7 @@ class Edge:
             deadline=deadline,
             deadline_is_callers=is_callers,
             method=exchange.scope["method"],
-            path=endpoint.path or passing.passthrough_path(exchange.scope),
+            path=endpoint.path or passthrough.passthrough_path(exchange.scope),
             query=exchange.scope["query_string"],
             echo_request_id=exchange.is_echo,
             tenant=tenant,

@@ -16,14 +16,14 @@ import orjson
 from gateway.call import LANES, Endpoint, Lane
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.ingress.pages import refuse_pages
-from gateway.policy.body import is_written_once
-from gateway.policy.headers import AllowList
-from gateway.policy.jsontext import MAX_DEPTH, is_too_deep, too_deep
-from gateway.policy.largebody import Large
-from gateway.policy.multipart import MultipartError, boundary_of, find_fields
+from gateway.policy.openai.headers import AllowList
+from gateway.policy.openai.json_edit import is_written_once
+from gateway.policy.openai.json_text import MAX_DEPTH, is_too_deep, too_deep
+from gateway.policy.openai.large_body import Large
+from gateway.policy.openai.multipart import MultipartError, boundary_of, find_fields
+from gateway.policy.openai.thinking import FIELDS as REASONING
+from gateway.policy.openai.thinking import asks_for_reasoning
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
-from gateway.policy.thinking import FIELDS as REASONING
-from gateway.policy.thinking import asks_for_reasoning
 from gateway.ports import RawHeaders
 
 MAX_MODEL_CHARS = 256
@@ -137,7 +137,7 @@ def refuse_encoded(index: dict[bytes, bytes]) -> None:
 
 
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
-    """What the body asks for; of a large one see `largebodies.py`. Raises CallerFault, naming the field and the remedy."""
+    """What the body asks for; of a large one see `large_bodies.py`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
     return _peek_json(body, is_model_optional=endpoint.is_model_optional)

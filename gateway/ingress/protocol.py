@@ -19,8 +19,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.ingress import framing, halfclosed
-from gateway.ingress.halfclosed import Ended
+from gateway.ingress import framing, half_closed
+from gateway.ingress.half_closed import Ended
 from gateway.ingress.render import new_request_id, send_error
 from gateway.ingress.writing import PatientFlow, refusal_bytes
 
@@ -94,7 +94,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
             return None
         takes_interim = cycle.scope["http_version"] == "1.1"
-        if not takes_interim and self.loop.time() - self._said_all_at > halfclosed.RIGHT_BEHIND_S:
+        if not takes_interim and self.loop.time() - self._said_all_at > half_closed.RIGHT_BEHIND_S:
             return None
         cycle.keep_alive = False
         self._ended = Ended(self.transport, self.loop, takes_interim=takes_interim)

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.call import Endpoint
 from gateway.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
-from gateway.policy.sse import answer_object, error_in
+from gateway.policy.openai.sse import answer_object, error_in
 
 RawHeader = tuple[bytes, bytes]
 

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from gateway.call import Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
-from gateway.ingress import parse, passing
+from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
@@ -78,7 +78,7 @@ class PassThrough(Route):
         self._policies = policies
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if not passing.is_relayed(self._policies.current, scope["path"]):
+        if not passthrough.is_relayed(self._policies.current, scope["path"]):
             return Match.NONE, {}
         return super().matches(scope)
 
@@ -89,7 +89,7 @@ def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute], met
     routes: list[BaseRoute] = [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     routes += operations
     routes += model_routes(policies)
-    routes.append(PassThrough(policies, Served(edge, passing.OTHER)))
+    routes.append(PassThrough(policies, Served(edge, passthrough.OTHER)))
     return Front(edge, hot, build_app(routes, meter))
 
 

@@ -15,15 +15,15 @@ from re import Pattern
 from typing import Literal
 
 from gateway.call import Lane
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.caching import Caching
-from gateway.policy.capabilities import Capabilities
-from gateway.policy.choose import Tiers
-from gateway.policy.diagnosis import ErrorTable
-from gateway.policy.estimate import ChargeRule
-from gateway.policy.limits import CONTINUOUS, Style
-from gateway.policy.objects import ObjectRules
-from gateway.policy.retry import Retries
+from gateway.policy.errors.classify import ErrorTable
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.limits.estimate import ChargeRule
+from gateway.policy.limits.limits import CONTINUOUS, Style
+from gateway.policy.objects.objects import ObjectRules
+from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.retry.balancing import Tiers
+from gateway.policy.retry.retry import Retries
+from gateway.policy.reuse.rules import Caching
 from gateway.ports import Clocks, StoreBounds, Upstream
 
 LimitsAre = Literal["account", "server"]

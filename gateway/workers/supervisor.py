@@ -25,11 +25,11 @@ from typing import Any
 from gateway.app import greet, say_stopping
 from gateway.policy.snapshot import PolicySnapshot, Server
 from gateway.settings import Settings
-from gateway.workers.census import Census
 from gateway.workers.channel import Channel, Message
-from gateway.workers.commonlog import make_turns
 from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
-from gateway.workers.places import Place, is_one_for_all, places, require_fork, require_shared
+from gateway.workers.listeners import Place, is_one_for_all, places, require_fork, require_shared
+from gateway.workers.scrape import Census
+from gateway.workers.shared_log import make_turns
 from gateway.workers.worker import Berth, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0

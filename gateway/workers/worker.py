@@ -29,9 +29,9 @@ from gateway.errors import ConfigError, StoreUnusable
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, Message, pack
-from gateway.workers.commonlog import TakingTurns
 from gateway.workers.heartbeat import STACK_SIGNAL
-from gateway.workers.numbers import Gathered, dump, families_of
+from gateway.workers.merge_metrics import Gathered, dump, families_of
+from gateway.workers.shared_log import TakingTurns
 
 SUM_S = 1.0
 """How long a scrape waits for the sum of all; after that it gets this worker's own numbers."""

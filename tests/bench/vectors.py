@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from gateway.ports import VectorRow
-from gateway.store import nearest
-from gateway.store.nearest import Partition
-from gateway.store.vectorindex import VectorIndex
+from gateway.semantic import nearest
+from gateway.semantic.index import VectorIndex
+from gateway.semantic.nearest import Partition
 
 ROWS = (1_000, 10_000, 50_000)
 DIMENSIONS = (256, 512, 1536)

@@ -14,10 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import caching
-from gateway.config.caching import LOCAL_FILES, SemanticEntry, with_routes
 from gateway.config.describe import describe
-from gateway.policy.caching import Caching, ExactRule, SemanticRule
+from gateway.config.policies import cache as caching
+from gateway.config.policies.cache import LOCAL_FILES, SemanticEntry, with_routes
+from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Model, PolicySnapshot
 from gateway.ports import StoreBounds
 from tests.config.support import ROOT, load_text, problems_of, with_policies

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import tokenizers
-from gateway.config.counting import BUILT_IN_RULES, KINDS, WINDOWS
-from gateway.policy.limits import AZURE, CONTINUOUS, Cost, LimitSet
+from gateway.config.policies.admission import BUILT_IN_RULES, KINDS, WINDOWS
+from gateway.config.sections import tokenizers
+from gateway.policy.limits.limits import AZURE, CONTINUOUS, Cost, LimitSet
 from gateway.policy.snapshot import Counting, Limits, Target
 from tests.config.support import load_text, problems_of, with_policies
 

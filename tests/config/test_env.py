@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.env import EnvText, substitute
-from gateway.config.problems import Document, Problem
+from gateway.config.reading.env import EnvText, substitute
+from gateway.config.reading.problems import Document, Problem
 
 ENVIRON = {"HOST": "example.org", "PORT": "8443", "EMPTY": "", "NESTED": "${HOST}", "YAML": "[1, 2]"}
 

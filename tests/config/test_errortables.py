@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import errortables
-from gateway.config.counting import KINDS
-from gateway.config.errorfields import FIELDS, RuleEntry
-from gateway.config.errortables import (
+from gateway.config.policies import errors
+from gateway.config.policies.admission import KINDS
+from gateway.config.policies.error_rule import FIELDS, RuleEntry
+from gateway.config.policies.errors import (
     DEFAULT,
     MAX_PHRASES,
     NAMES,
@@ -18,11 +18,11 @@ from gateway.config.errortables import (
     built_in_folder,
     read_error_tables,
 )
-from gateway.config.problems import Problem
-from gateway.config.source import read_document
+from gateway.config.reading.problems import Problem
+from gateway.config.reading.source import read_document
 from gateway.errors import ErrorClass, Phase
-from gateway.policy.diagnosis import Diagnosis, ErrorTable
-from gateway.policy.errorrules import Phrase, Rule
+from gateway.policy.errors.classify import Diagnosis, ErrorTable
+from gateway.policy.errors.rules import Phrase, Rule
 from tests.config.support import ROOT
 
 SHIPPED = ROOT / "policies" / "errors"
@@ -156,7 +156,7 @@ def test_tables_are_made_once_and_only_when_they_are_needed(tmp_path: Path, monk
         read_files.append(file.name)
         return read_document(file, problems)
 
-    monkeypatch.setattr(errortables, "read_document", noted)
+    monkeypatch.setattr(errors, "read_document", noted)
 
     assert tables.of("groq") is tables.of("groq")
     assert tables.of("groq").kind == "groq"
@@ -166,7 +166,7 @@ def test_tables_are_made_once_and_only_when_they_are_needed(tmp_path: Path, monk
 
 def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped files are no business of the user's config."""
-    monkeypatch.setattr(errortables, "built_in_folder", lambda: tmp_path)
+    monkeypatch.setattr(errors, "built_in_folder", lambda: tmp_path)
 
     with pytest.raises(RuntimeError, match=r"groq\.yaml: there is no such file"):
         read_error_tables((), {}, []).of("groq")

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from gateway.config import sections
-from gateway.config.counting import KINDS
 from gateway.config.load import load_snapshot
+from gateway.config.policies.admission import KINDS
+from gateway.config.sections import sections
 from gateway.errors import ConfigError
-from gateway.policy.capabilities import Capabilities
+from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.snapshot import Choice, Limits, Provider
 from gateway.ports import Upstream
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of

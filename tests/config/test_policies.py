@@ -9,18 +9,18 @@ import pytest
 import yaml
 
 from gateway.call import LANES
-from gateway.config.breaking import BreakersSet, HoldEntry
-from gateway.config.caching import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
-from gateway.config.counting import KINDS
-from gateway.config.holding import LaneEntry, QueueSet, ShedEntry
-from gateway.config.policies import FILES, read_policies
-from gateway.config.problems import Problem
-from gateway.config.retrying import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
+from gateway.config.policies.admission import KINDS
+from gateway.config.policies.breakers import BreakersSet, HoldEntry
+from gateway.config.policies.cache import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.config.policies.folder import FILES, read_policies
+from gateway.config.policies.queue import LaneEntry, QueueSet, ShedEntry
+from gateway.config.policies.retries import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
+from gateway.config.policies.timeouts import read_timeouts
+from gateway.config.reading.problems import Problem
 from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
-from gateway.config.timing import read_timeouts
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.caching import Caching
-from gateway.policy.retry import Retries
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.retry.retry import Retries
+from gateway.policy.reuse.rules import Caching
 from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds
 from gateway.ports import StoreBounds
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.prices import MAX_REMEMBERED, fixed_rates, price_finder
+from gateway.config.sections.prices import MAX_REMEMBERED, fixed_rates, price_finder
 from gateway.policy.snapshot import Provider, Rates
 from tests.config.support import NOW, ROOT, load_text
 

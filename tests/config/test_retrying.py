@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.retrying import CLASSES
+from gateway.config.policies.retries import CLASSES
 from gateway.errors import ErrorClass
-from gateway.policy.retry import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
+from gateway.policy.retry.retry import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from tests.config.support import load_text, problems_of, with_policies
 
 

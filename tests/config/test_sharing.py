@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.sharing import FIELDS, share_limits
-from gateway.policy.breaker import BreakerRules
+from gateway.config.sections.shared_limits import FIELDS, share_limits
+from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.snapshot import Counting, Limits, PolicySnapshot, Provider, Target
 from gateway.ports import Clocks
 from tests.config.support import ENVIRON, connect, load_text, with_policies

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from gateway.config.describe import describe
-from gateway.ingress import explain as explain_module
-from gateway.ingress.explain import explain
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.estimate import ChargeRule
+from gateway.ingress.admin import explain as explain_module
+from gateway.ingress.admin.explain import explain
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.limits.estimate import ChargeRule
 from gateway.policy.snapshot import Choice, PolicySnapshot
 from tests.config.support import ROOT, load_text
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config import source
-from gateway.config.problems import Problem
-from gateway.config.source import MAX_FILE_BYTES, read_document
+from gateway.config.reading import source
+from gateway.config.reading.problems import Problem
+from gateway.config.reading.source import MAX_FILE_BYTES, read_document
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.config.describe import describe
-from gateway.config.redisurl import SCHEMES, parse_redis_url
+from gateway.config.sections.redis_url import SCHEMES, parse_redis_url
 from gateway.policy.snapshot import Limits, PolicySnapshot, SharedState
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import LANES
-from gateway.config import timing
-from gateway.config.problems import Document, Problem
+from gateway.config.policies import timeouts as timing
+from gateway.config.policies.timeouts import ENDPOINTS, Timeouts, read_timeouts
+from gateway.config.reading.problems import Document, Problem
+from gateway.config.reading.source import read_document
 from gateway.config.schema import TimeoutsSet
-from gateway.config.source import read_document
-from gateway.config.timing import ENDPOINTS, Timeouts, read_timeouts
-from gateway.ingress import passing, routes
+from gateway.ingress import passthrough, routes
 from gateway.ports import Clocks
 from tests.config.support import ROOT
 
@@ -74,7 +74,7 @@ def test_the_shipped_file_says_what_is_built_in() -> None:
 
 def test_the_endpoints_are_those_that_exist() -> None:
     """A new endpoint must be named here too."""
-    assert list(ENDPOINTS) == [endpoint.name for endpoint in (*routes.ENDPOINTS, passing.OTHER)]
+    assert list(ENDPOINTS) == [endpoint.name for endpoint in (*routes.ENDPOINTS, passthrough.OTHER)]
     assert list(ENDPOINTS) == list(timing.ClockEndpoints.model_fields)
     assert list(LANES) == list(timing.ClockLanes.model_fields)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.describe import describe
-from gateway.ingress.explain import explain
+from gateway.ingress.admin.explain import explain
 from gateway.policy.snapshot import Model, PolicySnapshot
 from tests.config.support import load_text, problems_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.demo import show as show_module
 from gateway.demo.clients import Ask, plain_client
 from gateway.demo.outage import (

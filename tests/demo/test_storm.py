@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.demo import show as show_module
 from gateway.demo.clients import Ask, CallFailedError, Connect, Heard, plain_client, sdk_client
 from gateway.demo.record import Run

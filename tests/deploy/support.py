@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from gateway.config.load import load_snapshot
-from gateway.ingress.operations import LIVE_PATHS, READY_PATHS
+from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import NOW, connect
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.ingress.operations import LIVE_PATHS, READY_PATHS
+from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.policy.snapshot import PolicySnapshot
 from tests.deploy.support import (
     DEPLOY,

@@ -12,13 +12,12 @@ import yaml
 from pydantic import TypeAdapter
 
 import gateway.config
-from gateway.config.breaking import BreakersSet, HoldEntry
-from gateway.config.caching import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
-from gateway.config.counting import KINDS
-from gateway.config.errorfields import RuleEntry
-from gateway.config.holding import LaneEntries, LaneEntry, QueueSet, ShedEntry
-from gateway.config.objects import ObjectsEntry
-from gateway.config.retrying import (
+from gateway.config.policies.admission import KINDS
+from gateway.config.policies.breakers import BreakersSet, HoldEntry
+from gateway.config.policies.cache import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.config.policies.error_rule import RuleEntry
+from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
+from gateway.config.policies.retries import (
     ACTIONS,
     BackoffEntry,
     BudgetEntry,
@@ -27,6 +26,7 @@ from gateway.config.retrying import (
     HedgeEntry,
     RetriesSet,
 )
+from gateway.config.policies.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
 from gateway.config.schema import (
     AdminEntry,
     AdmissionSet,
@@ -44,8 +44,8 @@ from gateway.config.schema import (
     TargetEntry,
     TimeoutsSet,
 )
-from gateway.config.state import RedisEntry
-from gateway.config.timing import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.config.sections.objects import ObjectsEntry
+from gateway.config.sections.state import RedisEntry
 from tests.docs.support import reference, rows, section, words
 
 TABLES: dict[type[Entry], tuple[str, str]] = {

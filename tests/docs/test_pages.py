@@ -93,7 +93,7 @@ def test_make_targets_are_there() -> None:
 
 
 def test_names_are_in_the_files_that_they_are_said_to_be_in() -> None:
-    """`next_step` in [policy/retry.py](…): a reader who follows the link finds the name."""
+    """`next_step` in [policy/retry/retry.py](…): a reader who follows the link finds the name."""
     page = PAGES["docs/design.md"]
     named = NAMED_IN_FILE.findall(page)
 

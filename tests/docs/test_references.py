@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 
 from gateway.calllog import CallLog
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import FAULTS
 from gateway.errors import ErrorClass
-from gateway.ingress.operations import LIVE_PATHS, READY_PATHS
-from gateway.policy import headers as crossing
-from gateway.policy.retry import DENIALS
+from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
+from gateway.policy.openai import headers as crossing
+from gateway.policy.retry.retry import DENIALS
 from gateway.telemetry import Telemetry
 from tests.docs.support import DOCS, PAGES, constants, modules, reference, rows, section, words
 from tests.test_telemetry import line_of, record, spared

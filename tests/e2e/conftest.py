@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.config.errortables import ErrorTables
-from gateway.policy.errorrules import Rule
+from gateway.config.policies.errors import ErrorTables
+from gateway.policy.errors.rules import Rule
 from tests.e2e.harness import Running, start_gateway
 
 READ_BUILT_IN = ErrorTables._read_built_in

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.ingress.protocol import GatewayProtocol
-from gateway.workers import heartbeat, places, supervisor
+from gateway.workers import heartbeat, listeners, supervisor
 from tests.e2e.harness import connect, get, until
 from tests.soak.support import wait_for
 
@@ -77,7 +77,7 @@ async def life(
 ) -> AsyncIterator[Life]:
     """A gateway on a free port, once it has said these words; `before` is done in its process first."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gateway.app", "gateway.cli", "tests.e2e.lives"])
+    context.set_forkserver_preload(["gateway.app", "gateway.cli.main", "tests.e2e.lives"])
     said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
     process = context.Process(target=_serve, args=(config, said, arguments, before), daemon=True)
     process.start()
@@ -101,7 +101,7 @@ def share_nothing() -> None:
 def share_a_listener() -> None:
     """As where the kernel does not deal connections out."""
     share_nothing()
-    setattr(places, "deals_out", lambda: False)  # noqa: B010 - as above
+    setattr(listeners, "deals_out", lambda: False)  # noqa: B010 - as above
 
 
 HANG = b"GET /hang HTTP/1.1\r\n\r\n"

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.adminclient import AdminRefused
-from gateway.cacheclient import LONGEST_NAME, cache_table, purged, question, size, stats_table, story
-from gateway.cli import main
-from gateway.flow.savings import PROVIDER, Savings
-from gateway.ingress.cacheviews import show_cache, show_savings
+from gateway.cli.admin import AdminRefused
+from gateway.cli.caches import LONGEST_NAME, cache_table, purged, question, size, stats_table, story
+from gateway.cli.main import main
+from gateway.flow.reuse.stats import PROVIDER, Savings
+from gateway.ingress.admin.cache_views import show_cache, show_savings
 from gateway.ports import StoreBounds
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving

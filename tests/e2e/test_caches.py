@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.clock import SteadyClock
 from gateway.emulator import EmulatorConfig
 from tests.e2e.caches import (

@@ -18,7 +18,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.policy.sse import PENDING_LIMIT
+from gateway.policy.openai.sse import PENDING_LIMIT
 from gateway.upstream.redaction import GuardedAnswer, Seam, Secrets
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post, until

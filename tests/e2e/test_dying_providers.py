@@ -17,7 +17,7 @@ import yaml
 
 from gateway.emulator import EmulatorServer
 from gateway.emulator.faults import parse_script_entry
-from gateway.policy import sse
+from gateway.policy.openai import sse
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 from tests.soak.support import Held, settled, until_only

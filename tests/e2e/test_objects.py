@@ -11,8 +11,8 @@ import openai
 import orjson
 import pytest
 
-from gateway.adminclient import AdminClient, AdminRefused
-from gateway.cli import main
+from gateway.cli.admin import AdminClient, AdminRefused
+from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
 from tests.e2e.objects_provider import NOT_FOUND, PREFIXES, ObjectsProvider

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from gateway.emulator import EmulatorConfig
-from gateway.flow.flight import PIECE_BYTES, SLOW_READER
-from gateway.flow.keeping import LEAST_ROOM
-from gateway.store.sqlite import SqliteStore
+from gateway.flow.reuse.entries import LEAST_ROOM
+from gateway.flow.reuse.shared_answer import PIECE_BYTES, SLOW_READER
+from gateway.store.sqlite.store import SqliteStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     KEYS,
@@ -311,7 +311,9 @@ class Gate(Disk):
 
 def use_disk(monkeypatch: pytest.MonkeyPatch, disk: Disk, clock: Callable[[], float]) -> None:
     """Gateways started from now on have their state file on this disk."""
-    monkeypatch.setattr("gateway.store.sqlite.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock))
+    monkeypatch.setattr(
+        "gateway.store.sqlite.store.SqliteStore", partial(SqliteStore, connect=disk.connect, monotonic=clock)
+    )
 
 
 async def test_leaving_while_the_key_is_claimed_leaves_nothing(

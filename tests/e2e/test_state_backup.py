@@ -8,10 +8,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.adminclient import AdminRefused
-from gateway.cli import main
-from gateway.stateclient import save
-from gateway.store.sqlite_schema import damage_of
+from gateway.cli.admin import AdminRefused
+from gateway.cli.main import main
+from gateway.cli.state import save
+from gateway.store.sqlite.schema import damage_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, config_of, connect, get, post
 
@@ -97,7 +97,7 @@ async def test_a_disk_without_room_for_it_is_said(
     gateway = await start(lambda url: on_file(tmp_path / "state.db", url))
     taken = tmp_path / "state.db.aa.backup"
     taken.write_text("in the way")
-    monkeypatch.setattr("gateway.ingress.backup.token_hex", lambda _: "aa")
+    monkeypatch.setattr("gateway.ingress.admin.backup.token_hex", lambda _: "aa")
 
     code, _, errors = await run(capsys, str(tmp_path / "copy"), "--url", gateway.url, "--admin-key", ADMIN_KEY)
 

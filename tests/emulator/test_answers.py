@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.emulator import EmulatorConfig, create_app
-from gateway.emulator.vectors import unit_vector
-from gateway.emulator.writer import example_of
+from gateway.emulator.answers.vectors import unit_vector
+from gateway.emulator.answers.writer import example_of
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
 
 

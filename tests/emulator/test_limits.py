@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.emulator.answers.reply import Reply
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.dialects import Account, Demand, open_account
 from gateway.emulator.limits import Bucket, Window, go_duration
-from gateway.emulator.reply import Reply
 from tests.emulator.conftest import FakeClock
 
 LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.flow.gossip import Gossip
-from gateway.policy.breaker import Breaker
-from gateway.policy.gate import Gate
+from gateway.flow.fleet.news import Gossip
+from gateway.policy.health.breaker import Breaker
+from gateway.policy.limits.gate import Gate
 from gateway.ports import Later, NewsItem
 from tests.flow.outage import City, Fate, Provider
 from tests.flow.virtual import LoopClock

@@ -17,10 +17,10 @@ import orjson
 
 from gateway.call import Call
 from gateway.errors import GatewayError, Phase
-from gateway.flow.trail import trail_headers
+from gateway.flow.answer_headers import trail_headers
 from gateway.ingress.render import error_body, error_headers
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.retry import Retries
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.retry.retry import Retries
 from gateway.policy.snapshot import Provider
 from gateway.ports import Clocks, RawHeaders
 from gateway.upstream.messages import RawRequest

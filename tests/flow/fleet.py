@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gateway.call import Usage
 from gateway.errors import GatewayError
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
 from gateway.policy.snapshot import Counting, Key, Limits
 from gateway.ports import LeaseAsk, LeaseReply
 from tests.flow.support import Bench, ScriptedUpstream

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase, UpstreamFailed
-from gateway.flow.admission import Admission
-from gateway.policy.breaker import Breaker, BreakerRules
-from gateway.policy.gate import Gate
-from gateway.policy.retry import Retries
+from gateway.flow.admission.admission import Admission
+from gateway.policy.health.breaker import Breaker, BreakerRules
+from gateway.policy.limits.gate import Gate
+from gateway.policy.retry.retry import Retries
 from gateway.ports import Outgoing
 from tests.flow.faults import leftovers
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, ScriptedUpstream, read_all, streamed, whole

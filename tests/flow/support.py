@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.call import Call, Endpoint, Reply, Settled
-from gateway.config.errortables import read_error_tables
+from gateway.config.policies.errors import read_error_tables
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
+from gateway.flow.deadlines import Watch
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.watch import Watch
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.caching import Caching
-from gateway.policy.capabilities import Capabilities
-from gateway.policy.retry import BUILT_IN_RULES, Retries
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.retry.retry import BUILT_IN_RULES, Retries
+from gateway.policy.reuse.rules import Caching
 from gateway.policy.snapshot import (
     Choice,
     Counting,
@@ -31,7 +31,7 @@ from gateway.policy.snapshot import (
     Target,
 )
 from gateway.ports import Clocks, Outgoing, Store, StoreBounds
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Attempt, Call, Endpoint, Settled, Usage
 from gateway.clock import Timer
-from gateway.flow.accounting import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
+from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, cost_usd, overhead_s
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Rates, Target
 from gateway.ports import Clocks, Upstream
 

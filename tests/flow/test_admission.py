@@ -22,8 +22,8 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.policy.diagnosis import Diagnosis
-from gateway.policy.limits import Cost, Style
+from gateway.policy.errors.classify import Diagnosis
+from gateway.policy.limits.limits import Cost, Style
 from gateway.policy.snapshot import Counting, Limits, QueueBounds
 from gateway.ports import Outgoing
 from tests.flow.support import (

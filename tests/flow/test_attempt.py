@@ -9,8 +9,8 @@ import pytest
 
 from gateway.call import Attempt, Call, Endpoint
 from gateway.errors import ErrorClass, GatewayError, NoTargetAvailable, Phase, UpstreamFailed
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.retry import BUILT_IN_RULES, Action, ClassRule, Retries
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.retry.retry import BUILT_IN_RULES, Action, ClassRule, Retries
 from gateway.policy.snapshot import Limits
 from tests.flow.faults import leftovers
 from tests.flow.outage import City, Provider, answers, fails, gone, refuses, streams

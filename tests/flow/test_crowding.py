@@ -13,9 +13,9 @@ import pytest
 
 from gateway.emulator.limits import Bucket
 from gateway.errors import ErrorClass, GatewayError
-from gateway.flow.admission import Admission
-from gateway.flow.gossip import Gossip
-from gateway.policy.diagnosis import Diagnosis
+from gateway.flow.admission.admission import Admission
+from gateway.flow.fleet.news import Gossip
+from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.snapshot import Counting, Limits
 from gateway.ports import RawHeaders
 from tests.flow.bus import Bus, BusNews

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import LANES, Lane
-from gateway.flow.delayqueue import DelayQueue, Held, Left, Line, Option
-from gateway.policy.gate import Gate
-from gateway.policy.limits import Cost, Style
+from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.limits import Cost, Style
 from gateway.policy.snapshot import Counting, Limits, QueueBounds
 from tests.flow.support import FakeClock
 

@@ -13,11 +13,11 @@ import pytest
 
 from gateway.call import Call, Reply
 from gateway.errors import KeyRateLimited
-from gateway.flow.embedding import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
 from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.caching import SemanticRule
+from gateway.policy.reuse.rules import SemanticRule
 from gateway.policy.snapshot import Model, Provider
 from gateway.ports import Embedder, EmbeddingFailed
+from gateway.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream
 
 VECTOR = [0.5, -0.25, 1.0]

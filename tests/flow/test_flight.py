@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.call import Reply
 from gateway.errors import NoTargetAvailable
-from gateway.flow.flight import SLOW_READER, Flight, Reader
-from gateway.flow.rawrelay import StreamBroken
+from gateway.flow.raw_relay import StreamBroken
+from gateway.flow.reuse.shared_answer import SLOW_READER, Flight, Reader
 from tests.flow.support import Bench, ScriptedUpstream
 
 ROOM = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 
 from gateway.call import Kept
-from gateway.flow.forms import SMALL_BYTES, Forms
-from gateway.flow.keeping import in_form
+from gateway.flow.reuse.entries import in_form
+from gateway.flow.reuse.forms import SMALL_BYTES, Forms
 from tests.flow.support import Bench, ScriptedUpstream
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from gateway.call import Reply, Usage
 from gateway.errors import CircuitOpen, ErrorClass, GatewayError
-from gateway.flow import gates as gates_module
-from gateway.flow.delayqueue import Held, Line, Option
-from gateway.policy.limits import Cost
+from gateway.flow.admission import gates as gates_module
+from gateway.flow.admission.queue import Held, Line, Option
+from gateway.policy.limits.limits import Cost
 from gateway.policy.snapshot import Limits, LimitsAre, Target
 from gateway.ports import Outgoing
 from tests.flow.support import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.flow import gossip
-from gateway.flow.gates import MOST_NAMED
-from gateway.flow.gossip import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, Gossip
-from gateway.flow.rumours import Move, read_hand, read_limits, read_move, write_hand, write_limits, write_move
-from gateway.flow.turns import LOOK_AGAIN_S, SLOT_S
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.hints import Learned, Reading
+from gateway.flow.admission.gates import MOST_NAMED
+from gateway.flow.fleet import news
+from gateway.flow.fleet.codec import Move, read_hand, read_limits, read_move, write_hand, write_limits, write_move
+from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, Gossip
+from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.snapshot import Counting, Model, Target
 from gateway.ports import NewsItem
 from tests.flow.bus import Bus, BusNews, Fleet, Replica
@@ -703,7 +703,7 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
 
 def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept again soon, and for as long as it holds; nobody hears of what he knows, and at last nobody says anything."""
-    monkeypatch.setattr(gossip, "HAND_S", 600.0)
+    monkeypatch.setattr(news, "HAND_S", 600.0)
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gateway.call import Attempt, Reply
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.hedge import CANCELLED
-from gateway.policy.gate import Gate
-from gateway.policy.retry import Backoff, Hedging, Retries
+from gateway.policy.health.target_health import UNHEALTHY
+from gateway.policy.limits.gate import Gate
+from gateway.policy.retry.retry import Backoff, Hedging, Retries
 from gateway.policy.snapshot import Limits
-from gateway.policy.vitals import UNHEALTHY
 from gateway.ports import Outgoing
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 

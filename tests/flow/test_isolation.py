@@ -20,12 +20,12 @@ import pytest
 
 from gateway.call import Call, Endpoint
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
-from gateway.flow.semantic import Semantic
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.caching import Caching, ExactRule, SemanticRule
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Key
 from gateway.ports import Outgoing
-from gateway.store.vectorindex import VectorIndex
+from gateway.semantic.index import VectorIndex
+from gateway.semantic.lookup import Semantic
 from tests.flow.support import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")

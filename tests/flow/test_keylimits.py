@@ -9,7 +9,7 @@ import pytest
 
 from gateway.call import Usage
 from gateway.errors import ErrorClass, KeyRateLimited
-from gateway.policy.limits import LimitSet
+from gateway.policy.limits.limits import LimitSet
 from gateway.policy.snapshot import Key, Limits
 from tests.flow.support import Bench, ScriptedUpstream, failed, streamed, whole
 

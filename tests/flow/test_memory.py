@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gateway.flow.memory import PEAK_BYTES, GiveBack, find_trim, resident_bytes
+from gateway.process_memory import PEAK_BYTES, GiveBack, find_trim, resident_bytes
 
 MIB = 1024 * 1024
 LIMIT = 100 * MIB

@@ -12,10 +12,10 @@ import pytest
 
 from gateway.call import Reply
 from gateway.errors import GatewayError, NotFound
-from gateway.flow.outages import MISSING_REMEDY
-from gateway.ingress.targets import show_targets
-from gateway.policy.heard import LOST_AFTER
-from gateway.policy.retry import Retries
+from gateway.flow.admission.health import MISSING_REMEDY
+from gateway.ingress.admin.views import show_targets
+from gateway.policy.health.signs_of_life import LOST_AFTER
+from gateway.policy.retry.retry import Retries
 from gateway.policy.snapshot import Model
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.flow.moving import Moves
 from gateway.flow.suspects import Suspects
-from gateway.policy.retry import Hedging, Retries
+from gateway.policy.retry.retry import Hedging, Retries
 from gateway.policy.snapshot import Limits
 from tests.flow.outage import City, Provider, answers, fails, gone
 from tests.flow.support import Script

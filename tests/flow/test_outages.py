@@ -13,9 +13,9 @@ from random import Random
 import pytest
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.planning import PROBED_AFTER_S
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.retry import Retries
+from gateway.flow.admission.candidates import PROBED_AFTER_S
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.retry.retry import Retries
 from gateway.policy.snapshot import Limits, Rates
 from tests.flow.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
 from tests.flow.support import RATES, Broken, Script, streamed, whole

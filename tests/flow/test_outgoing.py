@@ -9,7 +9,7 @@ import pytest
 
 from gateway.call import Attempt
 from gateway.flow.outgoing import outgoing_of
-from gateway.ingress.largebodies import LargeBodies
+from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.parse import Peeked
 from gateway.ingress.routes import ENDPOINTS
 from gateway.splice import Spliced

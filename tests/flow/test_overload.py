@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call import LANES
-from gateway.flow.memory import container_bytes, resident_bytes
-from gateway.flow.overload import CALM_S, MAX_LEVEL, LoopLag, Overload
+from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Overload
 from gateway.policy.snapshot import QueueBounds
+from gateway.process_memory import container_bytes, resident_bytes
 
 GIB = 1024**3
 BOUNDS = QueueBounds(max_bytes=1000, shed_memory_bytes=GIB, shed_loop_lag_s=0.5)

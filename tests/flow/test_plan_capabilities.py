@@ -9,7 +9,7 @@ import pytest
 
 from gateway.call import Call
 from gateway.errors import InvalidRequest
-from gateway.policy.capabilities import Capabilities
+from gateway.policy.openai.capabilities import Capabilities
 from tests.flow.support import Bench, ScriptedUpstream, whole
 
 EVERYTHING = Capabilities()

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.call import Endpoint, Usage
 from gateway.errors import ErrorClass, UpstreamFailed
-from gateway.flow.rawrelay import StreamBroken
+from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.relay import OPENING_LIMIT, SseRelay
-from gateway.policy.sse import PENDING_LIMIT
+from gateway.policy.openai.sse import PENDING_LIMIT
 from gateway.ports import Answer, Upstream
 from tests.flow.support import (
     CHAT,

@@ -21,11 +21,11 @@ from gateway.errors import (
     Phase,
     UpstreamFailed,
 )
-from gateway.flow.asking import ask
-from gateway.policy.caching import Caching, ExactRule
-from gateway.policy.replaykeys import LARGE_BYTES
+from gateway.flow.reuse.eligibility import ask
+from gateway.policy.reuse.keys import LARGE_BYTES
+from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.policy.snapshot import Key
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 
 EVENTS = (

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from gateway.call import Endpoint
 from gateway.errors import BudgetReserved, GatewayError
-from gateway.flow import deferred
-from gateway.policy.budgets import FREE, Price, fits_budget, price_of
-from gateway.policy.freepaths import costs_nothing
+from gateway.flow.admission import deferred
+from gateway.policy.openai.free_endpoints import costs_nothing
+from gateway.policy.retry.budgets import FREE, Price, fits_budget, price_of
 from gateway.policy.snapshot import Key, Limits, Rates
 from tests.flow.fleet import Replica, SharedPools
 from tests.flow.outage import City, Fate, Provider, streams

@@ -350,7 +350,7 @@ async def test_an_answer_that_has_begun_cannot_be_joined() -> None:
 
 async def test_an_answer_that_is_relayed_is_shared_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be too large to be read whole: both get its pieces."""
-    monkeypatch.setattr("gateway.flow.opening.WHOLE_LIMIT", 10)
+    monkeypatch.setattr("gateway.flow.dispatch.WHOLE_LIMIT", 10)
     gate, script = gated()
     bench = Bench([ScriptedUpstream(script)])
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call import Attempt, Call, Kept, Replay, Usage
-from gateway.flow.savings import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
+from gateway.flow.reuse.stats import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
 from tests.flow.support import Bench, ScriptedUpstream
 
 LAYERS = ("idempotency", "single_flight", "exact", "semantic")

@@ -12,17 +12,17 @@ from typing import cast
 import pytest
 
 from gateway.call import Call, Replay
-from gateway.flow import questions as questions_module
-from gateway.flow import semantic as semantic_module
-from gateway.flow.background import Background, result_by
-from gateway.flow.partitions import FEW_ROWS, MOST_LATE
-from gateway.flow.questions import FIRST_PAUSE_S, SHORT_CHARS
-from gateway.flow.semantic import LATE, MOST_CANDIDATES, NO_VECTOR, NOT_LOADED, ROWS_AT_ONCE, TOO_LONG, Semantic
-from gateway.policy.caching import SemanticRule
-from gateway.policy.guards import facts_of
-from gateway.policy.question import MOST_CHARS, SemanticQuery
+from gateway.policy.reuse.rules import SemanticRule
 from gateway.ports import EmbeddingFailed, Later, VectorRow, Vectors
-from gateway.store.vectorindex import VectorIndex
+from gateway.semantic import lookup as semantic_module
+from gateway.semantic import vectors as questions_module
+from gateway.semantic.guards.facts import facts_of
+from gateway.semantic.index import VectorIndex
+from gateway.semantic.lookup import LATE, MOST_CANDIDATES, NO_VECTOR, NOT_LOADED, ROWS_AT_ONCE, TOO_LONG, Semantic
+from gateway.semantic.partitions import FEW_ROWS, MOST_LATE
+from gateway.semantic.question import MOST_CHARS, SemanticQuery
+from gateway.semantic.tasks import Background, result_by
+from gateway.semantic.vectors import FIRST_PAUSE_S, SHORT_CHARS
 from tests.flow.support import Bench, FakeClock
 
 WAIT_S = 0.2

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import KeyRateLimited
-from gateway.policy.limits import CONTINUOUS, Style
+from gateway.policy.limits.limits import CONTINUOUS, Style
 from gateway.policy.snapshot import Key, Limits
 from tests.flow.fleet import Replica, SharedPools, admitted, fleet
 from tests.flow.virtual import LoopClock, run

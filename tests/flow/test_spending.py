@@ -10,8 +10,8 @@ import pytest
 
 from gateway.call import Attempt, Endpoint
 from gateway.errors import BudgetExceeded, ErrorClass, Phase
-from gateway.flow.spending import token_cost
-from gateway.policy.retry import CostRule, Retries
+from gateway.flow.admission.budgets import token_cost
+from gateway.policy.retry.retry import CostRule, Retries
 from gateway.policy.snapshot import Key, Rates
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.flow.outage import City, Provider, answers, fails

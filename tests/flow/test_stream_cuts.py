@@ -19,8 +19,8 @@ from openai._streaming import SSEDecoder
 from gateway.call import Call, Endpoint, Usage
 from gateway.errors import ErrorClass, UpstreamFailed
 from gateway.flow.relay import SseRelay
-from gateway.policy.sse import split_events
-from gateway.policy.transcript import Transcript
+from gateway.policy.openai.sse import split_events
+from gateway.policy.openai.transcript import Transcript
 from gateway.ports import Answer, Upstream
 from tests.flow.support import CHAT, CLOCKS, RESPONSES, Bench, Broken, ScriptedUpstream
 

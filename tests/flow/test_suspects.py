@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.watch import Open
-from gateway.policy.latency import Latency
-from gateway.policy.retry import Hedging, Retries
+from gateway.flow.deadlines import Open
+from gateway.policy.health.latency import Latency
+from gateway.policy.retry.retry import Hedging, Retries
 from gateway.policy.snapshot import Limits, Rates
 from tests.flow.outage import City, Fate, Provider, Told, answers, fails, gone, streams
 from tests.flow.support import ANSWER, CLOCKS, SSE, Script, streamed

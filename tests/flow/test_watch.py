@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import DeadlineExceeded, TargetsTimedOut
-from gateway.flow.watch import Open
+from gateway.flow.deadlines import Open
 from tests.flow.support import ANSWER, Bench, Script, ScriptedUpstream, streamed, whole
 
 

@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gateway.flow.watch import SWEEP_S, Watch
+from gateway.flow.deadlines import SWEEP_S, Watch
 from tests.flow.support import FakeClock
 
 T = TypeVar("T")

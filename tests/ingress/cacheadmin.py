@@ -12,8 +12,8 @@ import yaml
 
 from gateway.call import Attempt, Endpoint, Replay, Usage
 from gateway.errors import GatewayError
-from gateway.flow.savings import Savings
-from gateway.ingress.caching import cache_routes
+from gateway.flow.reuse.stats import Savings
+from gateway.ingress.admin.caches import cache_routes
 from gateway.ingress.routes import build_app
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies

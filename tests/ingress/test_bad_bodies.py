@@ -18,7 +18,7 @@ import pytest
 from gateway.emulator import EmulatorConfig
 from gateway.ingress import parse
 from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.body import with_model
+from gateway.policy.openai.json_edit import with_model
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post
 

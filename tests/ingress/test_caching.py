@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from gateway.errors import NotFound
-from gateway.flow.savings import Savings
-from gateway.ingress.operations import MOST_BYTES
+from gateway.flow.reuse.stats import Savings
+from gateway.ingress.admin.operations import MOST_BYTES
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, Response, chat, connect, get, post
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 

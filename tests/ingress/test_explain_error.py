@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.cli import main
+from gateway.cli.main import main
 from gateway.errors import InvalidRequest
-from gateway.ingress.explain_error import explain_error, read_headers
+from gateway.ingress.admin.explain_error import explain_error, read_headers
 from tests.policy.error_rows import TOO_LARGE, WALL, openai
 from tests.policy.tables import table_of
 

@@ -9,7 +9,7 @@ import struct
 import orjson
 import pytest
 
-from gateway.ingress import halfclosed
+from gateway.ingress import half_closed
 from tests.e2e.harness import Running, chat, connect, get, post, until
 
 CHAT = "/v1/chat/completions"
@@ -37,7 +37,7 @@ async def test_who_ends_its_side_gets_its_answer(gateway: Running, request_bytes
     """Whole, and the connection ends behind it; before it nothing but interim responses."""
     said = await sent_and_ended(gateway, request_bytes)
 
-    answer = said.replace(halfclosed.PROBE, b"")
+    answer = said.replace(half_closed.PROBE, b"")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith((b"}", b"data: [DONE]\n\n\r\n0\r\n\r\n"))
     await gateway.idle()
@@ -51,7 +51,7 @@ async def test_who_ends_its_side_is_waited_for_as_others_are(gateway: Running) -
     async with connect(gateway.url) as peer:
         peer.send(WHOLE)
         peer.writer.write_eof()
-        assert await peer.reader.readexactly(len(halfclosed.PROBE)) == halfclosed.PROBE
+        assert await peer.reader.readexactly(len(half_closed.PROBE)) == half_closed.PROBE
         await until(lambda: stats.active == 1)
         sweep(gateway, 0.0)
         sweep(gateway, 5.0)
@@ -59,7 +59,7 @@ async def test_who_ends_its_side_is_waited_for_as_others_are(gateway: Running) -
         assert not connection.transport.is_closing()
 
     sweep(gateway, 11.0)  # asks again, and is told by the system of who has left
-    await until(lambda: halfclosed.has_left(connection.transport))
+    await until(lambda: half_closed.has_left(connection.transport))
     sweep(gateway, 12.0)
     await until(lambda: stats.cancelled == 1)
     await gateway.idle()
@@ -85,7 +85,7 @@ async def test_the_end_of_an_answer_is_not_thrown_away() -> None:
     transport = Closing()
     loop = asyncio.get_running_loop()
 
-    halfclosed.Ended(transport, loop).sweep(loop.time() + 11.0, is_waiting=True)
+    half_closed.Ended(transport, loop).sweep(loop.time() + 11.0, is_waiting=True)
 
     assert not transport.is_aborted
 
@@ -116,7 +116,7 @@ async def test_http_1_0_that_ends_its_side_later_gave_up_waiting(
     gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So does a proxy that speaks it, and whose own client has left."""
-    monkeypatch.setattr(halfclosed, "RIGHT_BEHIND_S", -1.0)  # every end is late
+    monkeypatch.setattr(half_closed, "RIGHT_BEHIND_S", -1.0)  # every end is late
     gateway.script("silence")
 
     assert await sent_and_ended(gateway, OLD) == b""
@@ -141,7 +141,7 @@ async def test_http_1_0_that_was_closed_all_the_same_is_noticed(gateway: Running
         theirs = peer.writer.get_extra_info("socket")
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
 
-    await until(lambda: halfclosed.has_left(connection.transport))
+    await until(lambda: half_closed.has_left(connection.transport))
     sweep(gateway, 61.0)
     await until(lambda: stats.cancelled == 1)
     await gateway.idle()
@@ -153,7 +153,7 @@ async def test_where_the_system_does_not_tell_the_client_has_left() -> None:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
 
-    assert halfclosed.has_left(transport)
+    assert half_closed.has_left(transport)
 
     transport.close()
     theirs.close()

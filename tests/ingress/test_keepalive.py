@@ -19,7 +19,7 @@ from openai import APIError, AsyncOpenAI
 
 from gateway.call import LANES, Call
 from gateway.flow.keepalive import KeepAlive, waiting_for
-from gateway.flow.overload import Overload
+from gateway.flow.shedding import Overload
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_front
@@ -354,7 +354,7 @@ async def test_an_answer_that_is_no_stream_and_too_large_to_be_held_becomes_one_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is put on one line on its way through."""
-    monkeypatch.setattr("gateway.flow.opening.WHOLE_LIMIT", 4)
+    monkeypatch.setattr("gateway.flow.dispatch.WHOLE_LIMIT", 4)
     gate = asyncio.Event()
     script = slow(gate, b'{\n"id": ', b'"1"', b"\n}\n", kind=JSON)
     async with front(script) as gateway, connect(gateway.url) as peer:

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.emulator import EmulatorConfig
 from gateway.errors import BodyTooComplex, GatewayError
-from gateway.ingress.largebodies import LargeBodies
+from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import ENDPOINTS
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until

@@ -12,8 +12,8 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
+from gateway.ingress.admin.operations import health_routes
 from gateway.ingress.inflight import InFlight
-from gateway.ingress.operations import health_routes
 from gateway.ports import StoreHealth
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CircuitOpen
-from gateway.ingress.targets import breaker_states, retry_levels, show_targets
-from gateway.policy.breaker import Breaker, BreakerRules
-from gateway.policy.retry import Retries
+from gateway.ingress.admin.views import breaker_states, retry_levels, show_targets
+from gateway.policy.health.breaker import Breaker, BreakerRules
+from gateway.policy.health.target_health import Vitals
+from gateway.policy.retry.retry import Retries
 from gateway.policy.snapshot import Limits
-from gateway.policy.vitals import Vitals
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

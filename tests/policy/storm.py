@@ -1,4 +1,4 @@
-"""A provider that tells nobody its limit, and many calls at once: the search of `adapt.py` under simulated time.
+"""A provider that tells nobody its limit, and many calls at once: the search of `rate_search.py` under simulated time.
 
     python -m tests.policy.storm            # the table: share of calls refused, and time as a multiple of the ideal
 
@@ -17,8 +17,8 @@ from math import inf
 from random import Random
 from typing import Literal
 
-from gateway.policy.adapt import RateSearch, SearchPolicy
-from gateway.policy.bucket import Bucket, Window
+from gateway.policy.limits.bucket import Bucket, Window
+from gateway.policy.limits.rate_search import RateSearch, SearchPolicy
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from gateway.config.errortables import ErrorTables, read_error_tables
-from gateway.policy.diagnosis import ErrorTable
+from gateway.config.policies.errors import ErrorTables, read_error_tables
+from gateway.policy.errors.classify import ErrorTable
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.adapt import Pause, RateSearch, SearchPolicy
+from gateway.policy.limits.rate_search import Pause, RateSearch, SearchPolicy
 from tests.policy.storm import Provider, Storm
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.policy.budgets import (
+from gateway.policy.retry.budgets import (
     RetryBudget,
     RetryTokens,
     Spending,
@@ -17,7 +17,7 @@ from gateway.policy.budgets import (
     attempts_by_cost,
     cost_usd,
 )
-from gateway.policy.retry import CostRule, Retries
+from gateway.policy.retry.retry import CostRule, Retries
 from gateway.policy.snapshot import Rates
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.hints import Learned, Reading
-from gateway.policy.limits import Cost, LimitSet
+from gateway.policy.limits.limits import Cost, LimitSet
+from gateway.policy.limits.provider_headers import Learned, Reading
+from gateway.policy.limits.unwritten_burst import AGAIN_S, UNREFUSED_S
 from gateway.policy.snapshot import Limits
-from gateway.policy.untold import AGAIN_S, UNREFUSED_S
 
 RPM = 600.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.cachecontrol import ANYTHING, Directives, answer_headers, read_directives, serves
+from gateway.policy.reuse.cache_control import ANYTHING, Directives, answer_headers, read_directives, serves
 
 BOUNDED = settings(deadline=None, derandomize=True)
 MOST_S = 2_147_483_648.0

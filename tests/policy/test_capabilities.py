@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.capabilities import Capabilities, Needs, lacks, needs_of
+from gateway.policy.openai.capabilities import Capabilities, Needs, lacks, needs_of
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

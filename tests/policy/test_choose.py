@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.choose import Tiers, arrange
-from gateway.policy.latency import FORGET_S, Latency
+from gateway.policy.health.latency import FORGET_S, Latency
+from gateway.policy.retry.balancing import Tiers, arrange
 from gateway.policy.snapshot import Choice, Target
 from gateway.ports import Clocks, Upstream
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.convert import as_stream, as_whole, with_usage, without_usage
-from gateway.policy.transcript import Transcript
+from gateway.policy.conversion.convert import as_stream, as_whole, with_usage, without_usage
+from gateway.policy.openai.transcript import Transcript
 from tests.policy.answers import (
     CHATS,
     RESPONSES,

@@ -14,10 +14,10 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.dialects import Demand, open_account
 from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS
 from gateway.errors import ErrorClass, Phase
-from gateway.policy import errorbody
-from gateway.policy.diagnosis import Diagnosis, ErrorTable, error_object, in_band_status, is_openai_shaped
-from gateway.policy.errorbody import BODY_BYTES, TEXT_CHARS, normalised, numberless, read_body
-from gateway.policy.errorrules import Phrase, Rule
+from gateway.policy.errors import body as error_body
+from gateway.policy.errors.body import BODY_BYTES, TEXT_CHARS, normalised, numberless, read_body
+from gateway.policy.errors.classify import Diagnosis, ErrorTable, error_object, in_band_status, is_openai_shaped
+from gateway.policy.errors.rules import Phrase, Rule
 from tests.policy.error_rows import BY_STATUS, ROWS, WALL, Row
 from tests.policy.mutations import mutated
 from tests.policy.tables import built_in, table_of
@@ -401,7 +401,7 @@ def test_work_is_bounded_whatever_the_size(body: bytes, monkeypatch: pytest.Monk
             parsed.append(len(text))
             return loads(text)
 
-    monkeypatch.setattr(errorbody, "orjson", Counted)
+    monkeypatch.setattr(error_body, "orjson", Counted)
 
     wording = read_body(body).wording
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.estimate import Calibration, ChargeRule, HighPercentile, charge, estimate_input_tokens
-from gateway.policy.limits import Cost
+from gateway.policy.limits.estimate import Calibration, ChargeRule, HighPercentile, charge, estimate_input_tokens
+from gateway.policy.limits.limits import Cost
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.call import Usage
 from gateway.errors import ErrorClass
-from gateway.policy.diagnosis import Diagnosis
-from gateway.policy.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
-from gateway.policy.hints import Learned, never_fits, retry_delay_s
-from gateway.policy.limits import NOTHING, Cost, Style
+from gateway.policy.errors.classify import Diagnosis
+from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
+from gateway.policy.limits.limits import NOTHING, Cost, Style
+from gateway.policy.limits.provider_headers import Learned, never_fits, retry_delay_s
 from gateway.policy.snapshot import Counting, Limits
 
 WALL = 1_800_000_000.0

@@ -8,8 +8,8 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.guards import EDITION, KINDS, Facts, facts_of, objection
-from gateway.policy.guards_words import LANGUAGES, Language
+from gateway.semantic.guards.facts import EDITION, KINDS, Facts, facts_of, objection
+from gateway.semantic.guards.words import LANGUAGES, Language
 from tests.bench.semantic import pairs
 from tests.rows import rows
 

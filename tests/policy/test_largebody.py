@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy import body as small
-from gateway.policy.capabilities import Needs
-from gateway.policy.estimate import estimate_input_tokens
-from gateway.policy.largebody import Large, edited, is_parsed, large_of
-from gateway.policy.outline import read_contents, read_outline
+from gateway.policy.limits.estimate import estimate_input_tokens
+from gateway.policy.openai import json_edit as small
+from gateway.policy.openai.capabilities import Needs
+from gateway.policy.openai.large_body import Large, edited, is_parsed, large_of
+from gateway.policy.openai.outline import read_contents, read_outline
 from gateway.splice import Spliced, pieces_of
 from tests.policy.test_outline import done, outline_of
 

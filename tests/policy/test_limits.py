@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.bucket import Bucket
-from gateway.policy.hints import Learned, Reading
-from gateway.policy.limits import AZURE, CONTINUOUS, NOTHING, Cost, LimitSet, Style
+from gateway.policy.limits.bucket import Bucket
+from gateway.policy.limits.limits import AZURE, CONTINUOUS, NOTHING, Cost, LimitSet, Style
+from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.snapshot import Limits
 
 BOUNDED = settings(deadline=None, derandomize=True)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.call import LANES, Lane
-from gateway.policy.limits import NOTHING, Cost
-from gateway.policy.lineup import Lineup, Place, Ticket
+from gateway.policy.limits.fair_queue import Lineup, Place, Ticket
+from gateway.policy.limits.limits import NOTHING, Cost
 
 LOW = LANES.index("background")
 

@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.policy.objectanswers import Announcements, Filling, Page, ids_in_answer, read_page
-from gateway.policy.objectids import FIELDS, TREE_BYTES, ids_in_body, may_name
-from gateway.policy.objects import RESPONSES, Concern, ObjectRules, Place, ids_in_path, key_of, read_path, scope_of
+from gateway.policy.objects.answers import Announcements, Filling, Page, ids_in_answer, read_page
+from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
+from gateway.policy.objects.objects import (
+    RESPONSES,
+    Concern,
+    ObjectRules,
+    Place,
+    ids_in_path,
+    key_of,
+    read_path,
+    scope_of,
+)
 
 JSON = b"application/json"
 

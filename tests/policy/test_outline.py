@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BodyTooComplex
-from gateway.policy import jsontext, outline
-from gateway.policy.jsontext import MAX_DEPTH, MalformedJson, is_too_deep
-from gateway.policy.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
+from gateway.policy.openai import json_text, outline
+from gateway.policy.openai.json_text import MAX_DEPTH, MalformedJson, is_too_deep
+from gateway.policy.openai.outline import MAX_FIELDS, UNREAD, Outline, read_contents, read_outline
 from tests.rows import rows
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so short that every boundary falls everywhere, and the real ones."""
     first, size = request.param
-    for module in (jsontext, outline):
+    for module in (json_text, outline):
         monkeypatch.setattr(module, "PIECE_BYTES", max(2, size))
         monkeypatch.setattr(outline, "FIRST_PIECE_BYTES", max(2, first))
 

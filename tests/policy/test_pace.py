@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.pace import Pace
+from gateway.policy.openai.stream_clock import Pace
 from gateway.ports import Clocks
 
 

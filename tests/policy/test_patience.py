@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.latency import Latency
-from gateway.policy.patience import (
+from gateway.policy.health.first_byte_wait import (
     LEAST_ROOM_S,
     MIN_SAMPLES,
     UNKNOWN,
@@ -23,6 +22,7 @@ from gateway.policy.patience import (
     silence_s,
     usual_of,
 )
+from gateway.policy.health.latency import Latency
 
 seconds = st.floats(0.01, 1000.0)
 usuals = st.one_of(

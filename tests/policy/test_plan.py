@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from gateway.call import Call
-from gateway.policy.plan import upstream_model
+from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Model, Target
 from gateway.ports import Clocks, Upstream
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.question import MOST_CHARS, Question, last_question
+from gateway.semantic.question import MOST_CHARS, Question, last_question
 
 USER = {"role": "user", "content": "Why is the sky blue?"}
 SYSTEM = {"role": "system", "content": "Be brief."}

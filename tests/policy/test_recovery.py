@@ -7,7 +7,7 @@ from math import log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.recovery import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Growth, Probes
+from gateway.policy.health.recovery import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Growth, Probes
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Call, Endpoint
-from gateway.policy.caching import Caching, ExactRule
-from gateway.policy.replaykeys import (
+from gateway.policy.reuse.keys import (
     digest,
     exact_key,
     fingerprint,
@@ -23,6 +22,7 @@ from gateway.policy.replaykeys import (
     reads_one_way,
     record_key,
 )
+from gateway.policy.reuse.rules import Caching, ExactRule
 from tests.flow.support import SPEECH, Bench, ScriptedUpstream
 
 BOUNDED = settings(

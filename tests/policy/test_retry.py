@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Attempt
 from gateway.errors import ErrorClass, Phase
-from gateway.policy.retry import (
+from gateway.policy.retry.retry import (
     BUILT_IN_RULES,
     DENIALS,
     FIRST_BUDGET_WAIT_S,

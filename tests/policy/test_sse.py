@@ -10,10 +10,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.convert import as_stream, ends_well
-from gateway.policy.errorbody import error_object as diagnosis_error
-from gateway.policy.errorbody import is_openai_shaped
-from gateway.policy.sse import (
+from gateway.policy.conversion.convert import as_stream, ends_well
+from gateway.policy.errors.body import error_object as diagnosis_error
+from gateway.policy.errors.body import is_openai_shaped
+from gateway.policy.openai.sse import (
     PENDING_LIMIT,
     EventCutter,
     answer_object,

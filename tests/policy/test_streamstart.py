@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.streamstart import FAILED_REASONS, Word, first_error, first_word
+from gateway.policy.openai.first_event import FAILED_REASONS, Word, first_error, first_word
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

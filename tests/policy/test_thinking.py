@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.thinking import asks_for_reasoning, is_thinker
+from gateway.policy.openai.thinking import asks_for_reasoning, is_thinker
 
 
 @pytest.mark.parametrize(

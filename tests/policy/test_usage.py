@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Usage
-from gateway.policy.usage import estimate_tokens, estimate_usage, find_usage, read_usage
+from gateway.policy.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.retry import Doubt
-from gateway.policy.suspects import Suspicion
-from gateway.policy.vitals import LONG_S, PROBE_PATIENCE_S, Account, Permit, Vitals
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.suspects import Suspicion
+from gateway.policy.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Permit, Vitals
+from gateway.policy.retry.retry import Doubt
 
 RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
 BACKGROUND, INTERACTIVE = 3, 1

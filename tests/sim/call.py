@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from gateway.call import Call, Endpoint, Lane
-from gateway.flow.delayqueue import Held
+from gateway.flow.admission.queue import Held
 from gateway.policy.snapshot import PolicySnapshot
 from tests.sim.provider import Demand
 

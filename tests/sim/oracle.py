@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf
 
 from gateway.call import LANES, Lane
-from gateway.flow.delayqueue import Held, Left
+from gateway.flow.admission.queue import Held, Left
 from tests.sim.call import SimCall, held_of
 from tests.sim.clock import until
 from tests.sim.provider import Demand

@@ -11,10 +11,10 @@ import pytest
 
 from gateway.call import Lane
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
+from gateway.flow.deadlines import Watch
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.watch import Watch
 from gateway.ports import Answer, Meter, Outgoing, StoreBounds
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.delayqueue import DelayQueue, Held
-from gateway.policy.gate import Gate
-from gateway.policy.limits import Cost
-from gateway.policy.lineup import Lineup, Next
+from gateway.flow.admission.queue import DelayQueue, Held
+from gateway.policy.limits.fair_queue import Lineup, Next
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.limits import Cost
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault

@@ -16,15 +16,15 @@ from random import Random
 from typing import Protocol, cast
 
 from gateway.call import Attempt, Usage
-from gateway.config.errortables import read_error_tables
+from gateway.config.policies.errors import read_error_tables
 from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase
-from gateway.flow.admission import Admission
+from gateway.flow.admission.admission import Admission
 from gateway.flow.attempt import LIMITS_RATE
-from gateway.policy.breaker import BreakerRules
-from gateway.policy.diagnosis import Diagnosis
-from gateway.policy.gate import Refusal
-from gateway.policy.hints import never_fits, retry_delay_s
-from gateway.policy.retry import BUILT_IN_RULES, Retries
+from gateway.policy.errors.classify import Diagnosis
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.limits.gate import Refusal
+from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
+from gateway.policy.retry.retry import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import (
     Counting,
     Holding,

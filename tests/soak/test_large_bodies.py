@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from gateway.errors import GatewayError
-from gateway.ingress.largebodies import LargeBodies
+from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.itemrefs import references_searched
+from gateway.policy.objects.item_refs import references_searched
 from tests.bench.canned import Canned, stream_events
 from tests.e2e.harness import connect, post
 from tests.soak.conftest import Report

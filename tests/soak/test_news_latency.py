@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.flow.gossip import Gossip
-from gateway.policy.gate import Gate
+from gateway.flow.fleet.news import Gossip
+from gateway.policy.limits.gate import Gate
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis_link import Link
-from gateway.store.redis_news import RedisNews
+from gateway.store.redis.news import RedisNews
+from gateway.store.redis_link.link import Link
 from tests.flow.support import Bench, FakeClock, ScriptedUpstream
 from tests.soak.conftest import Report
 from tests.store.redis_servers import redis_server

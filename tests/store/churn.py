@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from gateway.ports import StoreBounds
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 from tests.store.conformance import kept
 
 NOW = 1_700_000_000.0

@@ -20,14 +20,14 @@ Maker = Callable[[pytest.FixtureRequest, Path], AbstractAsyncContextManager[Make
 
 @asynccontextmanager
 async def _memory(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
-    from gateway.store.memory import MemoryStore  # one implementation that is broken leaves the others' tests be
+    from gateway.store.memory.store import MemoryStore  # one implementation that is broken leaves the others' tests be
 
     yield MemoryStore
 
 
 @asynccontextmanager
 async def _sqlite(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[MakeStore]:
-    from gateway.store.sqlite import SqliteStore  # as above
+    from gateway.store.sqlite.store import SqliteStore  # as above
 
     made = 0
 

@@ -1,4 +1,4 @@
-"""What `gateway/store/lua/lease.lua` does, in plain Python: the same rules in the same order, to be read and compared.
+"""What `gateway/store/redis/lua/lease.lua` does, in plain Python: the same rules in the same order, to be read and compared.
 
 A limit has a level, which nobody holds; each replica of it holds `granted - used - given`, as the store reckons; and what
 was shared out to a replica that has not asked since is set aside for it. Keep in step with the script.

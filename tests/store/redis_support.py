@@ -14,8 +14,8 @@ from redis import Redis
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import StoreBounds, VectorRow
-from gateway.store.redis import RedisStore
-from gateway.store.redis_link import Link, Script, StoreGone
+from gateway.store.redis.store import RedisStore
+from gateway.store.redis_link.link import Link, Script, StoreGone
 from tests.store.conformance import settle
 
 PATIENT_S = 5.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Kept, Usage
 from gateway.ports import Store, VectorRow
-from gateway.store.memory import MemoryStore
+from gateway.store.memory.store import MemoryStore
 from tests.store.conformance import (
     KIB,
     ROOMY,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.ports import Claim
-from gateway.store.memory import MemoryStore
-from gateway.store.memory_lru import LET_GO, Lru
+from gateway.store.memory.lru import LET_GO, Lru
+from gateway.store.memory.store import MemoryStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept
 
 MIB = 1024 * KIB

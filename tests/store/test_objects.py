@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.ports import Objects
-from gateway.store.memory_objects import GENERATIONS, MemoryObjects
-from gateway.store.sqlite import SqliteStore
+from gateway.store.memory.objects import GENERATIONS, MemoryObjects
+from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import ROOMY, MakeStore, Wall, digest, settle, ticked
 from tests.store.redis_support import Lender
 

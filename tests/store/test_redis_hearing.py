@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.policy.snapshot import SharedState
-from gateway.store import redis_hearing
-from gateway.store.redis_link import Link
+from gateway.store.redis_link import subscriber
+from gateway.store.redis_link.link import Link
 from tests.store.redis_servers import RedisServer
 
 
@@ -24,7 +24,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_hearing, "LAST_DELAY_S", 0.01)
+    monkeypatch.setattr(subscriber, "LAST_DELAY_S", 0.01)
 
 
 @contextlib.asynccontextmanager

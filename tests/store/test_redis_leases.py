@@ -12,8 +12,8 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import LeaseAsk
-from gateway.store.redis_leases import LATE_S, RedisLeases
-from gateway.store.redis_link import Link, StoreGone
+from gateway.store.redis.leases import LATE_S, RedisLeases
+from gateway.store.redis_link.link import Link, StoreGone
 from tests.store.lease_fleet import (
     BEGIN,
     BUCKET,

@@ -17,10 +17,10 @@ import pytest
 import trustme
 from redis.crc import key_slot
 
-import gateway.store.redis_server as redis_server_module
+import gateway.store.redis_link.server as redis_server_module
 from gateway.policy.snapshot import SharedState
-from gateway.store import redis_hearing
-from gateway.store.redis_link import Link, StoreGone, StoreRefused, load_script, script_of
+from gateway.store.redis_link import subscriber
+from gateway.store.redis_link.link import Link, StoreGone, StoreRefused, load_script, script_of
 from tests.store.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 
 ECHO = script_of("echo", "return ARGV[1]")
@@ -112,7 +112,7 @@ async def test_a_script_has_the_servers_time_unless_given_one(link: Link) -> Non
 
 async def test_scripts_of_the_folder_have_the_prelude(tmp_path: Path) -> None:
     """Every script of the store can be loaded by its name."""
-    from gateway.store.redis_script import FOLDER  # only this test cares where they are
+    from gateway.store.redis_link.script import FOLDER  # only this test cares where they are
 
     names = [path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude"]
 
@@ -610,8 +610,8 @@ async def test_a_lost_subscription_is_made_anew(a_redis: RedisServer, link: Link
 
 async def test_a_silent_subscription_is_found_out(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks alive and hears nothing: the server is asked now and then, and no answer ends it."""
-    monkeypatch.setattr(redis_hearing, "ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(redis_hearing, "PATIENCE_S", 0.25)
+    monkeypatch.setattr(subscriber, "ASK_AFTER_S", 0.05)
+    monkeypatch.setattr(subscriber, "PATIENCE_S", 0.25)
     async with proxied(a_redis.port) as proxy, linked(proxy.url) as link, hearing(link, lambda _: None) as joined:
         before = proxy.accepted
         proxy.blackhole()
@@ -631,7 +631,7 @@ def pings(server: RedisServer) -> int:
 
 async def test_a_quiet_subscription_goes_on(a_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has said that it is there, so it is not made anew."""
-    monkeypatch.setattr(redis_hearing, "ASK_AFTER_S", 0.02)
+    monkeypatch.setattr(subscriber, "ASK_AFTER_S", 0.02)
     async with linked(a_redis.url) as link, hearing(link, lambda _: None) as joined:
         before = pings(a_redis)
 

@@ -13,9 +13,9 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis_link import Link
-from gateway.store.redis_news import MOST_KEPT, MOST_PUT_OFF, OVER_S, RedisNews
-from gateway.store.redis_servertime import MEMORY_S, ServerTime
+from gateway.store.redis.news import MOST_KEPT, MOST_PUT_OFF, OVER_S, RedisNews
+from gateway.store.redis_link.link import Link
+from gateway.store.redis_link.server_time import MEMORY_S, ServerTime
 from tests.store.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 
 PATIENT_S, BRISK_S = 5.0, 0.3
@@ -243,7 +243,7 @@ async def test_who_comes_soon_after_hears_that_it_is_over(
             one.news.tell(PAUSE._replace(name=name), lasts=True)
             one.news.tell(PAUSE._replace(name=name, left_s=0.0), lasts=True)
         one.news.tell(PAUSE._replace(name="b", left_s=5.0), lasts=True)
-        monkeypatch.setattr("gateway.store.redis_news.OVER_S", 0.001)
+        monkeypatch.setattr("gateway.store.redis.news.OVER_S", 0.001)
         one.news.tell(PAUSE._replace(name="c", left_s=0.0), lasts=True)
         await until(lambda: not one.news._telling)
         async with joined(server.url, namespace) as late:
@@ -474,7 +474,7 @@ async def test_what_is_kept_is_read_later_if_it_cannot_be_read_now(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile what others tell is heard all the same."""
-    monkeypatch.setattr("gateway.store.redis_news.AGAIN_S", 0.01)
+    monkeypatch.setattr("gateway.store.redis.news.AGAIN_S", 0.01)
     async with fleet(server, namespace, 2) as (one, two):
         one.news.tell(PAUSE, lasts=True)
         await told(one, two)
@@ -495,7 +495,7 @@ async def test_what_waits_to_be_told_again_gives_way_to_what_is_newer(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the newer one went."""
-    monkeypatch.setattr("gateway.store.redis_news.AGAIN_S", 0.05)
+    monkeypatch.setattr("gateway.store.redis.news.AGAIN_S", 0.05)
     async with fleet(server, namespace, 2) as (one, two):
         lost = asyncio.get_running_loop().create_future()
         lost.set_exception(ConnectionError("lost"))

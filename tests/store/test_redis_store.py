@@ -11,7 +11,7 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis import RedisStore
+from gateway.store.redis.store import RedisStore
 from tests.store.conformance import KIB, ROOMY, digest, entries, kept, row, settle
 from tests.store.redis_servers import RedisServer, free_port, redis_cluster, redis_server
 from tests.store.redis_support import loaded, until

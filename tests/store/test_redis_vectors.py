@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from gateway.ports import NewsItem, VectorRow
-from gateway.store import redis, redis_registry, redis_vectors
-from gateway.store.redis import RedisStore
-from gateway.store.redis_purges import Selection, decode_selection
-from gateway.store.redis_vectors import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
+from gateway.store.redis import registry, vectors
+from gateway.store.redis import store as redis
+from gateway.store.redis.purges import Selection, decode_selection
+from gateway.store.redis.store import RedisStore
+from gateway.store.redis.vectors import ROWS_AT_ONCE, decode_news, decode_row, encode_news, encode_row
 from tests.store.conformance import ROOMY, Wall, digest, entries, row, settle, ticked
 from tests.store.redis_support import Lender, Lent, loaded
 
@@ -106,7 +107,7 @@ async def test_a_purge_reaches_more_partitions_than_are_counted(
     lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is known here of partitions is bounded, what is forgotten is not."""
-    monkeypatch.setattr(redis_vectors, "MOST_SHELVES", 2)
+    monkeypatch.setattr(vectors, "MOST_SHELVES", 2)
     store = lends.replica(ROOMY, wall, now=wall)
     for number in range(7):
         await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))
@@ -127,7 +128,7 @@ async def seen(store: RedisStore, least: int) -> None:
 
 async def test_no_operation_reads_all_names(lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be many; a purge finds all of them, and who looks through them comes to all in time."""
-    monkeypatch.setattr(redis_registry, "PAGE", 20)
+    monkeypatch.setattr(registry, "PAGE", 20)
     monkeypatch.setattr(redis, "SWEPT_AT_ONCE", 1000)
     first, second, third = (lends.replica(ROOMY, wall, now=wall) for _ in range(3))
     read, command = list[int](), Lent.command
@@ -153,7 +154,7 @@ async def test_there_are_so_many_names_at_most(
     lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is kept under a new one then, so that a purge finds all there is, until others have run out; it is said once."""
-    monkeypatch.setattr(redis_registry, "MOST_NAMES", 3)
+    monkeypatch.setattr(registry, "MOST_NAMES", 3)
     first, second = (lends.replica(ROOMY, wall, now=wall) for _ in range(2))
     for number in range(5):
         await settle(first.vectors.add(row(number, now=wall(), partition=digest(number), ttl_s=60.0)))
@@ -161,7 +162,7 @@ async def test_there_are_so_many_names_at_most(
         await settle(second.vectors.add(row("again", now=wall(), partition=digest(number), ttl_s=60.0)))
     before = [len(await loaded(first, digest(number))) for number in range(5)]
 
-    wall.advance(2 * 60.0 + redis_registry.LEAST_S + 1.0)
+    wall.advance(2 * 60.0 + registry.LEAST_S + 1.0)
     await settle(first.vectors.add(row("new", now=wall(), partition=digest(4))))
 
     assert before == [2, 2, 2, 0, 0]
@@ -175,7 +176,7 @@ async def test_numbers_are_known_of_so_many_partitions_at_most(
     lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that were told last; empty ones take nobody's place."""
-    monkeypatch.setattr(redis_vectors, "MOST_SHELVES", 3)
+    monkeypatch.setattr(vectors, "MOST_SHELVES", 3)
     store = lends.replica(ROOMY, wall, now=wall)
     for number in range(5):
         await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))

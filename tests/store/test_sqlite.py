@@ -17,10 +17,10 @@ import pytest
 
 from gateway.errors import StoreUnusable
 from gateway.ports import StoreBounds
-from gateway.store import sqlite_answers, sqlite_file, sqlite_room, sqlite_schema, sqlite_thread
-from gateway.store.kept import about, restored
-from gateway.store.sqlite import SqliteStore
-from gateway.store.sqlite_schema import open_file
+from gateway.store.entry_codec import about, restored
+from gateway.store.sqlite import answers, eviction, file, schema, thread
+from gateway.store.sqlite.schema import open_file
+from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, connect_hastily
 
@@ -183,7 +183,7 @@ def test_a_file_of_a_newer_release_is_refused(path: str) -> None:
     db.execute("PRAGMA user_version = 99")
     db.close()
 
-    assert f"a newer gateway has made it (version 99, this one knows {len(sqlite_schema.MIGRATIONS)})" in refusal(path)
+    assert f"a newer gateway has made it (version 99, this one knows {len(schema.MIGRATIONS)})" in refusal(path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -228,13 +228,13 @@ def said_to_nobody(work: Callable[[], object]) -> str:
 def test_a_file_of_version_0_becomes_ours(path: str) -> None:
     """One that was begun, and never filled: the process died while it made it."""
     db = sqlite3.connect(path)
-    db.execute(f"PRAGMA application_id = {sqlite_schema.APPLICATION_ID}")
+    db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     db.close()
 
     db, starts = open_file(path, connect=connect_hastily)
 
     assert starts == 1
-    assert db.execute("PRAGMA user_version").fetchone() == (len(sqlite_schema.MIGRATIONS),)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
     db.close()
 
 
@@ -243,7 +243,7 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
     store = opened(path, wall)
     assert await settle(store.records.complete(RECORD, await hold(store), kept(now=wall())))
     await store.aclose()
-    newer = (*sqlite_schema.MIGRATIONS, ("ALTER TABLE records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue'",))
+    newer = (*schema.MIGRATIONS, ("ALTER TABLE records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue'",))
 
     for _ in range(2):
         db, _ = open_file(path, connect=connect_hastily, migrations=newer)
@@ -256,7 +256,7 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
 
 async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: str, wall: Wall) -> None:
     """Whose they were was not known; what they take was, and counts from the first moment."""
-    before = sqlite_schema.MIGRATIONS[: sqlite_schema.MIGRATIONS.index(sqlite_schema._SHARES)]
+    before = schema.MIGRATIONS[: schema.MIGRATIONS.index(schema._SHARES)]
     db, _ = open_file(path, connect=connect_hastily, migrations=before)
     for number in range(50):
         old = (digest(number), b"f" * 32, wall() + 600, 8192, b"", b"")
@@ -286,7 +286,7 @@ def test_a_migration_that_fails_changes_nothing(path: str) -> None:
     db, _ = open_file(path, connect=connect_hastily)
     db.close()
     newer = (
-        *sqlite_schema.MIGRATIONS,
+        *schema.MIGRATIONS,
         ("ALTER TABLE records ADD COLUMN colour TEXT", "ALTER TABLE nothing ADD COLUMN x"),
     )
 
@@ -371,7 +371,7 @@ async def test_what_is_put_while_the_file_is_asked_is_not_overwritten_by_it(path
 
 async def test_a_log_that_has_become_long_is_begun_anew(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever kept sqlite from doing so by itself."""
-    monkeypatch.setattr(sqlite_file, "LOG_BYTES", 500 * KIB)
+    monkeypatch.setattr(file, "LOG_BYTES", 500 * KIB)
     store = opened(path, wall)
     await ticked(store, 1)
     before = size_of(path + "-wal")
@@ -386,7 +386,7 @@ async def test_a_log_that_has_become_long_is_begun_anew(path: str, wall: Wall, m
 
 async def test_all_partitions_together_are_bounded(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no end to partitions: the oldest rows of all go."""
-    monkeypatch.setattr(sqlite_room, "VECTOR_BYTES", 64 * KIB)
+    monkeypatch.setattr(eviction, "VECTOR_BYTES", 64 * KIB)
     store = opened(path, wall)
 
     for number in range(500):
@@ -401,8 +401,8 @@ async def test_all_partitions_together_are_bounded(path: str, wall: Wall, monkey
 
 async def test_a_lowered_bound_is_met_in_steps(path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     """No transaction drops more than some; a tick goes on until it is met."""
-    monkeypatch.setattr(sqlite_room, "ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(sqlite_room, "STEPS", 2)
+    monkeypatch.setattr(eviction, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(eviction, "STEPS", 2)
     disk = Disk()
     store = opened(path, wall, disk=disk)
     for number in range(100):
@@ -556,7 +556,7 @@ async def test_cache_writes_are_dropped_when_the_disk_is_too_slow(
     path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded, and the drops are counted; what is dropped is still hot."""
-    monkeypatch.setattr(sqlite_thread, "QUEUED_BYTES", 64 * KIB)
+    monkeypatch.setattr(thread, "QUEUED_BYTES", 64 * KIB)
     disk = Disk()
     store = opened(path, wall, disk=disk)
     gate = held_back(disk, "COMMIT")
@@ -622,7 +622,7 @@ async def test_a_purge_is_whole_though_it_is_done_in_steps(
     path: str, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts all, leaves what came after, and what was read meanwhile is not hot afterwards."""
-    monkeypatch.setattr(sqlite_answers, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(answers, "ROWS_AT_ONCE", 10)
     store = opened(path, wall, replace(ROOMY, answers={"default": 1024 * KIB}))
     for number in range(95):
         store.answers.put(digest(number), kept(bytes(4 * KIB), now=wall(), tenant="a" if number else "b"))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gateway.ports import Claim
-from gateway.store.sqlite import SqliteStore
+from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, Monotonic, connect_hastily, failing
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gateway.ports import Near, VectorRow
-from gateway.store import nearest
-from gateway.store.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
-from gateway.store.sketch import reach
-from gateway.store.vectorindex import NOT_INSTALLED, VectorIndex
+from gateway.semantic import nearest
+from gateway.semantic.index import NOT_INSTALLED, VectorIndex
+from gateway.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
+from gateway.semantic.sketch import reach
 
 NOW = 1_800_000_000.0
 HERE, THERE = b"h" * 32, b"t" * 32

@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from gateway.call import Call
-from gateway.upstream.localmodel import AT_ONCE_CHARS, LocalEmbedder
+from gateway.semantic.local_model import AT_ONCE_CHARS, LocalEmbedder
 
 WORDS = {"[UNK]": 0, "north": 1, "east": 2, "up": 3, "south": 4}
 ROWS = [[0.0, 0.0, 0.0], [0.0, 2.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, -2.0, 0.0]]

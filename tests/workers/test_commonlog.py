@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from gateway.workers.commonlog import make_turns
+from gateway.workers.shared_log import make_turns
 
 BATCHES, LINES, LENGTH = 10, 20, 3_000
 WRITER = """

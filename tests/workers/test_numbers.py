@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gateway.calllog import CallLog
 from gateway.telemetry import Telemetry
-from gateway.workers.numbers import ADDED, LEAST, MOST, Family, Fleet, Gathered, counter, dump, gauge, merge
+from gateway.workers.merge_metrics import ADDED, LEAST, MOST, Family, Fleet, Gathered, counter, dump, gauge, merge
 
 
 def calls(total: float, in_flight: float = 0.0) -> list[Family]:

@@ -1,0 +1,171 @@
+"""How providers count, as `admission.yaml` says it by kind, and which kind a provider is.
+
+The built-in rules are those the providers document, or show in their answers. Keep them in step with
+policies/admission.yaml, which spells them out and says where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, get_args
+from urllib.parse import urlsplit
+
+from gateway.config.reading.check import check, check_sets
+from gateway.config.reading.fields import EMULATOR
+from gateway.config.reading.problems import Document, Path, did_you_mean
+from gateway.config.schema import AdmissionSet, CountingEntry, Kind, ProviderEntry, Windows
+from gateway.config.sections import tokenizers
+from gateway.policy.limits.estimate import ChargeRule
+from gateway.policy.limits.limits import AZURE, CONTINUOUS, Style
+from gateway.policy.limits.provider_headers import provider_of
+from gateway.policy.snapshot import Counting, LimitsAre, Provider
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+WINDOWS: Final[Mapping[Windows, Style]] = {
+    "continuous": CONTINUOUS,
+    "minute": Style(request_window_s=60.0, token_window_s=60.0),
+    "azure": AZURE,
+}
+FindTokenizer = Callable[[str], Callable[[str], int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How providers of one kind count a call against their limits."""
+
+    charge: ChargeRule
+    excludes_cached: bool = False
+    windows: Windows = "continuous"
+
+
+BUILT_IN_RULES: Final[Mapping[Kind, Rule]] = {
+    "openai": Rule("max"),
+    "azure": Rule("sum", windows="azure"),
+    "anthropic": Rule("input", excludes_cached=True),
+    "groq": Rule("sum", excludes_cached=True),
+    "mistral": Rule("sum", windows="minute"),
+    "together": Rule("sum"),
+    "fireworks": Rule("input", excludes_cached=True),
+    "xai": Rule("sum"),
+    "gemini": Rule("input", windows="minute"),
+    "openrouter": Rule("sum"),
+    "deepseek": Rule("sum"),
+    "vertex": Rule("real"),
+    "cohere": Rule("real"),
+    "bedrock": Rule("sum"),
+    "vllm": Rule("real"),
+    "sglang": Rule("real"),
+    "ollama": Rule("real"),
+    "llamacpp": Rule("real"),
+    "tgi": Rule("real"),
+    "other": Rule("real"),
+}
+SELF_HOSTED: Final[frozenset[Kind]] = frozenset(("vllm", "sglang", "tgi", "ollama", "llamacpp"))
+# Hosts that `hints` does not list: their headers need no reading of their own, but they count and fail in their own way.
+_HOSTS: Final[Mapping[str, Kind]] = {
+    "*.x.ai": "xai",
+    "*.generativelanguage.googleapis.com": "gemini",
+    "*.deepseek.com": "deepseek",
+    "*.aiplatform.googleapis.com": "vertex",
+    "*-aiplatform.googleapis.com": "vertex",
+    "*.cohere.com": "cohere",
+    "*.cohere.ai": "cohere",
+    "*.bedrock-*.amazonaws.com": "bedrock",
+    "*.bedrock-*.api.aws": "bedrock",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One set of admission.yaml."""
+
+    include_usage: bool
+    learns: bool
+    first_output_tokens: int
+    arrival_lag_s: float
+    is_exact: bool
+    rules: Mapping[Kind, Rule]
+
+    def counting(self, kind: Kind, *, adaptive: bool, find_tokenizer: FindTokenizer | None) -> Counting:
+        """How a target at a provider of this kind is counted; `find_tokenizer` is used where the set is exact."""
+        rule = self.rules[kind]
+        return Counting(
+            kind="" if kind == "other" else kind,
+            charge=rule.charge,
+            excludes_cached=rule.excludes_cached,
+            style=WINDOWS[rule.windows],
+            learns=self.learns,
+            first_output_tokens=self.first_output_tokens,
+            arrival_lag_s=self.arrival_lag_s,
+            adaptive=adaptive,
+            exact_tokens=find_tokenizer if self.is_exact else None,
+        )
+
+
+def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
+    """What the entry says, else what the address tells; the emulator counts as OpenAI does."""
+    if entry.kind is not None:
+        return entry.kind
+    if provider.base_url.startswith(EMULATOR):
+        return "openai"
+    if provider.dialect == "azure":
+        return "azure"
+    return kind_of_host(urlsplit(provider.base_url).hostname or "")
+
+
+def kind_of_host(host: str) -> Kind:
+    """Whose host it is, as far as we know: `other` where we don't."""
+    ours = (kind for pattern, kind in _HOSTS.items() if fnmatchcase(f".{host}", pattern))
+    known = provider_of(f"//{host}") or next(ours, "other")
+    return next((kind for kind in KINDS if kind == known), "other")
+
+
+def limits_by_kind(kind: Kind) -> LimitsAre:
+    """Whose the limits of such a provider are: hosted ones count by credential, a server of one's own counts everybody."""
+    return "server" if kind in SELF_HOSTED else "account"
+
+
+def windows_of(style: Style) -> str:
+    """The name of a style in admission.yaml."""
+    return next(name for name, known in WINDOWS.items() if known == style)
+
+
+def read_admission(document: Document | None) -> dict[str, Admission]:
+    """Every set of admission.yaml; None: there is no such file."""
+    sets = check_sets(AdmissionSet, document)
+    for name, entry in sets.items():
+        if document is not None and entry.tokenizer == "exact" and not tokenizers.is_installed():
+            document.complain((name, "tokenizer"), tokenizers.NOT_INSTALLED)
+    return {
+        name: Admission(
+            include_usage=entry.include_usage,
+            learns=entry.learn_limits,
+            first_output_tokens=entry.first_answer_tokens,
+            arrival_lag_s=entry.arrival_lag,
+            is_exact=entry.tokenizer == "exact",
+            rules=_rules(document, (name, "providers")),
+        )
+        for name, entry in sets.items()
+    }
+
+
+def _rules(document: Document | None, path: Path) -> dict[Kind, Rule]:
+    said = document.at(path) if document is not None else None
+    if document is None or not isinstance(said, dict):
+        return dict(BUILT_IN_RULES)
+    for name in said:
+        if name not in KINDS:
+            document.complain((*path, name), f"unknown kind of provider{did_you_mean(name, KINDS)}")
+    return {kind: _rule(check(CountingEntry, document, (*path, kind)), rule) for kind, rule in BUILT_IN_RULES.items()}
+
+
+def _rule(entry: CountingEntry | None, built_in: Rule) -> Rule:
+    if entry is None:
+        return built_in
+    return Rule(
+        entry.charge or built_in.charge,
+        built_in.excludes_cached if entry.excludes_cached is None else entry.excludes_cached,
+        entry.windows or built_in.windows,
+    )

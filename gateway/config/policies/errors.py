@@ -1,0 +1,152 @@
+"""What the files under `errors/` say: by kind of provider, what its error answers mean.
+
+The built-in tables are such files too and ship with the gateway; each is read when a target first needs it. A user's file
+goes before the built-in one of the same name, rule by rule: a built-in rule is left out where the user's file has one of
+its name. Invariant: every table ends with the rules of default.yaml, and holds a bounded number of phrases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Final
+
+from gateway.config.policies.admission import KINDS
+from gateway.config.policies.error_rule import CONDITIONS, FIELDS, RuleEntry
+from gateway.config.reading.check import check
+from gateway.config.reading.env import substitute
+from gateway.config.reading.problems import Document, Problem, did_you_mean, quoted
+from gateway.config.reading.source import read_document
+from gateway.errors import Phase
+from gateway.policy.errors.classify import ErrorTable
+from gateway.policy.errors.rules import Rule
+
+DEFAULT: Final = "default"
+NAMES: Final = (DEFAULT, *KINDS)
+MAX_PHRASES = 300
+"""In a file: every one of them may have to be looked for in every error."""
+_OWN = "own "
+
+
+class ErrorTables:
+    """The table of every kind, made when it is first asked for.
+
+    Keep it for as long as a config is loaded: the tables are what targets keep.
+    """
+
+    def __init__(self, own: Mapping[str, tuple[Rule, ...]], documents: tuple[Document, ...], folder: FilePath) -> None:
+        self.documents = documents
+        """The user's files."""
+        self._own = own
+        self._folder = folder
+        self._built_in: dict[str, tuple[Rule, ...]] = {}
+        self._made: dict[str, ErrorTable] = {}
+
+    def of(self, kind: str) -> ErrorTable:
+        """The rules for providers of this kind, an empty one for nobody in particular, and then those for everybody."""
+        kind = kind or "other"
+        table = self._made.get(kind)
+        if table is None:
+            rules = (*self._rules(kind), *self._rules(DEFAULT))
+            self._made[kind] = table = ErrorTable(rules, "" if kind == "other" else kind)
+        return table
+
+    def _rules(self, name: str) -> tuple[Rule, ...]:
+        own = self._own.get(name, ())
+        replaced = {rule.name.removeprefix(_OWN) for rule in own}
+        return (*own, *(rule for rule in self._read_built_in(name) if rule.name not in replaced))
+
+    def _read_built_in(self, name: str) -> tuple[Rule, ...]:
+        """Raises RuntimeError where the installation is broken: these files are tested before they are shipped."""
+        rules = self._built_in.get(name)
+        if rules is None:
+            file = self._folder / f"{name}.yaml"
+            problems: list[Problem] = []
+            document = read_document(file, problems) if name != "other" else None
+            rules = _read_rules(document, name, "") if document is not None else ()
+            if problems:
+                raise RuntimeError(f"the built-in error table cannot be used: {problems[0]}")
+            self._built_in[name] = rules
+        return rules
+
+
+def built_in_folder() -> FilePath:
+    """Where the built-in tables are: beside the package in a checkout, inside it where it is installed."""
+    package = FilePath(__file__).resolve().parents[2]
+    installed = package / "_policies" / "errors"
+    return installed if installed.is_dir() else package.parent / "policies" / "errors"
+
+
+def read_error_tables(files: Iterable[FilePath], environ: Mapping[str, str], problems: list[Problem]) -> ErrorTables:
+    """The tables with the user's own files, those of `errors/` in the policy folder. What is wrong with them is noted."""
+    folder = built_in_folder()
+    documents: dict[str, Document] = {}
+    for file in files:
+        if file.stem not in NAMES or file.suffix != ".yaml":
+            known = [f"{name}.yaml" for name in NAMES]
+            problems.append(Problem(str(file), 0, f"unknown error table{did_you_mean(file.name, known)}"))
+        elif document := read_document(file, problems):
+            documents[file.stem] = substitute(document, environ)
+    own = {
+        name: _read_rules(document, name, _OWN)
+        for name, document in documents.items()
+        if FilePath(document.file).resolve() != folder / f"{name}.yaml"
+    }
+    return ErrorTables(own, tuple(documents.values()), folder)
+
+
+def _read_rules(document: Document, table: str, prefix: str) -> tuple[Rule, ...]:
+    """The rules of a file as far as they are sound, in its order."""
+    if not isinstance(document.data, dict):
+        document.complain(
+            (), f"expected named rules such as `busy: {{status: 503, class: overloaded}}`, not {quoted(document.data)}"
+        )
+        return ()
+    read = [(name, _read_rule(document, name)) for name in document.data]
+    entries = [(name, entry) for name, entry in read if entry is not None]
+    count = sum(len(entry.says) + len(entry.unless_says) for _, entry in entries)
+    if count > MAX_PHRASES:
+        document.complain(
+            (), f"has {count} phrases, of which a file takes {MAX_PHRASES}: every one is looked for in every error"
+        )
+    return tuple(_rule(f"{prefix}{table}: {name}", entry, document, name) for name, entry in entries)
+
+
+def _read_rule(document: Document, name: str) -> RuleEntry | None:
+    entry = document.data[name]
+    if not isinstance(entry, dict):
+        document.complain((name,), f"expected a rule such as {{status: 503, class: overloaded}}, not {quoted(entry)}")
+        return None
+    for field in entry:
+        if field not in FIELDS:
+            document.complain((name, field), f"unknown field{did_you_mean(field, FIELDS)}")
+    if not any(entry.get(field) is not None for field in CONDITIONS):
+        document.complain(
+            (name,), f"has no condition, so it would hold for every error; there are: {', '.join(CONDITIONS)}"
+        )
+    return check(RuleEntry, document, (name,))
+
+
+def _rule(label: str, entry: RuleEntry, document: Document, name: str) -> Rule:
+    return Rule(
+        name=label,
+        error_class=entry.error_class,
+        scope=entry.scope,
+        phases=frozenset(map(Phase, entry.phase)),
+        statuses=entry.status,
+        codes=_exact(entry.code),
+        types=_exact(entry.type),
+        states=_exact(entry.body_status),
+        finishes=_exact(entry.finish_reason),
+        says=entry.says,
+        unless_says=entry.unless_says,
+        headers=entry.headers,
+        never_fits=entry.never_fits,
+        delay_s=entry.delay,
+        resets_daily_at_s=entry.resets_daily_at,
+        where=f"{document.file}:{document.line_of((name,))}",
+    )
+
+
+def _exact(texts: list[str]) -> frozenset[str]:
+    return frozenset(text.strip().lower() for text in texts)

@@ -1,0 +1,80 @@
+"""Reads the policy folder into named sets; what a file or a field leaves out comes from the built-in defaults.
+
+A file that nobody knows is a mistake, not a comment. Invariant: every kind of set has a `default`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Final
+
+from gateway.config.policies.admission import Admission, read_admission
+from gateway.config.policies.breakers import read_breakers
+from gateway.config.policies.cache import CachePolicies, read_caching
+from gateway.config.policies.errors import ErrorTables, read_error_tables
+from gateway.config.policies.queue import QueuePolicies, read_queue
+from gateway.config.policies.retries import read_retries
+from gateway.config.policies.timeouts import Timeouts, read_timeouts
+from gateway.config.reading.env import substitute
+from gateway.config.reading.problems import Document, Problem, did_you_mean
+from gateway.config.reading.source import read_document
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.retry.retry import Retries
+
+ERRORS: Final = "errors"
+"""The folder of error tables in a policy folder."""
+FILES: Final = ("admission.yaml", "breakers.yaml", "cache.yaml", "queue.yaml", "retries.yaml", "timeouts.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The sets of every policy file by name, and the error tables by kind of provider."""
+
+    admission: Mapping[str, Admission]
+    queue: QueuePolicies
+    retries: Mapping[str, Retries]
+    breakers: Mapping[str, BreakerRules]
+    timeouts: Mapping[str, Timeouts]
+    cache: CachePolicies
+    errors: ErrorTables
+    documents: tuple[Document, ...]
+
+
+def list_policy_files(folder: FilePath) -> list[FilePath]:
+    """The YAML files of a folder, hidden ones left out (Kubernetes keeps its swaps there). Raises OSError."""
+    return sorted(
+        file for file in folder.iterdir() if file.suffix in {".yaml", ".yml"} and not file.name.startswith(".")
+    )
+
+
+def list_error_files(folder: FilePath) -> list[FilePath]:
+    """The error tables below a policy folder; none where it has no such folder. Raises OSError."""
+    return list_policy_files(folder / ERRORS) if (folder / ERRORS).is_dir() else []
+
+
+def read_policies(
+    folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
+) -> Policies:
+    """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
+
+    What they name by a relative path is found from the folder `beside`, that of the config.
+    """
+    documents: dict[str, Document] = {}
+    for file in list_policy_files(folder) if folder else ():
+        if file.name not in FILES:
+            problems.append(Problem(str(file), 0, f"unknown policy file{did_you_mean(file.name, FILES)}"))
+        elif document := read_document(file, problems):
+            documents[file.name] = substitute(document, environ)
+    errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
+    return Policies(
+        read_admission(documents.get("admission.yaml")),
+        read_queue(documents.get("queue.yaml")),
+        read_retries(documents.get("retries.yaml")),
+        read_breakers(documents.get("breakers.yaml")),
+        read_timeouts(documents.get("timeouts.yaml")),
+        read_caching(documents.get("cache.yaml"), beside),
+        errors,
+        (*documents.values(), *errors.documents),
+    )

@@ -1,0 +1,129 @@
+"""Several credentials of one provider: each is an account of its own, and stands beside the others as a provider does.
+
+The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message here may hold any
+of a credential. Invariant: a group has one member at least, and its first is named as the group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import unquote, urlsplit
+
+from gateway.config.reading.problems import Document, Path
+from gateway.config.schema import ProviderEntry
+from gateway.policy.snapshot import Provider
+
+_SECRET_NAME = re.compile(
+    "auth|key|token|secret|passw|pwd|credential|cookie|session|signature|jwt|bearer|subscription", re.IGNORECASE
+)
+_PLAIN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-language",
+        "anthropic-beta",
+        "anthropic-version",
+        "cache-control",
+        "content-type",
+        "http-referer",
+        "openai-beta",
+        "origin",
+        "referer",
+        "user-agent",
+        "x-openrouter-categories",
+        "x-openrouter-title",
+        "x-title",
+    }
+)
+"""Names of the application and of versions, which answers may well hold."""
+Groups = Mapping[str, tuple[Provider, ...]]
+"""The providers of the config by their names there, each with its credentials in order."""
+
+
+def check_credentials(document: Document, path: Path, entry: ProviderEntry) -> None:
+    """Note what is wrong between the credentials of the provider at this path."""
+    if entry.api_key and entry.api_keys:
+        document.complain((*path, "api_keys"), "and api_key exclude each other: list them all in api_keys")
+    first: dict[str, int] = {}
+    for index, secret in enumerate(entry.api_keys):
+        if secret and first.setdefault(secret, index) != index:
+            document.complain((*path, "api_keys", index), f"is the same credential as api_keys[{first[secret]}]")
+
+
+def check_presence(document: Document, path: Path, entry: ProviderEntry, has_keys: bool) -> None:
+    """Note a credential that is written down but empty, where nothing could take its place.
+
+    Without `keys` the caller's own credential is passed through. With them callers send secrets of the gateway, which no
+    provider knows: every call would fail, or be answered by whatever else is there.
+    """
+    if not has_keys or entry.emulate_without_key or secrets_of(entry):
+        return
+    for field in ("api_key", "api_keys"):
+        here = (*path, field)
+        written = document.at(here)
+        if written is None or (any(written) if isinstance(written, list) else written):
+            continue  # nothing is written there, or something that was found wrong already
+        places: list[Path] = [(*here, n) for n in range(len(written))] if isinstance(written, list) else [here]
+        variables = [origin for origin in map(document.origin_of, places) if origin]
+        remedy = f"set {', '.join(variables)}" if variables else "write it down, or leave the field out"
+        document.complain(
+            here, f"is empty, and callers' secrets are the gateway's own (keys), which no provider knows: {remedy}"
+        )
+
+
+def secrets_of(entry: ProviderEntry) -> list[str]:
+    """The credentials in order, those that a variable left empty aside; none: the caller's own."""
+    return [secret for secret in (entry.api_key, *entry.api_keys) if secret]
+
+
+def other_secrets_of(document: Document, path: Path, entry: ProviderEntry) -> tuple[str, ...]:
+    """What else is sent to a provider and is nobody's business: values of headers, and the proxy's password.
+
+    A header is secret when its name says so, or when its value comes out of a variable; names that are known to tell
+    nothing are not.
+    """
+    fetched = {name for name in entry.headers if document.origin_of((*path, "headers", name))}
+    secret = [name for name in entry.headers if _is_secret(name, name in fetched)]
+    found = [part for name in secret for part in _parts(name, entry.headers[name])]
+    password = urlsplit(entry.proxy).password if entry.proxy else None
+    return (*found, *([password, unquote(password)] if password else []))
+
+
+def _is_secret(header: str, is_fetched: bool) -> bool:
+    if header.lower() in _PLAIN_HEADERS:
+        return False
+    return is_fetched or _SECRET_NAME.search(header) is not None
+
+
+def _parts(name: str, value: str) -> list[str]:
+    """What is secret in it: the token behind a scheme (`Bearer …`), the values of cookies."""
+    if name.lower() == "cookie":
+        return [pair.partition("=")[2].strip() for pair in value.split(";")]
+    scheme, _, token = value.partition(" ")
+    return [token.strip() if token and scheme.isalpha() else value]
+
+
+def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]:
+    """This provider once for each credential; without any, as it is. None of them may be repeated by another's answers."""
+    shared = tuple(dict.fromkeys((*provider.secrets, *secrets)))
+    group = tuple(
+        replace(
+            provider,
+            name=provider.name if number == 1 else f"{provider.name}#{number}",
+            api_key=secret,
+            secrets=shared,
+        )
+        for number, secret in enumerate(secrets, 1)
+    )
+    return group or (provider,)
+
+
+def is_first(provider: str) -> bool:
+    """Whether the provider of this name stands for its group: what concerns all of a group need be said only once."""
+    return "#" not in provider  # which the config's own names cannot have
+
+
+def account_of(provider: Provider) -> str:
+    """Whose account pays for what is sent there; empty: the caller's own."""
+    return provider.name if provider.api_key else ""

@@ -1,0 +1,203 @@
+"""The models and where their calls may go: targets, fallbacks and the plan made of both.
+
+First everything is checked, by name alone; then, when the whole config is sound, targets are built and connected.
+Invariant: a plan holds each target once and never depends on a fallback that leads back to itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from graphlib import CycleError, TopologicalSorter
+
+from gateway.config.policies.cache import check_caching, with_routes
+from gateway.config.policies.folder import Policies
+from gateway.config.reading.check import check, check_part
+from gateway.config.reading.fields import is_label, is_pattern
+from gateway.config.reading.problems import Document, Path, did_you_mean
+from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.sections.credentials import Groups
+from gateway.config.sections.fail_closed import check_fail_closed
+from gateway.config.sections.shared_limits import share_limits
+from gateway.config.sections.targets import Parts, Place, build_targets
+from gateway.config.sections.vendors import bind_credentials
+from gateway.policy.snapshot import Model, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One checked entry of `models:`."""
+
+    name: str
+    entry: ModelEntry
+    places: tuple[Place, ...]
+
+
+def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
+    """Longest first; of two as long, the first in the alphabet."""
+    names = sorted((name for name in models if is_pattern(name)), key=lambda name: (-len(name), name))
+    return tuple((re.compile(translate(name)), models[name]) for name in names)
+
+
+# --- checking ---
+
+
+def check_routes(document: Document, config: ConfigFile, policies: Policies) -> dict[str, Route]:
+    """Every entry that can be read; whatever is wrong with it or between entries is noted in the document."""
+    routes: dict[str, Route] = {}
+    for name in config.models:
+        if not is_label(name):
+            document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
+        entry = check(ModelEntry, document, ("models", name))
+        if entry is not None:
+            routes[name] = Route(name, entry, _check_places(document, config, name))
+            _check_names(document, config, name, entry, policies)
+    for field in ("fallbacks", "context_fallbacks"):
+        _check_cycles(document, routes, field)
+    picked = {name: routes[name].entry.cache if name in routes else None for name in config.models}
+    check_caching(policies.cache, picked)
+    return routes
+
+
+def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Place, ...]:
+    places: list[Place] = []
+    listed = document.at(("models", name, "targets"))
+    for index in range(len(listed) if isinstance(listed, list) else 0):
+        path: Path = ("models", name, "targets", index)
+        entry = check(TargetEntry, document, path)
+        if entry is None:
+            continue
+        if config.providers and entry.provider not in config.providers:
+            _no_such(document, (*path, "provider"), "provider", entry.provider, config.providers)
+        check_fail_closed(document, path, entry, learns=True)
+        place = _place(document, path, name, entry)
+        if any(place.pair == other.pair for other in places):
+            document.complain(path, "is the same place as a target above it: list it once, with all its limits")
+        places.append(place)
+    return tuple(places)
+
+
+def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Place:
+    return Place(
+        entry,
+        entry.model or (None if is_pattern(name) else name),
+        check_part(CapabilitiesEntry, document, (*path, "capabilities")),
+        check(PriceEntry, document, (*path, "price")) if entry.price is not None else None,
+    )
+
+
+def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: Policies) -> None:
+    """What the entry picks by name must be there."""
+    for field, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
+        for index, other in enumerate(names):
+            if other not in config.models:
+                _no_such(document, ("models", name, field, index), "model", other, config.models)
+    sets: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+        ("admission", entry.admission, policies.admission),
+        ("queue", entry.queue, policies.queue.holding),
+        ("retries", entry.retries, policies.retries),
+        ("breakers", entry.breakers, policies.breakers),
+        ("timeouts", entry.timeouts, policies.timeouts),
+        ("cache", entry.cache, policies.cache.sets),
+    )
+    for field, picked, known in sets:
+        if picked not in known:
+            _no_such(document, ("models", name, field), "set", picked, known)
+
+
+def _no_such(document: Document, path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
+    # A value from the environment gets no suggestion: a close match would give it away.
+    suggestion = "" if document.origin_of(path) else did_you_mean(name, known)
+    document.complain(path, f"no {what} {document.show(path, name)}{suggestion}")
+
+
+def _check_cycles(document: Document, routes: Mapping[str, Route], field: str) -> None:
+    graph = {name: {n for n in getattr(route.entry, field) if n in routes} for name, route in routes.items()}
+    while cycle := _find_cycle(graph):
+        first = next(name for name in routes if name in cycle)
+        chain = [*cycle[cycle.index(first) :], *cycle[: cycle.index(first)], first]
+        document.complain(("models", first, field), f"leads back to itself: {' -> '.join(chain)}")
+        graph[first].discard(chain[1])  # with this one mended, what else is wrong?
+
+
+def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The names of one cycle in the order of falling back, each once; empty when there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        members: list[str] = error.args[1]
+        return members[:0:-1]
+    return []
+
+
+# --- building ---
+
+
+def places_of(routes: Mapping[str, Route]) -> Iterator[Place]:
+    """All places, those of several models as often."""
+    for route in routes.values():
+        yield from route.places
+
+
+def build_models(
+    routes: Mapping[str, Route], policies: Policies, parts: Parts
+) -> tuple[dict[str, Model], tuple[str, ...]]:
+    """The models of sound routes, and a word on targets that several models describe differently."""
+    apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
+    targets, notices = share_limits(apart)
+    return {name: _model(route, routes, targets, policies, parts.groups) for name, route in routes.items()}, notices
+
+
+def _model(
+    route: Route,
+    routes: Mapping[str, Route],
+    targets: Mapping[str, tuple[Target, ...]],
+    policies: Policies,
+    groups: Groups,
+) -> Model:
+    name, entry = route.name, route.entry
+    own = targets[name]
+    plan = _follow(name, "fallbacks", routes, targets)
+    context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
+    model = Model(
+        name=name,
+        targets=own,
+        plan=plan,
+        holding=policies.queue.holding[entry.queue],
+        fallbacks=tuple(entry.fallbacks),
+        context_fallbacks=tuple(entry.context_fallbacks),
+        context_plan=context_plan,
+        choice=entry.choose,
+        retries=policies.retries[entry.retries],
+        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
+        include_usage=policies.admission[entry.admission].include_usage,
+    )
+    return bind_credentials(model, groups)
+
+
+def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, str, str]]:
+    """Where the targets are; which of a provider's credentials pays decides nothing about an answer."""
+    providers = {one.name: one for group in groups.values() for one in group}
+    for target in targets:
+        provider = providers[target.provider]
+        yield provider.group, provider.base_url, target.model or "*"
+
+
+def _follow(
+    name: str, field: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]]
+) -> tuple[Target, ...]:
+    """Its own targets, then depth first along the names in this field; of targets with one name the first stays."""
+    plan: dict[str, Target] = {}
+    seen: set[str] = set()
+    ahead = [name]
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        for target in targets[here]:
+            plan.setdefault(target.name, target)
+        ahead.extend(reversed(getattr(routes[here].entry, field)))
+    return tuple(plan.values())

@@ -1,0 +1,117 @@
+"""What is accepted but worth a word at start: sentences for a person, none of them with a secret in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from urllib.parse import urlsplit
+
+from gateway.config.reading.fields import EMULATOR, is_loopback
+from gateway.config.reading.problems import Document, Path, path_text, printable
+from gateway.config.schema import ConfigFile
+from gateway.config.sections.credentials import is_first
+from gateway.config.sections.redis_url import parse_redis_url
+from gateway.policy.route_plan import strangers_of
+from gateway.policy.snapshot import Key, Model, Provider, SharedState
+
+_READABLE_BY_OTHERS = 0o044
+_URLS = frozenset({"proxy", "state", "redis"})
+"""Fields that hold a secret only where there is a user or password in them."""
+
+
+def find_notices(
+    document: Document,
+    config: ConfigFile,
+    providers: Mapping[str, Provider],
+    models: Mapping[str, Model],
+    keys: Mapping[bytes, Key],
+    shared: SharedState | None,
+) -> tuple[str, ...]:
+    """All notices about a sound config."""
+    notices = [*_provider_notices(providers), *_credential_notices(providers, models), *_state_notices(shared)]
+    literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
+    if literal and _is_readable_by_others(document.file):
+        notices.append(
+            f"{document.file} can be read by other users and holds a secret ({', '.join(literal)}): "
+            "make it private (chmod 600) or take the secret from the environment"
+        )
+    ordered = [name for name, model in models.items() if model.choice == "in_order" and _is_weighted(model)]
+    if ordered:
+        notices.append(f"weights do nothing where targets are chosen in_order: model {', '.join(ordered)}")
+    closed = [] if shared else list(dict.fromkeys(_closed(models, keys)))
+    if closed:
+        notices.append(f"fail_closed does nothing without a redis state: {', '.join(closed)}")
+    return tuple(printable(notice) for notice in notices)
+
+
+def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
+    for name, provider in providers.items():
+        if not is_first(name):
+            continue
+        url = urlsplit(provider.base_url)
+        if provider.base_url.startswith(EMULATOR):
+            yield f"provider {name} is the emulator inside this process: its answers are made up"
+        elif url.scheme == "http" and provider.api_key and not is_loopback(url.hostname or ""):
+            yield f"provider {name}: its api_key travels unencrypted to {url.hostname}: use https"
+
+
+def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
+    """A fallback that does not see the caller's credential, or that does, is not to be a surprise; the emulator shows it to
+    nobody."""
+    keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
+    for name, model in models.items():
+        bound = model.for_callers or model
+        going_to = [one for one in (*bound.plan, *bound.context_plan) if one.name not in bound.withheld]
+        shown_to = dict.fromkeys(target.provider for target in going_to if target.provider in keyless)
+        if len(shown_to) > 1:
+            yield f"model {name}: the caller's credential is passed to every one of: {', '.join(shown_to)}"
+        for target, use in strangers_of(model):
+            yield f"model {name}: {target.name} {use}"
+
+
+def _state_notices(shared: SharedState | None) -> Iterator[str]:
+    url = parse_redis_url(shared.url) if shared else None
+    far = [name for name in url.names if not is_loopback(name)] if url else []
+    if url and not url.login and far:
+        how = "without a password" if url.is_encrypted else "without a password and unencrypted"
+        yield f"state: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
+    elif url and not url.is_encrypted and far:
+        yield f"state: its password travels unencrypted to {', '.join(far)}: use rediss"
+
+
+def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
+    """Whoever has limits that fail closed, in the words of the config."""
+    for model in models.values():
+        own = (target for target in model.targets if target.limits.fail_closed and is_first(target.provider))
+        yield from (f"target {target.name}" for target in own)
+    yield from (f"key {key.name}" for key in keys.values() if key.limits.fail_closed)
+
+
+def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
+    yield ("admin", "key")
+    yield from (("state",), ("state", "redis"), ("state", "password"))
+    for name in config.providers:
+        yield ("providers", name, "api_key")
+        listed = document.at(("providers", name, "api_keys"))
+        yield from (("providers", name, "api_keys", index) for index in range(len(listed or ())))
+        yield ("providers", name, "proxy")
+    for index in range(len(config.keys)):
+        yield ("keys", index, "key")
+
+
+def _is_literal(document: Document, path: Path) -> bool:
+    value = document.at(path)
+    if not isinstance(value, str) or not value or path in document.origins:
+        return False
+    return not value.startswith("sha256:") and (path[-1] not in _URLS or "@" in value)
+
+
+def _is_readable_by_others(file: str) -> bool:
+    try:
+        return bool(FilePath(file).stat().st_mode & _READABLE_BY_OTHERS)
+    except OSError:  # gone since it was read
+        return False
+
+
+def _is_weighted(model: Model) -> bool:
+    return any(target.weight != 1.0 for target in model.targets)

@@ -1,0 +1,198 @@
+"""The server, the providers and the keys: their entries, and what these must not say about each other.
+
+Whatever is wrong is noted in the document; what is returned then is only good for finding more problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase, translate
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+
+from gateway.config.policies.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
+from gateway.config.reading.check import check
+from gateway.config.reading.fields import EMULATOR, is_loopback, is_pattern
+from gateway.config.reading.problems import Document, Path, did_you_mean, quoted
+from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
+from gateway.config.sections.credentials import (
+    Groups,
+    check_credentials,
+    check_presence,
+    group_of,
+    other_secrets_of,
+    secrets_of,
+)
+from gateway.config.sections.fail_closed import check_fail_closed
+from gateway.config.sections.targets import limits_of
+from gateway.config.sections.vendors import check_accepted
+from gateway.policy.openai.large_body import LARGE_BYTES
+from gateway.policy.snapshot import Key, Provider, Server
+
+_PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
+    """The edge; `chosen_host` is where the process listens whatever the file says."""
+    server = check(ServerEntry, document, ("server",)) or ServerEntry()
+    admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
+    path: Path = ("server", "host")
+    host = (chosen_host or server.host).strip("[]")
+    if not config.keys and not is_loopback(host):
+        shown = quoted(host) if chosen_host else document.show(path, host)
+        document.complain(
+            path,
+            f"refused: without keys anyone who can reach {shown} could use the gateway; add keys or bind 127.0.0.1",
+        )
+    if admin.listen == (host, server.port):
+        document.complain(("admin", "listen"), "is the address of the server itself: choose another port")
+    return Server(
+        host=host,
+        port=server.port,
+        max_body_bytes=server.max_body,
+        max_json_values=server.max_json_values,
+        small_body_bytes=min(LARGE_BYTES, 2 * server.max_json_values),  # no value takes less than two bytes
+        body_timeout_s=server.body_timeout,
+        grace_s=server.grace,
+        notice_s=server.notice,
+        admin_listen=admin.listen,
+        admin_digest=admin.key,
+    )
+
+
+def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:
+    """Every provider that can be read with its credentials, and by the same names of which kind each is."""
+    if not config.providers:
+        document.complain(("providers",), "is missing: at least one provider is needed")
+    if not config.models:
+        document.complain(("models",), 'is missing: at least one model is needed; "*" takes every name')
+    groups: dict[str, tuple[Provider, ...]] = {}
+    kinds: dict[str, Kind] = {}
+    for name in config.providers:
+        entry = check(ProviderEntry, document, ("providers", name))
+        if entry is not None:
+            _check_provider(document, name, entry)
+            check_presence(document, ("providers", name), entry, bool(config.keys))
+            check_accepted(document, config, ("providers", name), entry)
+            provider = _provider(document, name, entry)
+            kinds[name] = kind = kind_of_provider(entry, provider)
+            provider = replace(
+                provider, limits_are=entry.limits_are or limits_by_kind(kind), is_self_hosted=kind in SELF_HOSTED
+            )
+            groups[name] = group_of(provider, secrets_of(entry))
+    return groups, kinds
+
+
+def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None:
+    path: Path = ("providers", name)
+    if not _PROVIDER_NAME.fullmatch(name):
+        document.complain(path, "a provider's name is made of letters, digits, dots, - and _")
+    check_credentials(document, path, entry)
+    if entry.api_version is not None and entry.dialect != "azure":
+        document.complain((*path, "api_version"), "is for the azure dialect only")
+    if entry.transport != "httpx":
+        for field in ("http2", "proxy"):
+            if getattr(entry, field):
+                document.complain((*path, field), "needs `transport: httpx`")
+    elif entry.http2 and find_spec("h2") is None:  # the transport itself would notice with its first call
+        document.complain((*path, "http2"), "needs the Python package h2, which is not installed (the extra http2)")
+    if entry.ca_file is not None and not is_file(beside(document, entry.ca_file)):
+        document.complain((*path, "ca_file"), f"there is no file {document.show((*path, 'ca_file'), entry.ca_file)}")
+
+
+def is_file(path: str) -> bool:
+    """There is one of this name."""
+    try:
+        return FilePath(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def beside(document: Document, file: str) -> str:
+    """The path of a file that the document names: from the document's own folder."""
+    return str(FilePath(document.file).parent / file)
+
+
+def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
+    emulated = entry.emulate_without_key and not secrets_of(entry)
+    return Provider(
+        name=name,
+        dialect=entry.dialect,
+        base_url=f"{EMULATOR}default" if emulated else entry.base_url,
+        headers=tuple(entry.headers.items()),
+        api_version=entry.api_version,
+        transport=entry.transport,
+        http2=entry.http2,
+        proxy=entry.proxy,
+        ca_file=beside(document, entry.ca_file) if entry.ca_file is not None else None,
+        max_connections=entry.max_connections,
+        idle_expiry_s=entry.idle_expiry,
+        group=name,
+        accepts_callers_of=tuple(entry.accepts_callers_of),
+        secrets=other_secrets_of(document, ("providers", name), entry),
+        is_stand_in=emulated,
+    )
+
+
+def key_section(document: Document, config: ConfigFile, server: Server) -> dict[bytes, Key]:
+    """The callers by the digest of their secret."""
+    keys: dict[bytes, Key] = {}
+    names: set[str] = set()
+    places: dict[int, Key] = {}
+    for index in range(len(config.keys)):
+        path: Path = ("keys", index)
+        entry = check(KeyEntry, document, path)
+        if entry is None:
+            continue
+        if entry.name in names:
+            document.complain((*path, "name"), f"{document.show((*path, 'name'), entry.name)} is here twice")
+        if entry.key in keys:
+            document.complain((*path, "key"), f"is the same secret as that of key {keys[entry.key].name}")
+        if entry.key == server.admin_digest:
+            document.complain((*path, "key"), "is the same secret as admin.key")
+        check_fail_closed(document, path, entry, learns=False)
+        _check_allowed(document, config, path, entry.models)
+        names.add(entry.name)
+        places[index] = keys.setdefault(entry.key, _key(entry))
+    _check_tenants(document, places)
+    return keys
+
+
+def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
+    """Calls of a key that names tenants are its tenant's, with `/` and the name behind: nobody else may be called so."""
+    named = {key.tenant for key in keys.values() if key.names_tenants}
+    for index, key in keys.items():
+        owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
+        if owner is not None:
+            shown = document.show(("keys", index, "tenant"), key.tenant)
+            document.complain(
+                ("keys", index), f"the tenant {shown} could be named by calls of the tenant {owner}: rename it"
+            )
+
+
+def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
+    """A plain name that no entry of `models` could serve is a slip of the pen."""
+    for number, name in enumerate(allowed):
+        if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
+            here = (*path, "models", number)
+            suggestion = "" if document.origin_of(here) else did_you_mean(name, config.models)
+            document.complain(here, f"no model {document.show(here, name)}{suggestion}")
+
+
+def _key(entry: KeyEntry) -> Key:
+    allows = None if "*" in entry.models else re.compile("|".join(translate(name) for name in entry.models))
+    return Key(
+        name=entry.name,
+        tenant=entry.tenant or entry.name,
+        digest=entry.key,
+        lane=entry.lane,
+        critical=entry.critical,
+        names_tenants=entry.names_tenants,
+        models=tuple(entry.models),
+        allows=allows,
+        limits=limits_of(entry),
+        budget_usd_per_day=entry.budget_usd_per_day,
+        allow_unpriced=entry.allow_unpriced,
+    )

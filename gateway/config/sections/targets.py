@@ -1,0 +1,128 @@
+"""Targets made of what their entries say, one for each credential of their provider.
+
+What is made here was checked before. Invariant: the targets of one model have names of their own, and those of a lower
+tier come first; within a tier, in the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gateway.config.policies.admission import FindTokenizer
+from gateway.config.policies.folder import Policies
+from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.sections.credentials import Groups, account_of
+from gateway.config.sections.fail_closed import closed_limits
+from gateway.config.sections.prices import fixed_rates
+from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.openai.thinking import is_thinker
+from gateway.policy.snapshot import Limits, Provider, Rates, Target
+from gateway.ports import Upstream
+
+Pair = tuple[str, str | None]
+"""A provider's name and what it calls the model; None: as the client asked."""
+FindRates = Callable[[str], Rates | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One checked entry of a model's `targets:`; `model` is None where the client's own name goes on."""
+
+    entry: TargetEntry
+    model: str | None
+    capabilities: CapabilitiesEntry
+    price: PriceEntry | None
+
+    @property
+    def pair(self) -> Pair:
+        """Of two entries with the same one, one is too many."""
+        return self.entry.provider, self.model
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What targets are made of besides what their entries say.
+
+    Groups, kinds and prices are found by a provider's name in the config, upstreams by that of the credential.
+    """
+
+    groups: Groups
+    upstreams: Mapping[Pair, Upstream]
+    find_prices: Callable[[str], FindRates]
+    kinds: Mapping[str, Kind]
+    find_tokenizer: FindTokenizer | None = None
+
+
+def pairs_of(places: Iterable[Place], groups: Groups) -> Iterator[Pair]:
+    """Every provider and model that some target needs."""
+    for place in places:
+        for provider in groups[place.entry.provider]:
+            yield provider.name, place.model
+
+
+UNTOLD_BURST_S = 10.0
+"""A provider's burst that nobody tells; many take no more at once than a few seconds' worth of their limit."""
+
+
+def build_targets(places: tuple[Place, ...], entry: ModelEntry, policies: Policies, parts: Parts) -> tuple[Target, ...]:
+    """The targets of one model."""
+    built = [
+        _build(place, provider, entry, policies, parts)
+        for place in places
+        for provider in parts.groups[place.entry.provider]
+    ]
+    return tuple(sorted(built, key=lambda target: target.order))
+
+
+def _build(place: Place, provider: Provider, model: ModelEntry, policies: Policies, parts: Parts) -> Target:
+    entry = place.entry
+    kind = parts.kinds[entry.provider]
+    timeouts = policies.timeouts[model.timeouts]
+    return Target(
+        name=f"{provider.name}/{place.model or '*'}",
+        provider=provider.name,
+        model=place.model,
+        upstream=parts.upstreams[provider.name, place.model],
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
+        limits=replace(
+            limits_of(entry),
+            input_tokens_per_min=entry.input_tpm,
+            output_tokens_per_min=entry.output_tpm,
+            request_burst=entry.burst,
+            untold_burst_s=UNTOLD_BURST_S,
+        ),
+        counting=policies.admission[model.admission].counting(
+            kind, adaptive=entry.adaptive_concurrency, find_tokenizer=parts.find_tokenizer
+        ),
+        weight=entry.weight,
+        order=entry.order,
+        capabilities=_capabilities(place.capabilities),
+        account=account_of(provider),
+        breaker=policies.breakers[model.breakers],
+        thinks=is_thinker(place.model or "") if model.thinks is None else model.thinks,
+        errors=policies.errors.of(kind),
+        find_rates=_rates_of(entry, place.price, parts.find_prices),
+    )
+
+
+def limits_of(entry: LimitedEntry) -> Limits:
+    """The limits that targets and keys have in common."""
+    return Limits(
+        requests_per_min=entry.rpm,
+        tokens_per_min=entry.tpm,
+        requests_per_day=entry.rpd,
+        max_concurrency=entry.max_concurrency,
+        fail_closed=closed_limits(entry),
+    )
+
+
+def _capabilities(entry: CapabilitiesEntry) -> Capabilities:
+    return Capabilities(entry.tools, entry.images, entry.structured_output, entry.context_window)
+
+
+def _rates_of(entry: TargetEntry, price: PriceEntry | None, find_prices: Callable[[str], FindRates]) -> FindRates:
+    if price is None:
+        return find_prices(entry.provider)
+    return fixed_rates(price.input_usd_per_million, price.output_usd_per_million, price.cached_input_usd_per_million)

@@ -1,0 +1,195 @@
+"""Bodies and frames of chat completions and legacy completions.
+
+It must not know limits, faults or time. Invariant: the frames of a stream, put together, say what the JSON would have
+said, and only `tail` carries a finish_reason and `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import orjson
+
+from gateway.emulator.answers.reply import SLOT, Reply, Stream, around, frame, json_reply
+from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.writer import Draft, Writer, example_of
+
+_DONE = b"data: [DONE]\n\n"
+_SAFE = {"filtered": False, "severity": "safe"}
+_FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence": _SAFE}
+
+
+def answer_chat(ask: Ask, writer: Writer) -> Reply | Stream:
+    """A chat completion as JSON or as a stream."""
+    drafts = [_draft(ask, writer, choice) for choice in range(ask.choices)]
+    head = {
+        "id": writer.new_id("chatcmpl-"),
+        "object": "chat.completion.chunk" if ask.is_stream else "chat.completion",
+        "created": writer.created(),
+        "model": ask.model,
+        "system_fingerprint": "fp_emulator",
+    }
+    if ask.is_stream:
+        return _chat_stream(ask, writer, head, drafts)
+    choices = [_choice(index, draft, writer) for index, draft in enumerate(drafts)]
+    return json_reply(head | {"choices": choices, "usage": usage_of(ask, drafts)}, _tokens(drafts))
+
+
+def answer_completion(ask: Ask, writer: Writer) -> Reply | Stream:
+    """A legacy text completion as JSON or as a stream."""
+    drafts = [writer.prose(ask, choice) for choice in range(ask.choices)]
+    head = {
+        "id": writer.new_id("cmpl-"),
+        "object": "text_completion",
+        "created": writer.created(),
+        "model": ask.model,
+    }
+    if ask.is_stream:
+        return _completion_stream(ask, head, drafts)
+    choices = [_text_choice(index, draft.text, draft.finish_reason) for index, draft in enumerate(drafts)]
+    return json_reply(head | {"choices": choices, "usage": usage_of(ask, drafts)}, _tokens(drafts))
+
+
+def usage_of(ask: Ask, drafts: Sequence[Draft]) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    produced = _tokens(drafts)
+    return {
+        "prompt_tokens": ask.prompt_tokens,
+        "completion_tokens": produced,
+        "total_tokens": ask.prompt_tokens + produced,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+    }
+
+
+def data_error(error_body: bytes) -> bytes:
+    """An error event in a chat stream."""
+    return b"data: " + error_body + b"\n\n"
+
+
+def wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
+    """The function a call must be answered with: `tool_choice` given, and the tool's result is not there yet."""
+    tools, wish = ask.data.get("tools"), ask.data.get("tool_choice")
+    if not isinstance(tools, list) or wish in (None, "none") or _last_role(ask) == "tool":
+        return None
+    functions = [
+        tool["function"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
+    ]
+    named = wish.get("function") if isinstance(wish, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    return next((function for function in functions if name is None or function.get("name") == name), None)
+
+
+def shaped(ask: Ask, writer: Writer, wish: object, choice: int = 0) -> Draft:
+    """Prose, or JSON where `wish` (response_format, or text.format of a Responses call) asks for it."""
+    kind = wish.get("type") if isinstance(wish, dict) else None
+    if not isinstance(wish, dict) or kind not in ("json_object", "json_schema"):
+        return writer.prose(ask, choice)
+    holder = wish.get("json_schema", wish)
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if kind == "json_schema" and isinstance(schema, dict):
+        return writer.json(ask, example_of(schema))
+    return writer.json(ask, {"answer": writer.prose(Ask(ask.model, ask.data, ask.prompt, ask.echo), choice).text})
+
+
+def _draft(ask: Ask, writer: Writer, choice: int) -> Draft:
+    tool = wanted_tool(ask)
+    if tool is not None:
+        return writer.call(ask, str(tool.get("name", "")), tool.get("parameters"))
+    return shaped(ask, writer, ask.data.get("response_format"), choice)
+
+
+def _choice(index: int, draft: Draft, writer: Writer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": draft.text, "refusal": None, "annotations": []}
+    if draft.tool is not None:
+        message |= {"content": None, "tool_calls": [_tool_call(writer.new_id("call_"), draft.tool, draft.text)]}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": draft.finish_reason} | (
+        {"content_filter_results": _FILTER_RESULTS} if writer.dialect == "azure" else {}
+    )
+
+
+def _chat_stream(ask: Ask, writer: Writer, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+    extra = {"usage": None} if wants_usage(ask) else {}
+
+    def chunk(index: int, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return head | {"choices": [choice]} | extra
+
+    filtered = head | {"choices": [], "prompt_filter_results": [{"prompt_index": 0, "content_filter_results": {}}]}
+    lead = frame(filtered) if writer.dialect == "azure" else b""
+    lead += b"".join(frame(chunk(index, _opening(draft, writer))) for index, draft in enumerate(drafts))
+    frames = [_fill(around(chunk(index, _slot(draft))), draft.pieces) for index, draft in enumerate(drafts)]
+    tail = b"".join(frame(chunk(index, {}, draft.finish_reason)) for index, draft in enumerate(drafts))
+    return _stream(ask, head, drafts, lead, frames, tail)
+
+
+def _completion_stream(ask: Ask, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+    extra = {"usage": None} if wants_usage(ask) else {}
+
+    def chunk(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        return head | {"choices": [_text_choice(index, text, finish_reason)]} | extra
+
+    frames = [_fill(around(chunk(index, SLOT)), draft.pieces) for index, draft in enumerate(drafts)]
+    tail = b"".join(frame(chunk(index, "", draft.finish_reason)) for index, draft in enumerate(drafts))
+    return _stream(ask, head, drafts, b"", frames, tail)
+
+
+def _stream(
+    ask: Ask, head: dict[str, Any], drafts: Sequence[Draft], lead: bytes, frames: list[Iterator[bytes]], tail: bytes
+) -> Stream:
+    if wants_usage(ask):
+        tail += frame(head | {"choices": [], "usage": usage_of(ask, drafts)})
+    return Stream(
+        lead=lead,
+        frames=frames[0] if len(frames) == 1 else _interleave(frames),
+        tail=tail + _DONE,
+        tokens=_tokens(drafts),
+        error_frame=data_error,
+    )
+
+
+def wants_usage(ask: Ask) -> bool:
+    """Whether the caller asked for the extra usage chunk."""
+    options = ask.data.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _opening(draft: Draft, writer: Writer) -> dict[str, Any]:
+    if draft.tool is None:
+        return {"role": "assistant", "content": "", "refusal": None}
+    call = {"index": 0} | _tool_call(writer.new_id("call_"), draft.tool, "")
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _slot(draft: Draft) -> dict[str, Any]:
+    if draft.tool is None:
+        return {"content": SLOT}
+    return {"tool_calls": [{"index": 0, "function": {"arguments": SLOT}}]}
+
+
+def _tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"text": text, "index": index, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _fill(around_slot: tuple[bytes, bytes], pieces: Iterable[str]) -> Iterator[bytes]:
+    before, after = around_slot
+    return (before + orjson.dumps(piece) + after for piece in pieces)
+
+
+def _interleave(streams: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
+    return (each for row in zip_longest(*streams) for each in row if each is not None)
+
+
+def _tokens(drafts: Sequence[Draft]) -> int:
+    return sum(len(draft.pieces) for draft in drafts)
+
+
+def _last_role(ask: Ask) -> object:
+    messages = ask.data.get("messages")
+    return messages[-1].get("role") if isinstance(messages, list) and messages else None

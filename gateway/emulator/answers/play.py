@@ -1,0 +1,203 @@
+"""Acts out an answer: at its pace, whole, or broken in the way its fault says.
+
+It must not know why a fault was picked (`faults.py`). Invariant: without a fault every answer ends properly; with one,
+the call ends exactly as `faults.FAULTS` describes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+from gateway.emulator.answers.reply import SSE, Headers, Reply, Stream
+from gateway.emulator.call import Call
+from gateway.emulator.dialects import Account
+from gateway.emulator.faults import Fault
+from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS, overloaded_503
+
+_BROKEN_FRAME = (
+    b'data: {"id":"chatcmpl-broken","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"con\n\n'
+)
+_FINISH_REASON = re.compile(rb'"finish_reason":"\w+"')
+_YIELD_EVERY = 64  # frames sent at once before others get their turn
+_PIECES = 16  # of a whole answer that drips
+_LONGEST_GAP_S = 3600.0
+_BEFORE_LIMITS = frozenset({"e401", "e403", "e404"})  # refused before anything is counted: no limit headers
+_DRIPS = frozenset({"drip", "fade"})
+_ERRORS_IN_200 = frozenset({"in_band_error", "opening_error", "raw_error"})
+_UNFRAMED = frozenset({"truncated", "wrong_length"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds until the first token and between the next."""
+
+    ttft_s: float
+    per_token_s: float
+
+
+def refusal_of(fault: Fault, account: Account, dialect: str, now: float) -> Reply | None:
+    """The whole reply that `fault` consists of, or None for the faults that break a good answer."""
+    match fault.kind:
+        case "rate_limit" | "rate_limit_bare":
+            return account.throttle(fault.seconds or 0.0, now, is_bare=fault.kind == "rate_limit_bare")
+        case "html502":
+            return Reply(status=502, body=CDN_PAGE, content_type=b"text/html", is_foreign=True)
+        case "empty_200":
+            return Reply(body=b"")
+        case "error_in_200":
+            return Reply(body=overloaded_503(dialect).render(dialect))
+    problem = FAULT_PROBLEMS.get(fault.kind)
+    if problem is None:
+        return None
+    return problem(dialect).reply(dialect, _retry_after(fault), is_bare=fault.kind in _BEFORE_LIMITS)
+
+
+async def perform(call: Call, answer: Reply | Stream, fault: Fault | None, pace: Pace, account: Account) -> None:
+    """Plays `answer` at `pace`, as `fault` bends it."""
+    if fault is not None and fault.kind == "silence":
+        await call.hang()
+    if fault is not None and fault.kind == "reset" and not fault.after_chunks:
+        await call.reset()
+        return
+    wait_s = pace.ttft_s
+    if fault is not None and fault.kind == "slow_first_token":
+        wait_s += fault.seconds or 0.0
+    if isinstance(answer, Reply):
+        wait_s += max(0, answer.tokens - 1) * pace.per_token_s
+    if wait_s:
+        await call.sleep(wait_s)
+    if fault is not None and fault.kind in _UNFRAMED:
+        await _misframe(call, _whole(answer), fault.kind)
+    elif isinstance(answer, Stream):
+        await _play_stream(call, answer, fault, pace.per_token_s, account)
+    else:
+        await _play_reply(call, answer, fault, account)
+
+
+async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Account) -> None:
+    account.emitted(reply.tokens, call.now())
+    half = len(reply.body) // 2
+    match fault.kind if fault else None:
+        case "cut" | "stall" | "reset" as kind:
+            await call.start(reply, len(reply.body))
+            await call.write(reply.body[:half])
+            await _break_off(call, kind)
+        case "malformed":
+            await call.reply(replace(reply, body=reply.body[:half]))
+        case kind if kind in _ERRORS_IN_200:
+            await call.reply(Reply(body=overloaded_503("openai").render("openai")))
+        case kind if fault is not None and kind in _DRIPS:
+            await _drip_reply(call, reply, fault)
+        case "refusal":
+            await call.reply(replace(reply, body=_filtered(reply.body)))
+        case _:
+            await call.reply(reply)
+
+
+async def _play_stream(call: Call, stream: Stream, fault: Fault | None, per_token_s: float, account: Account) -> None:
+    kind, chunks = (fault.kind, fault.after_chunks) if fault else ("", None)
+    left = iter(() if kind == "opening_error" else stream.frames)
+    frames = _with_broken_frame(stream, chunks) if kind == "malformed" else islice(left, chunks)
+    call.watch()
+    await call.start(Reply(body=b"", content_type=SSE), None)
+    if stream.lead and chunks != 0:
+        await call.write(stream.lead)
+    await _play_frames(call, frames, per_token_s, account.emitted)
+    match kind:
+        case "cut" | "stall" | "reset":
+            await _break_off(call, kind)
+        case "in_band_error" | "opening_error":
+            await call.finish(stream.error_frame(overloaded_503("openai").render("openai")))
+        case "raw_error":
+            await call.finish(overloaded_503("openai").render("openai"))
+        case kind if fault is not None and kind in _DRIPS:
+            await _drip(call, left, fault, account.emitted)
+            await call.finish(stream.tail)
+        case "no_done":
+            await call.finish()
+        case "refusal":
+            await call.finish(_filtered(stream.tail))
+        case _:
+            await call.finish(stream.tail)
+
+
+async def _play_frames(
+    call: Call, frames: Iterable[bytes], per_token_s: float, emitted: Callable[[int, float], None]
+) -> None:
+    # Each frame has its own due time from the first on: late wake-ups do not add up.
+    due = call.now()
+    for number, each in enumerate(frames):
+        due += per_token_s if number else 0.0
+        ahead_s = due - call.now() if per_token_s else 0.0
+        if ahead_s > 0:
+            await call.sleep(ahead_s)
+        elif number % _YIELD_EVERY == _YIELD_EVERY - 1:
+            await asyncio.sleep(0)
+        await call.write(each)
+        emitted(1, due)
+
+
+async def _drip(call: Call, pieces: Iterable[bytes], fault: Fault, emitted: Callable[[int, float], None]) -> None:
+    gap_s = fault.seconds or 0.0
+    for each in pieces:
+        await call.sleep(gap_s)
+        await call.write(each)
+        emitted(1, call.now())
+        if fault.kind == "fade":
+            gap_s = min(2 * gap_s, _LONGEST_GAP_S)
+
+
+async def _drip_reply(call: Call, reply: Reply, fault: Fault) -> None:
+    size = -(-len(reply.body) // _PIECES)
+    pieces = [reply.body[start : start + size] for start in range(0, len(reply.body), size)]
+    at_once = fault.after_chunks or 0
+    await call.start(reply, len(reply.body))
+    await call.write(b"".join(pieces[:at_once]))
+    await _drip(call, pieces[at_once:], fault, lambda _count, _now: None)
+    await call.finish()
+
+
+async def _break_off(call: Call, kind: str) -> None:
+    match kind:
+        case "cut":
+            await call.close()
+        case "reset":
+            await call.reset()
+        case _:
+            await call.hang()
+
+
+async def _misframe(call: Call, reply: Reply, kind: str) -> None:
+    if kind == "truncated":
+        await call.start(reply, len(reply.body))
+        await call.write(reply.body[: len(reply.body) // 2])
+        await call.close()
+        return
+    told = max(1, len(reply.body) - 16)
+    await call.start(reply, told)
+    await call.finish(reply.body[:told])
+    call.smuggle(reply.body[told:])
+
+
+def _whole(answer: Reply | Stream) -> Reply:
+    if isinstance(answer, Reply):
+        return answer
+    return Reply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=SSE)
+
+
+def _with_broken_frame(stream: Stream, chunks: int | None) -> Iterator[bytes]:
+    frames = iter(stream.frames)
+    late_lead = () if chunks else (stream.lead,)
+    return chain(islice(frames, chunks), (_BROKEN_FRAME,), late_lead, frames)
+
+
+def _filtered(body: bytes) -> bytes:
+    return _FINISH_REASON.sub(b'"finish_reason":"content_filter"', body)
+
+
+def _retry_after(fault: Fault) -> Headers:
+    return ((b"retry-after", f"{fault.seconds:.15g}".encode()),) if fault.seconds is not None else ()

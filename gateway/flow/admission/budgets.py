@@ -1,0 +1,257 @@
+"""What calls may still spend: the budgets of keys for a day, and what another attempt of a call may cost.
+
+Answers `policy/retry/retry.py`'s questions about one call. Only asked when an attempt has failed, or when a key has a budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gateway.call import Attempt, Call
+from gateway.clock import Clock
+from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
+from gateway.flow.fleet.leases import Sharing
+from gateway.policy.fleet.shared_sum import Tally
+from gateway.policy.limits.gate import Gate
+from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
+from gateway.policy.retry.retry import Doubt, Retries
+from gateway.policy.snapshot import Target
+
+DAY_S = 86_400
+LEARN_S = 0.05
+COME_BACK_S = 2.0
+"""So long after which a key's calls in flight may have left some of its budget."""
+UNTOLD_PART = 0.05
+"""Of a budget, so much may be reserved by all replicas together before they have told each other."""
+
+
+@dataclass(slots=True)
+class Flying:
+    """What the calls in flight of one key have reserved on one day."""
+
+    day: int
+    calls: int = 0
+    usd: float = 0.0
+
+
+class KeyBudgets:
+    """US dollars spent by each key on the present day (UTC), and reserved by its calls in flight; with `sharing`, by those
+    of all replicas together.
+
+    A replica tells what it reserves before the calls go, and so hears what the others have, unless it is next to nothing:
+    the store puts everybody in line. Invariant: what a call reserved is taken back exactly once, when the call is settled.
+    """
+
+    __slots__ = ("_clock", "_flying", "_sharing", "_spending", "_tallies")
+
+    def __init__(self, clock: Clock, sharing: Sharing | None = None) -> None:
+        self._clock = clock
+        self._sharing = sharing
+        self._spending = Spending()
+        self._flying: dict[str, Flying] = {}
+        """Of each key, while it has calls in flight."""
+        self._tallies: dict[str, tuple[int, Tally]] = {}
+        """Of each key, on its day."""
+
+    async def reserve(self, call: Call, price: Price) -> None:
+        """Take ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is None:
+            return
+        sharing = self._sharing
+        if sharing is not None:
+            tally = self._tally(sharing, call.key.name)
+            if not tally.is_known:
+                await sharing.learn(tally, self._clock.monotonic() + LEARN_S)
+        self._check(call, budget_usd, price)
+        self._take(call, price.most)
+        if sharing is not None and not await self._is_agreed(sharing, call, budget_usd, price):
+            self.spent(call, 0.0)
+            self._check(call, budget_usd, price)
+            self._refuse(call, budget_usd, price, is_for_now=True)
+
+    def _check(self, call: Call, budget_usd: float, price: Price) -> None:
+        """Raises BudgetExceeded when it does not fit."""
+        flying_usd = self._flying_usd(call.key.name)
+        spent_usd = max(0.0, self._spent(call.key.name) - flying_usd)
+        if spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, flying_usd, price):
+            return
+        is_for_now = flying_usd > 0 and spent_usd < budget_usd and fits_budget(budget_usd, spent_usd, 0.0, price)
+        self._refuse(call, budget_usd, price, is_for_now=is_for_now)
+
+    def _refuse(self, call: Call, budget_usd: float, price: Price, *, is_for_now: bool) -> NoReturn:
+        name = call.key.name
+        if is_for_now:
+            raise BudgetReserved(
+                f"What the key '{name}' may still spend of its ${budget_usd:g} for today (UTC) is reserved by its calls in "
+                "flight; try again when they have ended, or set max_tokens: less is reserved then.",
+                retry_after_s=COME_BACK_S,
+            )
+        spent_usd = self._spent(name)
+        why = "" if spent_usd >= budget_usd else f" What is left does not pay for this call (about ${price.usual:.2g})."
+        raise BudgetExceeded(
+            f"The key '{name}' has spent its budget of ${budget_usd:g} for today (UTC); raise "
+            f"budget_usd_per_day, or wait for tomorrow.{why}",
+            retry_after_s=DAY_S - self._clock.wall() % DAY_S,
+        )
+
+    async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
+        """Whether what the call has taken fits what all replicas have; where the store says nothing, this one's part."""
+        name = call.key.name
+        tally = self._tally(sharing, name)
+        if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
+            return True
+        has_told = await sharing.tell(tally, self._clock.monotonic() + LEARN_S)
+        own_usd = 0.0 if call.reserved is None else call.reserved.usd
+        if has_told:
+            others_usd = self._flying_usd(name) - own_usd
+            return fits_budget(budget_usd, max(0.0, tally.total - own_usd - others_usd), others_usd, price)
+        left_usd = budget_usd - (tally.total - tally.untold)
+        return tally.untold <= left_usd / sharing.replicas or tally.total <= own_usd
+
+    def allows(self, call: Call, usd: float) -> bool:
+        """Whether the call may cost so much in all; if so, that is reserved."""
+        budget_usd = call.key.budget_usd_per_day
+        if budget_usd is None:
+            return True
+        reserved = call.reserved
+        own_usd = reserved.usd if reserved is not None and reserved.day == self.today() else 0.0
+        if not allows_spending(budget_usd, self._spent(call.key.name) - own_usd, usd):
+            return False
+        if reserved is None:
+            self._take(call, usd)
+        elif usd > own_usd and reserved.day == self.today():
+            self._flying[call.key.name].usd += usd - own_usd
+            self._add(call.key.name, usd - own_usd)
+            reserved.usd = usd
+        return True
+
+    def spent(self, call: Call, usd: float) -> None:
+        """The call has cost so much, whatever it has reserved, unless all of that is charged."""
+        if call.key.budget_usd_per_day is None:
+            return
+        reserved, call.reserved = call.reserved, None
+        if reserved is not None:
+            if reserved.is_charged:
+                usd = max(usd, reserved.usd)
+            if reserved.day == self.today():
+                usd -= reserved.usd
+            self._land(call.key.name, reserved)
+        self._add(call.key.name, usd)
+
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """So much more (less than 0: less) than was charged that day was spent. What is over gives nothing back."""
+        if day == self.today() or usd > 0:
+            self._add(key, usd)
+
+    def _take(self, call: Call, usd: float) -> None:
+        name, day = call.key.name, self.today()
+        call.reserved = Reserved(day, usd)
+        flying = self._flying.get(name)
+        if flying is None or flying.day != day:
+            flying = self._flying[name] = Flying(day)
+        flying.calls += 1
+        flying.usd += usd
+        self._add(name, usd)
+
+    def _land(self, name: str, reserved: Reserved) -> None:
+        flying = self._flying.get(name)
+        if flying is None or flying.day != reserved.day:
+            return
+        flying.calls -= 1
+        flying.usd -= reserved.usd
+        if not flying.calls:
+            del self._flying[name]  # what rounding has left of it, too
+
+    def _flying_usd(self, name: str) -> float:
+        flying = self._flying.get(name)
+        return 0.0 if flying is None or flying.day != self.today() else max(0.0, flying.usd)
+
+    def _add(self, name: str, usd: float) -> None:
+        if not usd:
+            return
+        if self._sharing is None:
+            self._spending.add(name, usd, self.today())
+        else:
+            self._tally(self._sharing, name).add(usd)
+
+    def _spent(self, key: str) -> float:
+        if self._sharing is None:
+            return self._spending.spent(key, self.today())
+        tally = self._tally(self._sharing, key)
+        # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
+        return tally.total if tally.is_known else tally.total * self._sharing.replicas
+
+    def _tally(self, sharing: Sharing, key: str) -> Tally:
+        day, known = self.today(), self._tallies.get(key)
+        if known is not None and known[0] == day:
+            return known[1]
+        if known is not None:
+            sharing.forget(known[1])
+        tally = sharing.tally(key, f"usd|{day}")
+        self._tallies[key] = day, tally
+        return tally
+
+    def today(self) -> int:
+        """The present day (UTC)."""
+        return int(self._clock.wall() // DAY_S)
+
+
+class CallBudgets:
+    """What the retries of one call may take. Implements `retry.Budgets`."""
+
+    __slots__ = ("_attempt_usd", "_call", "_gates", "_keys", "_now", "_retries")
+
+    def __init__(
+        self, call: Call, attempt_usd: float | None, gates: dict[str, Gate], keys: KeyBudgets, now: float
+    ) -> None:
+        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `gates` are by target name."""
+        self._now = now
+        self._call = call
+        self._retries = call.model.retries
+        self._attempt_usd = attempt_usd
+        self._gates = gates
+        self._keys = keys
+
+    def denies(self, target: Target, last: Attempt) -> str | None:
+        """`budget` or `tokens` when too much is being retried there, None when the target may be tried again.
+
+        A connection that carried nothing has cost nobody anything.
+        """
+        if last.phase is Phase.NOTHING_SENT:
+            return None
+        gate, retries = self._gates[target.name], self._retries
+        vitals = gate.vitals
+        active = max(gate.in_flight, int(vitals.busiest(self._now)))
+        if not vitals.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
+            return "budget"
+        return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
+
+    def doubt(self, target: Target) -> Doubt | None:
+        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
+        return self._gates[target.name].vitals.doubt(self._now)
+
+    def denies_money(self) -> str | None:
+        """`money` or `key_budget` when another attempt would cost too much."""
+        usd, most = self._attempt_usd, self._retries.max_usd_per_call
+        if usd is None:
+            return None
+        spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
+        if most is not None and spent + usd > most:
+            return "money"
+        return None if self._keys.allows(self._call, spent + usd) else "key_budget"
+
+    def attempts(self) -> int:
+        """So many the call may make, by what one costs."""
+        return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
+
+
+def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
+    """The retry tokens that trying again at the target after such a failure takes: more after a timeout, which has cost more.
+
+    Silence elsewhere is not this target's doing, and costs it nothing.
+    """
+    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target != target.name):
+        return 0.0
+    return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens

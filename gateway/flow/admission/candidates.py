@@ -1,0 +1,182 @@
+"""Where a call may go: the targets that can do what it needs, in the order in which it tries them, and which are in service.
+
+It must not reserve anything or wait. Invariant: a target whose breaker keeps the call out is never offered, unless the call
+has the time to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from gateway.call import LANES, Call
+from gateway.clock import Clock
+from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest, NotFound
+from gateway.flow.admission.gates import Gates
+from gateway.policy.limits.estimate import estimate_input_tokens
+from gateway.policy.openai.capabilities import lacks, needs_of
+from gateway.policy.openai.sse import json_object
+from gateway.policy.retry.balancing import Tiers
+from gateway.policy.retry.retry import Plan
+from gateway.policy.route_plan import upstream_model
+from gateway.policy.snapshot import Target
+
+PROBED_AFTER_S = 0.5
+"""So long after the moment of a probe, or twice as long, a call that was refused is told to come back."""
+RANKS = {lane: rank for rank, lane in enumerate(LANES)}
+
+
+class Planner:
+    """Plans for calls. Holds no state of any call."""
+
+    __slots__ = ("_clock", "_draw", "_gates")
+
+    def __init__(self, clock: Clock, gates: Gates, draw: Callable[[], float]) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._gates = gates
+        self._draw = draw
+
+    def plan(self, call: Call) -> Plan:
+        """Where the call may go: the targets that can do what it needs. Raises InvalidRequest when there is none."""
+        model = call.model
+        if not model.restricts:
+            return Plan(model.targets, model.others, model.context_plan)
+        tokens = estimate_of(call) + (call.max_tokens or 0)
+        if call.large is not None and call.large.needs is not None:
+            needs = call.large.needs._replace(tokens=tokens)
+        else:
+            needs = needs_of(call.parsed or json_object(call.body) or {}, tokens)
+        missing = {target.name: lacks(needs, target.capabilities) for target in (*model.plan, *model.context_plan)}
+        able = Plan(
+            *(
+                [target for target in targets if missing[target.name] is None]
+                for targets in (model.targets, model.others, model.context_plan)
+            )
+        )
+        if not able.own and not able.others:
+            if able.context and "context window" in missing.values():
+                return able._replace(own=able.context)
+            raise InvalidRequest(
+                f"No target of '{call.model_name}' can serve this call: it needs "
+                f"{', '.join(sorted({what for what in missing.values() if what}))}; use another model, or send without."
+                f"{model.skipped}",
+                code="unsupported_by_targets",
+            )
+        return able
+
+    def plan_now(self, call: Call) -> Plan:
+        """Where it may go after a failure: without the targets that are left alone, unless it has the time to wait for them.
+
+        What has refused it for its rate is waited for, or the call is told when to come back: that is not decided here.
+        """
+        plan = self.plan(call)
+        is_refused = call.attempts[-1].is_refused
+        usable = Plan(*([one for one in targets if self._is_usable(call, one, is_refused)] for targets in plan))
+        everything = [*plan.own, *plan.others]
+        is_waited_for = not usable.own and not usable.others and self._patience_s(call, everything) > 0
+        return plan if is_waited_for else usable
+
+    def untried(self, call: Call, now: float) -> Sequence[Target]:
+        """Where the call has not been and may go now, in its order; targets that are suspect are left out."""
+        plan = self.plan(call)
+        is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
+        met = {attempt.target for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
+        return [
+            target
+            for target in (plan.context if is_too_long else (*plan.own, *plan.others))
+            if target.name not in met
+            and self._gates.line(target, call).gate.vitals.heard.suspicion is None
+            and self._is_usable(call, target, is_refused=False)
+        ]
+
+    def own_targets(self, call: Call, now: float) -> Sequence[Target]:
+        """The model's own targets that can serve the call, in the order in which it tries them."""
+        model = call.model
+        if model.choice == "in_order" and not model.restricts:
+            return model.tiers.listed
+        tiers = Tiers(self.plan(call).own) if model.restricts else model.tiers
+        return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
+
+    def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
+        """The targets that are not left alone, and for how long the call may wait for one.
+
+        Where all are, one that still serves many calls is better than none, and a credential that was refused is tried again;
+        else a lane that can wait does.
+        Raises CircuitOpen.
+        """
+        gates = [self._gates.line(target, call).gate for target in targets]
+        usable = [target for target in targets if self._is_open_to(call, target, now)]
+        if usable:
+            return usable, inf
+        if any(gate.vitals.trust_again(now) for gate in gates):
+            return [target for target in targets if self._is_open_to(call, target, now)], inf
+        for gate in gates:
+            account = gate.vitals.account
+            if account.is_refused and gate.vitals.breaker.state != "drained" and not account.breaker.is_by_hand:
+                account.breaker.trust("its credential is tried again: nobody else is left", now)
+                account.is_refused = False
+                usable = [one for one in targets if self._is_open_to(call, one, now)]
+                if usable:
+                    return usable, inf
+        if all(gate.vitals.heard.has_lost_model for gate in gates):
+            raise NotFound(
+                f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
+                f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
+                param="model",
+                code="model_not_found",
+            )
+        patience_s = self._patience_s(call, targets)
+        if patience_s > 0:
+            return targets, patience_s
+        soonest = min([gate.vitals.probe_at(now) for gate in gates])
+        why = "; ".join(f"{gate.name}: {gate.vitals.reason}" for gate in gates)
+        raise CircuitOpen(
+            f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
+            # Behind the probe, when it is known how that went, and not all at once.
+            retry_after_s=None if soonest == inf else soonest - now + PROBED_AFTER_S * (1 + self._draw()),
+        )
+
+    def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
+        """How long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
+        now = self._clock.monotonic()
+        hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
+        patience_s = min(call.received_at + hold_s, call.deadline) - now
+        gates = [self._gates.line(target, call).gate for target in targets]
+        return patience_s if any(gate.vitals.probe_at(now) < now + patience_s for gate in gates) else 0.0
+
+    def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
+        gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
+        if gate.vitals.heard.suspicion is not None and call.move is not None and call.move.call is call:
+            return False  # it hangs elsewhere already, and there it goes on
+        if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
+            return False
+        return self._is_open_to(call, target, now)
+
+    def _is_open_to(self, call: Call, target: Target, now: float) -> bool:
+        """Whether no breaker keeps the call from the target; for a probe's turn only a few may wait."""
+        line = self._gates.line(target, call)
+        vitals = line.gate.vitals
+        if vitals.is_clear:
+            return True
+        if vitals.breaker.state != "closed" and len(line.lineup) >= vitals.breaker.rules.probes:
+            return False
+        return vitals.is_open_to(RANKS[call.lane], now)
+
+
+def estimate_of(call: Call) -> int:
+    """The input tokens of the call, uncorrected; 0 where it has none. Counted once."""
+    if call.estimate < 0:
+        call.estimate = 0
+        if call.endpoint.tokens == "none" or call.endpoint.request != "json":
+            return 0
+        if call.large is not None and call.large.tokens >= 0:
+            call.estimate = call.large.tokens
+        else:
+            parsed = call.parsed or json_object(call.body)
+            if parsed is not None:
+                target = call.model.targets[0]
+                find_tokenizer = target.counting.exact_tokens
+                count = find_tokenizer(upstream_model(call, target)) if find_tokenizer is not None else None
+                call.estimate = estimate_input_tokens(call.body, parsed, count)
+    return call.estimate

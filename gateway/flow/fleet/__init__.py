@@ -1,0 +1,1 @@
+"""The fleet: what replicas lease, tell each other and take turns at."""

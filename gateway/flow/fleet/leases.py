@@ -1,0 +1,310 @@
+"""Limits that replicas share: asks the store for what this one will need, ahead of need, and tells what was used.
+
+    share out -> (calls take from shares) -> a round of asks -> heard -> those who wait go
+
+Nothing here is on the way of a call that finds something held. It must not know Redis, nor how the store divides. Invariants:
+a share is in one round at a time; whoever waits for a share is looked at again after every answer; when the store goes out
+of reach or comes back, every share hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import inf
+from typing import TypeAlias
+from weakref import WeakSet
+
+from gateway.call import LANES
+from gateway.clock import Clock, Timer
+from gateway.flow.admission.queue import DelayQueue
+from gateway.policy.fleet.leased_part import Share
+from gateway.policy.fleet.shared_sum import Tally
+from gateway.policy.limits.limits import NOTHING, Cost, Shared, ShareOut, parts_of
+from gateway.ports import LeaseReply, Leases, LimitKind
+
+TICK_S = 0.25
+"""So often is looked what has to be told although nothing is needed."""
+TRY_AGAIN_S = 0.25
+"""After a round that was not answered its shares live alone for so long."""
+BACK_WITHIN_S = 0.2
+"""Shares come back to the store spread over this time."""
+_EARLY_S = 0.001  # timers are as exact as that
+_LEAST = 1e-9  # somebody waits, though not for this target alone
+_Part: TypeAlias = Share | Tally
+
+
+class Sharing:
+    """The shares of this replica, by the names of their limits."""
+
+    __slots__ = (
+        "_active",
+        "_clock",
+        "_draw",
+        "_has_met",
+        "_hungry",
+        "_incarnations",
+        "_is_over",
+        "_is_up",
+        "_leases",
+        "_of_keys",
+        "_queue",
+        "_rounds",
+        "_shares",
+        "_tick_at",
+        "_timer",
+        "_timer_at",
+        "_wanted",
+    )
+
+    def __init__(self, clock: Clock, leases: Leases, queue: DelayQueue, draw: Callable[[], float]) -> None:
+        """The store counts as out of reach until `changed` says otherwise; `draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._leases = leases
+        self._queue = queue
+        self._draw = draw
+        self._is_up = self._has_met = self._is_over = False
+        self._shares: WeakSet[_Part] = WeakSet()
+        self._incarnations = 0
+        self._of_keys: dict[str, WeakSet[Share]] = {}
+        self._active: dict[int, _Part] = {}
+        """Those that the store knows of, by identity; nobody else needs to keep them."""
+        self._hungry: list[_Part] = []
+        self._rounds: set[asyncio.Future[Sequence[LeaseReply | None]]] = set()
+        self._wanted: dict[str, Cost] = {}
+        """What the calls of a key wait for."""
+        self._timer: Timer | None = None
+        self._timer_at = inf
+        self._tick_at = clock.monotonic()
+
+    @property
+    def replicas(self) -> int:
+        """How many use these limits, as last known."""
+        return self._leases.replicas
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is in reach."""
+        return self._is_up
+
+    def of_target(self, gate: str) -> ShareOut:
+        """Makes the shares of a target's limits."""
+        return partial(self._share, f"target|{gate}")
+
+    def of_key(self, key: str) -> ShareOut:
+        """Makes the shares of a key's own limits."""
+        self._of_keys.setdefault(f"key|{key}", WeakSet())
+        return partial(self._share, f"key|{key}")
+
+    def tally(self, key: str, what: str) -> Tally:
+        """What all replicas have used up of something of this key's; to be made once."""
+        owner, now = f"tally|{key}", self._clock.monotonic()
+        tally = Tally(owner, what, now, self._woken)
+        self._shares.add(tally)
+        if not self._is_up:
+            tally.alone(self.replicas, now)
+        tally.look()
+        return tally
+
+    def forget(self, tally: Tally) -> None:
+        """Nobody counts it any more."""
+        self._active.pop(id(tally), None)
+
+    def changed(self, is_up: bool) -> None:
+        """The store is out of reach, or back."""
+        if is_up == self._is_up:
+            return
+        self._is_up = is_up
+        now = self._clock.monotonic()
+        if is_up and self._has_met:  # not all replicas at once
+            self._clock.call_at(now + self._draw() * BACK_WITHIN_S, lambda: self._rejoin([*self._shares]))
+            return
+        if is_up:
+            self._has_met = True
+            self._rejoin([*self._shares])
+            return
+        replicas = self.replicas
+        for share in [*self._shares]:
+            share.alone(replicas, now)
+        self._hungry.clear()
+        self._queue.freed_all()
+
+    async def fetch(self, key: str, cost: Cost, until: float) -> bool:
+        """Ask for what a call of this key lacks; False: there is no more to be had now, or not until then (monotonic)."""
+        owner = f"key|{key}"
+        before = self._wanted.get(owner, NOTHING)
+        self._wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
+        try:
+            shares = self._of_keys.get(owner, ())
+            self._round([share for share in shares if share.is_hungry and self._is_ripe(share)])
+            if not any(share.is_asked for share in shares):
+                return False
+            return await self._rounds_end(until)
+        finally:
+            left = Cost(*[most - part for most, part in zip(self._wanted[owner], cost, strict=True)])
+            if left.requests > 0:
+                self._wanted[owner] = left
+            else:
+                del self._wanted[owner]
+
+    async def learn(self, tally: Tally, until: float) -> None:
+        """Hear what has been added elsewhere, where nothing is known of it yet; not longer than until then (monotonic)."""
+        if not tally.is_known and not tally.is_alone:
+            self._round([tally] if tally.is_hungry else [])
+            await self._rounds_end(until)
+
+    async def tell(self, tally: Tally, until: float) -> bool:
+        """Let the store know all that was added here, and hear what was elsewhere; False: not until then (monotonic)."""
+        while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
+            if not tally.is_asked:
+                self._round([tally])
+            if not await self._rounds_end(until):
+                break
+        return not tally.untold
+
+    async def _rounds_end(self, until: float) -> bool:
+        """Whether the rounds under way have been answered by then."""
+        if not self._rounds:
+            return False
+        left_s = max(0.0, until - self._clock.monotonic())
+        _, late = await asyncio.wait([*self._rounds], timeout=left_s)
+        return not late
+
+    async def aclose(self) -> None:
+        """Give everything back that is held: others can use it."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rounds:
+            await asyncio.wait([*self._rounds])
+        shares = [share for share in self._active.values() if not share.is_alone]
+        for share in shares:
+            share.leave()
+        if self._is_up and shares:
+            await asyncio.wait([self._leases.ask([share.ask(self._clock.monotonic(), 0.0) for share in shares])])
+        leaving = self._leases.leave()
+        if isinstance(leaving, asyncio.Future):
+            await asyncio.wait([leaving])
+
+    # --- by itself ---
+
+    def _share(self, owner: str, limit: Shared, now: float) -> Share:
+        is_slots = limit.name == "concurrency"
+        kind: LimitKind = "slots" if is_slots else "window" if limit.window_s else "bucket"
+        self._incarnations += 1
+        share = Share(
+            owner,
+            f"{limit.name}|{kind}{limit.window_s or ''}",
+            limit.part,
+            kind,
+            limit.rate_per_s,
+            limit.capacity,
+            now,
+            window_s=limit.window_s,
+            lag_s=limit.lag_s,
+            is_whole=is_slots or limit.name.startswith("requests"),
+            wake=self._woken,
+            fails_closed=limit.fails_closed,
+            incarnation=self._incarnations,
+        )
+        self._shares.add(share)
+        if not self._is_up:
+            share.alone(self.replicas, now)
+        if owner in self._of_keys:
+            self._of_keys[owner].add(share)
+        return share
+
+    def _rejoin(self, shares: Iterable[_Part]) -> None:
+        if self._is_up:
+            now = self._clock.monotonic()
+            for share in shares:
+                if share.is_alone:
+                    share.rejoin(now)
+            self._queue.freed_all()
+
+    def _woken(self, share: _Part) -> None:
+        self._hungry.append(share)
+        self._active[id(share)] = share
+        self._arm(share.retry_at)
+
+    def _is_ripe(self, share: _Part) -> bool:
+        return share.retry_at <= self._clock.monotonic() + _EARLY_S
+
+    def _arm(self, when: float) -> None:
+        """Set the timer to the next round; one that is due is a moment away, so that several go together."""
+        if when < self._timer_at and not self._is_over:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = max(when, self._clock.monotonic())
+            self._timer = self._clock.call_at(self._timer_at, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer, self._timer_at = None, inf
+        now = self._clock.monotonic()
+        shares = [share for share in self._hungry if self._is_ripe(share)]
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            shares.extend(self._overdue(now))
+        self._round(shares)
+        if self._active:
+            self._arm(min([self._tick_at, *(share.retry_at for share in self._hungry)]))
+
+    def _overdue(self, now: float) -> list[_Part]:
+        for key in [key for key, share in self._active.items() if share.is_idle(now)]:
+            del self._active[key]
+        return [share for share in self._active.values() if not share.is_hungry and share.is_due(now)]
+
+    def _round(self, shares: list[_Part]) -> None:
+        """Ask for all of these in one go."""
+        shares = [share for share in shares if not share.is_alone]
+        self._hungry = [share for share in self._hungry if share.is_hungry]
+        if not shares or self._is_over:
+            return
+        now = self._clock.monotonic()
+        asks = [share.ask(now, self._waiting(share)) for share in shares]
+        self._hungry = [share for share in self._hungry if share.is_hungry]
+        future = self._leases.ask(asks)
+        self._rounds.add(future)
+        future.add_done_callback(partial(self._answered, shares))
+
+    def _waiting(self, share: _Part) -> float:
+        """What those who wait would take of it."""
+        kind, _, name = share.owner.partition("|")
+        if kind == "key":
+            return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]
+        line = self._queue.lines.get(name)
+        if line is None or not line.lineup.is_busy:
+            return 0.0
+        return max(_LEAST, parts_of(line.lineup.above(len(LANES)))[share.part])
+
+    def _answered(self, shares: Sequence[_Part], future: asyncio.Future[Sequence[LeaseReply | None]]) -> None:
+        self._rounds.discard(future)
+        now = self._clock.monotonic()
+        replies = [None] * len(shares) if future.cancelled() else future.result()
+        strays = []
+        for share, reply in zip(shares, replies, strict=True):
+            if reply is None:
+                strays.append(share)
+            else:
+                share.heard(reply, now)
+        if strays:
+            self._stray(strays, now)
+        self._free({share.owner for share in shares})
+        self._arm(self._tick_at)
+
+    def _stray(self, shares: Sequence[_Part], now: float) -> None:
+        """The store did not answer: nobody waits for it a second time; in a moment it is asked again.
+
+        Whether it has counted the ask nobody knows, and it does not matter.
+        """
+        for share in shares:
+            share.alone(self.replicas, now)
+        self._clock.call_at(now + TRY_AGAIN_S, lambda: self._rejoin(shares))
+
+    def _free(self, owners: Iterable[str]) -> None:
+        for owner in owners:
+            kind, _, name = owner.partition("|")
+            line = self._queue.lines.get(name) if kind == "target" else None
+            if line is not None:
+                self._queue.freed(line)

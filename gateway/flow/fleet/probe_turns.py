@@ -1,0 +1,111 @@
+"""Whose turn it is to probe: of all replicas one tries whether a target that was left alone is well again.
+
+A breaker whose time is over asks for leave; here that is a slot of the fleet, held while probes are out and given back when it
+is known how they went. Who has a slot and no call to probe with gives it up, and may ask again with the next call. Where an
+account is open, too, its targets probe in the account's turn. It must not know calls, nor how a breaker decides. Invariants:
+every ask is answered, sooner or later or by asking again; a slot that nobody gives back is free after `SLOT_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.clock import Clock, Timer
+from gateway.flow.admission.gates import Gates
+from gateway.flow.admission.health import Outages
+from gateway.flow.admission.queue import DelayQueue
+from gateway.policy.health.breaker import Breaker
+from gateway.ports import News
+
+SLOT_S = 5.0
+"""So long a slot is held by one who does not say otherwise: a replica that dies costs the others no more."""
+RENEW_S = SLOT_S / 2
+LOOK_AGAIN_S = 0.25
+"""So long, or twice as long, after somebody else had the turn."""
+FEW = 100
+"""Whoever joins a line in the hope of a probe is among so many; longer lines are of those who can wait."""
+
+
+class Turns:
+    """Asks for slots on behalf of breakers, and keeps them while they are of use."""
+
+    __slots__ = ("_clock", "_draw", "_gates", "_held", "_news", "_outages", "_queue")
+
+    def __init__(
+        self, clock: Clock, news: News, gates: Gates, outages: Outages, queue: DelayQueue, draw: Callable[[], float]
+    ) -> None:
+        """`draw` gives uniform numbers from [0, 1)."""
+        self._clock = clock
+        self._news = news
+        self._gates = gates
+        self._outages = outages
+        self._queue = queue
+        self._draw = draw
+        self._held: dict[str, tuple[str, Timer]] = {}  # by the breaker's name: its slot, and when to look after it
+
+    def ask(self, breaker: Breaker) -> None:
+        """It would let a probe through."""
+        slot = self._slot_of(breaker)
+        answer = self._news.take_slot(slot, SLOT_S)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda done: self._answered(breaker, slot, is_ours=_said(done)))
+        else:
+            self._answered(breaker, slot, is_ours=answer)
+
+    def moved(self, breaker: Breaker) -> None:
+        """It is in another state: what it found out is known."""
+        if breaker.state != "half_open":
+            self._give_up(breaker)
+
+    def _answered(self, breaker: Breaker, slot: str, *, is_ours: bool) -> None:
+        now = self._clock.monotonic()
+        if not is_ours:
+            self._drop(breaker)
+            if breaker.look_again(now + LOOK_AGAIN_S * (1 + self._draw()), now):
+                # Not at once: whoever has asked is still busy with this very line.
+                self._clock.call_at(now, lambda: self._send_on(breaker))
+        elif breaker.let_probe(now):
+            self._drop(breaker)
+            self._held[breaker.name] = slot, self._clock.call_at(now + RENEW_S, lambda: self._look_after(breaker))
+        elif not self._is_held(slot):
+            self._news.give_slot(slot)
+
+    def _look_after(self, breaker: Breaker) -> None:
+        if breaker.is_probing:
+            self.ask(breaker)
+        else:
+            breaker.lose_leave()
+            self._give_up(breaker)
+
+    def _give_up(self, breaker: Breaker) -> None:
+        slot = self._drop(breaker)
+        if slot is not None and not self._is_held(slot):
+            self._news.give_slot(slot)
+
+    def _drop(self, breaker: Breaker) -> str | None:
+        slot, timer = self._held.pop(breaker.name, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return slot
+
+    def _is_held(self, slot: str) -> bool:
+        return any(slot == held for held, _ in self._held.values())
+
+    def _send_on(self, breaker: Breaker) -> None:
+        """Nobody has to wait for a probe of somebody else's."""
+        if breaker.state == "open":
+            for line in self._outages.lines_of(breaker.name):
+                if len(line.lineup) <= FEW:
+                    self._queue.shut(line)
+
+    def _slot_of(self, breaker: Breaker) -> str:
+        line = self._gates.lines.get(breaker.name)
+        account = None if line is None else line.gate.vitals.account
+        is_accounts = account is not None and account.breaker.state != "closed" and account.name in self._gates.accounts
+        return f"probe:{account.name if account is not None and is_accounts else breaker.name}"
+
+
+def _said(answer: asyncio.Future[bool]) -> bool:
+    """Whoever gets no answer is on its own."""
+    return answer.cancelled() or answer.exception() is not None or answer.result()

@@ -1,0 +1,1 @@
+"""Reuse: idempotency, single flight and caches answer a call without its provider."""

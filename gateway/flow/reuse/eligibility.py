@@ -1,0 +1,100 @@
+"""What of a call may be kept or shared, and under which keys.
+
+Decided once, when it comes in, from the policy, the headers and the body. Of most calls nothing may, and that is found out in
+a microsecond. It must not know what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.call import Call, Kept, Replay
+from gateway.flow.reuse.shared_answer import Flight
+from gateway.policy.reuse.cache_control import Directives, read_directives
+from gateway.policy.reuse.keys import (
+    LARGE_BYTES,
+    digest,
+    exact_key,
+    fingerprint,
+    flight_key,
+    partition_key,
+    reads_one_way,
+    record_key,
+)
+from gateway.policy.reuse.rules import Caching, applies
+from gateway.ports import Later
+from gateway.semantic.question import SemanticQuery, last_question
+
+
+@dataclass(slots=True)
+class Asked:
+    """What may be kept or shared of a call, and under which keys; an empty key: not there."""
+
+    caching: Caching
+    directives: Directives
+    record: bytes = b""
+    fingerprint: bytes = b""
+    exact: bytes = b""
+    """Also what it is called where only flights are shared."""
+    flight: bytes = b""
+    is_kept: bool = False
+    """Equal requests get its answer later on."""
+    found: Later[Kept | None] | None = None
+    """What the store says of the exact key, once it was asked."""
+    semantic: SemanticQuery | None = None
+    """What it asks, where answers to questions that mean the same will do."""
+    fence: int = 0
+    """Of the claimed record; 0: none."""
+    beside: Flight | None = None
+    """Who was bringing the same answer when the call came in: it may have landed when the stores have spoken."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a layer is still to be asked that may give the call an old answer, or none: nobody else has to take that."""
+        is_open = bool(self.record) and (not self.fence or self.is_kept)
+        return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
+
+
+def ask(call: Call, *, recognises: bool) -> Asked | None:
+    """What may be kept or shared of the call; None: nothing. `recognises`: questions can be judged by their meaning."""
+    parsed, caching = call.parsed, call.model.caching
+    if call.endpoint.request == "any":
+        return None
+    is_keyed = call.idempotency_key is not None and caching.keep_s > 0
+    is_shared = is_kept = means = False
+    if parsed is not None:
+        name = call.endpoint.name
+        is_shared = applies(caching.coalesce, name, parsed)
+        is_kept = applies(caching.exact.requests, name, parsed)
+        means = recognises and caching.semantic is not None and applies("always", name, parsed)
+    directives = read_directives(call.cache_control)
+    if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
+        return None
+    asked = Asked(caching, directives, is_kept=is_kept)
+    if parsed is not None and (is_shared or is_kept or means):
+        asked.exact = exact_key(call, parsed, caching)
+        if means:
+            asked.semantic = _meaning(call, parsed)
+        if is_shared and not asked.directives.no_cache:
+            asked.flight = flight_key(call, parsed, asked.exact)
+    if is_keyed and call.idempotency_key is not None:
+        asked.record = record_key(call, call.idempotency_key)
+        asked.fingerprint = fingerprint(call)
+    is_looked_up = is_kept or asked.semantic is not None
+    call.replay = Replay("miss" if is_keyed or is_looked_up else "bypass", key=asked.exact if is_looked_up else b"")
+    return asked
+
+
+def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
+    """What it asks, apart from how; None: nothing that can be judged by its meaning."""
+    caching = call.model.caching
+    if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
+        return None
+    question = last_question(call.endpoint.name, parsed, caching.exact.ignore)
+    if question is None:
+        return None
+    embedder = call.policy.find_model(caching.semantic.embeddings)
+    space = "" if embedder is None else embedder.caching.version  # where it goes makes its vectors what they are
+    partition = digest(partition_key(call, caching, question.rest), space.encode())
+    return SemanticQuery(partition, question.text, caching.semantic, call.model_name, call.tenant)

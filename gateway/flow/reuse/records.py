@@ -1,0 +1,75 @@
+"""The claim of an idempotency record, renewed as long as its holder works; and how long anybody waits for a store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from gateway.clock import Clock, Timer
+from gateway.flow.reuse.eligibility import Asked
+from gateway.ports import Claim, Later, Store
+
+T = TypeVar("T")
+
+STORE_S = 2.0
+"""No call waits longer for a store."""
+
+
+class Lease:
+    """The claim of a record, renewed as long as its holder works."""
+
+    __slots__ = ("_asked", "_clock", "_store", "_timer")
+
+    def __init__(self, clock: Clock, store: Store, asked: Asked) -> None:
+        self._clock = clock
+        self._store = store
+        self._asked = asked
+        self._timer = self._set()
+
+    def end(self) -> None:
+        """It is renewed no more."""
+        self._timer.cancel()
+
+    def _set(self) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + self._asked.caching.lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        asked = self._asked
+        if asked.fence:
+            self._store.records.renew(asked.record, asked.fence, asked.caching.lease_s)
+            self._timer = self._set()
+
+
+async def claimed(store: Store, asked: Asked) -> Claim:
+    """What the store says of the record; where it does not in time, the call runs without a claim.
+
+    A claim that comes when nobody waits for it any more is given back: it would lock its key until the lease ends.
+    """
+    answer = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    claim: Claim | None = None
+    try:
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if answer.done():
+            claim = answer.result()
+    finally:
+        if claim is None:
+            answer.add_done_callback(lambda late: _give_back(store, asked.record, late.result()))
+    return claim or Claim("claimed")
+
+
+def _give_back(store: Store, record: bytes, claim: Claim) -> None:
+    if claim.fence:
+        store.records.release(record, claim.fence)
+
+
+async def said(answer: Later[T], otherwise: T) -> T:
+    """What a store says, or what holds when it does not say so in time."""
+    if not isinstance(answer, asyncio.Future):
+        return answer
+    if not answer.done():
+        await asyncio.wait((answer,), timeout=STORE_S)
+        if not answer.done():
+            return otherwise
+    return answer.result()

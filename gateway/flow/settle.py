@@ -1,0 +1,129 @@
+"""The account of a call: settled exactly once, on every path, cancellation included.
+
+Money is tokens times the rates that were resolved when the policy was compiled; an unknown price is "not priced", never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from gateway.call import Attempt, Call, Settled, Usage
+from gateway.clock import Clock
+from gateway.policy.health.target_health import CLIENT_GONE as CLIENT_GONE
+from gateway.policy.retry import budgets
+from gateway.policy.route_plan import upstream_model
+from gateway.policy.snapshot import Target
+from gateway.ports import Meter
+
+CLIENT_GONE_STATUS = 499
+
+
+def _nobody_pays(_call: Call, _usd: float) -> None:
+    return None
+
+
+def _nobody_notes(_call: Call) -> None:
+    return None
+
+
+class Accounts:
+    """Closes the accounts of calls and tells the meter."""
+
+    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "opened")
+
+    def __init__(
+        self,
+        clock: Clock,
+        meter: Meter,
+        release: Callable[[Call, Usage | None], None],
+        charge: Callable[[Call, float], None] = _nobody_pays,
+        note: Callable[[Call], None] = _nobody_notes,
+    ) -> None:
+        """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
+        told of calls that may have been spared.
+        """
+        self._note = note
+        self._release = release
+        self._charge = charge
+        self._clock = clock
+        self._meter = meter
+        self.opened = meter.began
+        """To be called when a call has come in."""
+
+    def settle(
+        self, call: Call, status: int, outcome: str, *, target: Target | None = None, usage: Usage | None = None
+    ) -> None:
+        """Close the call's account; a second time does nothing."""
+        if call.settled:
+            return
+        call.settled = True
+        call.usage, call.outcome = usage, outcome
+        if call.left:
+            status, outcome = CLIENT_GONE_STATUS, CLIENT_GONE
+        try:
+            self._release(call, usage)
+        finally:  # whatever fails there, the books are kept
+            self._book(call, status, outcome, target, usage)
+
+    def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
+        now = self._clock.monotonic()
+        last = call.attempts[-1] if call.attempts else None
+        if last is not None and last.ended_at is None:
+            last.ended_at = now
+            if outcome != "ok":
+                last.error_class = outcome  # how a relay ended, or that nobody waited for it
+        cost = cost_usd(call, target, usage)
+        is_served = last is not None and cost is not None
+        retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+        if last is not None and cost is not None:
+            last.cost_usd = cost
+        if cost or retries_usd or call.reserved is not None:
+            self._charge(call, (cost or 0.0) + retries_usd)
+        first_byte_s = None
+        if last is not None and last.first_byte_at is not None:
+            first_byte_s = last.first_byte_at - last.started_at
+        if call.replay is not None:
+            self._note(call)
+        self._meter.settled(
+            Settled(
+                call=call,
+                status=status,
+                outcome=outcome,
+                usage=usage,
+                cost_usd=cost,
+                retries_usd=retries_usd,
+                duration_s=now - call.received_at,
+                overhead_s=overhead_s(call, now),
+                time_to_first_byte_s=first_byte_s,
+            )
+        )
+
+
+def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | None:
+    """What the call's tokens cost in US dollars; None when nothing was used or the price is not known."""
+    if target is None or usage is None:
+        return None
+    rates = target.find_rates(upstream_model(call, target))
+    return budgets.cost_usd(rates, usage.input, usage.output, usage.cached)
+
+
+def known_usd(attempts: Sequence[Attempt]) -> float | None:
+    """What attempts have cost together, as far as it is known; None: nothing is."""
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    return sum(costs) if costs else None
+
+
+def _started_at(attempt: Attempt) -> float:
+    return attempt.started_at
+
+
+def overhead_s(call: Call, now: float) -> float:
+    """The part of the call's time so far that was ours: neither a provider's nor spent waiting for its limits."""
+    upstream_s, until = 0.0, -inf
+    for attempt in call.attempts if len(call.attempts) < 2 else sorted(call.attempts, key=_started_at):
+        ended_at = now if attempt.ended_at is None else attempt.ended_at
+        if ended_at > until:  # two may have run side by side
+            upstream_s += ended_at - max(attempt.started_at, until)
+            until = ended_at
+    return max(0.0, now - call.received_at - upstream_s - call.queue_s - call.backoff_s)

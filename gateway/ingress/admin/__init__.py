@@ -1,0 +1,1 @@
+"""The admin API: health, metrics, what operators look at and switch."""

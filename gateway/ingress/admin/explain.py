@@ -1,0 +1,233 @@
+"""What would happen to a request, told without sending anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gateway.call import Endpoint
+from gateway.errors import NotFound, Unauthorised
+from gateway.ingress import parse, passthrough
+from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.retry.retry import Action, ClassRule, Retries
+from gateway.policy.reuse.rules import Caching, applies
+from gateway.policy.route_plan import strangers_of
+from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
+from gateway.ports import Clocks
+
+_CHARGES = {
+    "max": "the larger of input tokens and max_tokens",
+    "sum": "input tokens and max_tokens",
+    "input": "input tokens",
+    "real": "input tokens and what answers usually take",
+}
+PROXY_PATIENCE_S = 60.0
+"""How long nginx, ALB and others wait for the first byte of an answer, unless they are told."""
+_CHOICES: Mapping[Choice, str] = {
+    "weighted": "each tier shared by weight",
+    "in_order": "as listed",
+    "least_loaded": "in each tier the least loaded first",
+    "fastest": "in each tier the fastest first",
+}
+
+
+def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | None) -> str:
+    """Show key, model, plan with targets and limits, and the policies in force for a request. Nothing is sent.
+
+    Raises the GatewayError that the request would be answered with.
+    """
+    endpoint = _endpoint(path)
+    key = _key(policy, key_name)
+    peeked = parse.peek(endpoint, body, {})
+    model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
+    if model is None:
+        return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
+    return "\n".join(_lines(policy, endpoint, key, peeked, model))
+
+
+def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.Peeked, model: Model) -> Iterator[str]:
+    yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
+    yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
+    yield f"model     {peeked.model or 'none'}" + (
+        "" if model.name == peeked.model else f", served by the entry {model.name!r}"
+    )
+    yield f"lane      {_lane(key, model)}"
+    yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
+        yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
+    yield f"cache     {_cache(endpoint, peeked, model.caching)}"
+    yield from _retries(model.retries)
+    yield f"plan      {_CHOICES[model.choice]}"
+    strangers = list(strangers_of(model))
+    for number, (target, use) in enumerate(_plan(model), 1):
+        yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
+        yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
+        yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
+    asks = model.include_usage and endpoint.usage_option
+    yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
+
+
+def _cache(endpoint: Endpoint, peeked: parse.Peeked, caching: Caching) -> str:
+    """Who may be given whose answer."""
+    parsed, exact = peeked.parsed or {}, caching.exact
+    told = [f"set {caching.name}"]
+    told.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
+    told.append("shared with equal calls" if applies(caching.coalesce, endpoint.name, parsed) else "not shared")
+    is_kept = applies(exact.requests, endpoint.name, parsed)
+    told.append(f"given again for {exact.ttl_s:g} s" if is_kept else "not given again")
+    if is_kept and exact.stale_if_error_s:
+        told.append(f"{exact.stale_if_error_s:g} s longer when nobody can answer")
+    if caching.semantic is not None:
+        told.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
+    return ", ".join(told)
+
+
+def _plan(model: Model) -> Iterator[tuple[Target, str]]:
+    """Where a call may go, and when."""
+    for target in model.plan:
+        yield target, "" if target in model.targets else "  (fallback)"
+    for target in model.context_plan:
+        yield target, "  (where the context is too long for the others)"
+
+
+def _suspect(clocks: Clocks) -> str:
+    if not clocks.suspect_in_flight:
+        return "never suspect for its silence"
+    return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
+
+
+def _target(endpoint: Endpoint, key: Key, peeked: parse.Peeked, target: Target) -> Iterator[str]:
+    clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
+    yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
+    yield f"{_rewrite(peeked.model, target)}; {_price(peeked.model, target)}"
+    yield _counts(target.counting)
+    if lacking := _lacking(target.capabilities):
+        yield f"skipped by calls that need {lacking}"
+    yield (
+        f"connect {clocks.connect_s:g} s, first byte {clocks.first_byte_s:g} s, "
+        f"idle {clocks.idle_s:g} s, total {clocks.total_s:g} s"
+    )
+    if peeked.stream:
+        first_s = clocks.first_event_s
+        yield f"first event {'by what is usual there' if first_s is None else f'{first_s:g} s'}"
+    yield _suspect(clocks)
+    if peeked.stream and clocks.least_events_per_s:
+        yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
+    yield _breaker(target.breaker, key)
+
+
+def _endpoint(path: str) -> Endpoint:
+    found = next((one for one in ENDPOINTS if path in (one.path, "/v1" + one.path)), None)
+    if found is None:
+        raise NotFound(f"Unknown path {path}; known: {', '.join('/v1' + one.path for one in ENDPOINTS)}.")
+    return found
+
+
+def _key(policy: PolicySnapshot, name: str | None) -> Key:
+    if not policy.keys:
+        return policy.anonymous
+    keys = {key.name: key for key in policy.keys.values()}
+    if name is None and len(keys) == 1:
+        return next(iter(keys.values()))
+    if name not in keys:
+        raise Unauthorised(f"Name the key that calls with --key: {', '.join(keys)}.")
+    return keys[name]
+
+
+def _budget(key: Key) -> str:
+    return "" if key.budget_usd_per_day is None else f", ${key.budget_usd_per_day:g} a day"
+
+
+def _rewrite(asked: str, target: Target) -> str:
+    if target.model is None or target.model == asked:
+        return "the body goes as it came"
+    return f"the body's model becomes {target.model!r}, nothing else changes"
+
+
+def _price(asked: str, target: Target) -> str:
+    rates = target.find_rates(target.model or asked)
+    if rates is None:
+        return "price not known"
+    return f"${rates.input_usd * 1e6:g} in, ${rates.output_usd * 1e6:g} out per million tokens"
+
+
+def _lane(key: Key, model: Model) -> str:
+    """How a call of this key waits when nothing has room."""
+    holding = model.holding
+    told = []
+    if len(model.plan) > len(model.targets):
+        told.append(f"waits {holding.prefer_primary_for_s[key.lane]:g} s for the model's own targets before a fallback")
+    if key.lane in ("batch", "background"):
+        told.append(f"leaves {holding.reserve_percent:g} % of each limit to higher lanes")
+    if key.critical:
+        told.append("may ask for critical")
+    return f"{key.lane}{': ' if told else ''}{', '.join(told)}"
+
+
+def _retries(retries: Retries) -> Iterator[str]:
+    """How often the call may be tried, and what each class of error leads to."""
+    caps = [f"{rule.attempts}{_range(rule.above_usd, rule.below_usd)}" for rule in retries.by_cost]
+    money = "" if retries.max_usd_per_call is None else f"; at most ${retries.max_usd_per_call:g} for all of them"
+    yield f"attempts  {', '.join([f'{retries.attempts}', *caps])}{money}"
+    if retries.hedging is not None:
+        hedge = retries.hedging
+        yield f"          a second one after {hedge.percentile:g} % of answers have begun, not before {hedge.at_least_s:g} s"
+    for action in Action:
+        names = [_tries(name, rule) for name, rule in retries.by_class.items() if rule.action is action]
+        if names:
+            yield f"  {action.value:<18}{', '.join(names)}"
+
+
+def _tries(name: str, rule: ClassRule) -> str:
+    if rule.action is not Action.RETRY:
+        return str(name)
+    return f"{name} {rule.attempts}x{' (first at once)' if rule.is_first_immediate else ''}"
+
+
+def _range(above_usd: float | None, below_usd: float | None) -> str:
+    bounds = [f"above ${above_usd:g}"] if above_usd is not None else []
+    bounds += [f"below ${below_usd:g}"] if below_usd is not None else []
+    return f" for {' and '.join(bounds)} each"
+
+
+def _lacking(can: Capabilities) -> str:
+    """What calls must not need here."""
+    lacking = [name.replace("_", " ") for name in ("tools", "images", "structured_output") if not getattr(can, name)]
+    lacking += [f"more than {can.context_window} tokens"] if can.context_window is not None else []
+    return ", ".join(lacking)
+
+
+def _breaker(rules: BreakerRules, key: Key) -> str:
+    if not rules.is_enabled:
+        return "no breaker"
+    return (
+        f"opens for {rules.open_s:g} s after {rules.consecutive_failures} failures in a row or "
+        f"{rules.failure_rate_percent:g} % of {rules.min_calls} calls or more in {rules.window_s:g} s; "
+        f"with all open a call waits {rules.hold_for_s[key.lane]:g} s"
+    )
+
+
+def _counts(counting: Counting) -> str:
+    """By which rule a call is charged against the limits, and whether they are learned."""
+    style = counting.style
+    windows = [] if style.request_window_s is None else [f"requests in windows of {style.request_window_s:g} s"]
+    windows += [] if style.token_window_s is None else [f"tokens in windows of {style.token_window_s:g} s"]
+    learns = "limits learned from answers" if counting.learns else "no limits learned"
+    cached = ", cached ones not" if counting.excludes_cached else ""
+    adaptive = ["concurrency follows the first byte"] if counting.adaptive else []
+    return "; ".join([f"charged {_CHARGES[counting.charge]}{cached}", *windows, learns, *adaptive])
+
+
+def _limits(limits: Limits) -> str:
+    shown = (
+        (limits.requests_per_min, "requests/min"),
+        (limits.request_burst, "of them in a burst"),
+        (limits.tokens_per_min, "tokens/min"),
+        (limits.input_tokens_per_min, "input tokens/min"),
+        (limits.output_tokens_per_min, "output tokens/min"),
+        (limits.requests_per_day, "requests/day"),
+        (limits.max_concurrency, "in flight"),
+    )
+    text = ", ".join(f"{value:.15g} {unit}" for value, unit in shown if value is not None)
+    return f"  [{text}]" if text else ""

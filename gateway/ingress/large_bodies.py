@@ -1,0 +1,85 @@
+"""Reads what a large body asks for, a piece at a time: between the pieces everybody else is served.
+
+One body at a time, so that the loop is never later by more than one piece, however many come at once. A body of more than a
+few megabytes is not parsed at all: what it costs is its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TypeVar
+
+from gateway.call import Endpoint
+from gateway.errors import InvalidRequest
+from gateway.ingress import parse
+from gateway.policy.openai.json_text import MalformedJson
+from gateway.policy.openai.large_body import PEEKED_BYTES, Large, is_parsed, large_of
+from gateway.policy.openai.multipart import MultipartError, digest_in_steps, find_in_steps
+from gateway.policy.openai.outline import read_contents, read_outline
+
+TAKES_TOKENS = frozenset(("embeddings", "completions"))
+"""Endpoints whose texts may be lists of token numbers: 2,048 of them with 512 each are usual, and harmless."""
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+
+T = TypeVar("T")
+
+
+class LargeBodies:
+    """Reads the large bodies of this process."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def peek(self, endpoint: Endpoint, body: bytes, index: dict[bytes, bytes], max_values: int) -> parse.Peeked:
+        """As `parse.peek`. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
+        async with self._turn:
+            if endpoint.request == "multipart":
+                return await _peek_form(body, index, keyed=b"idempotency-key" in index)
+            try:
+                return await _peek_json(body, max_values, endpoint)
+            except MalformedJson as problem:
+                why = "it starts with a byte order mark; send plain UTF-8" if body.startswith(_MARKS) else str(problem)
+                raise InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json") from None
+
+
+async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> parse.Peeked:
+    counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
+    outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
+    if is_parsed(body, outline):
+        peeked = parse.read_fields(parse.json_value(body), is_model_optional=is_optional)
+        large = large_of(body, outline)
+    else:
+        contents = await _in_steps(read_contents(body))
+        peeked = parse.read_fields(outline.fields, is_model_optional=is_optional)
+        large = large_of(body, outline, contents)
+    if "model" in outline.repeated:
+        raise parse.written_twice("model")
+    peeked.large = large
+    return peeked
+
+
+async def _peek_form(body: bytes, index: dict[bytes, bytes], *, keyed: bool) -> parse.Peeked:
+    """`keyed`: it will be compared with another."""
+    try:
+        boundary = parse.form_boundary(index.get(b"content-type", b""))
+        found = await _in_steps(find_in_steps(body, boundary, ("model", "stream")))
+    except MultipartError as exc:
+        raise parse.malformed_form(exc) from None
+    peeked = parse.read_form(body, found["model"], found["stream"])
+    if keyed and len(body) > PEEKED_BYTES:
+        peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
+    return peeked
+
+
+async def _in_steps(work: Generator[None, None, T]) -> T:
+    """What the work returns, after as many turns of the loop as it has steps."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""One answer in several forms: streamed or whole."""

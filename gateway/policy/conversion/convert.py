@@ -1,0 +1,154 @@
+"""One answer in several forms: streamed or whole, with the usage that its client asked for or without.
+
+Who asks for a stream may get what another was given whole, and the other way round. It must not know what is kept, nor for
+how long. Invariants: what is made of an answer says all that the answer says and nothing else, or is not made at all (None);
+of a stream that stays one, only what is about usage changes, every other byte stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from gateway.policy.conversion.chat import chunks_of, completion_of, normal
+from gateway.policy.conversion.merge import Ambiguous, plain
+from gateway.policy.conversion.responses import frames_of, last_response, response_of
+from gateway.policy.openai import sse
+from gateway.policy.openai.first_event import choices_of, failed_reason
+from gateway.policy.openai.json_text import is_crowded
+from gateway.policy.openai.transcript import NULL_USAGE, is_plain_chat
+
+_DONE_FRAME = b"data: [DONE]\n\n"
+_GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
+"""The last two: nested more deeply than anything that is an answer."""
+_FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
+
+
+def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | None:
+    """The JSON that a call would have got whose complete answer was streamed in these frames; None where that is not certain.
+
+    `usage_event`: what was taken out of the stream for a client that had not asked for it.
+    """
+    try:
+        if endpoint == "responses":
+            response = response_of(frames)
+            return None if response is None else orjson.dumps(response)
+        return orjson.dumps(completion_of(_chunks(frames, usage_event), is_chat=endpoint == "chat"), default=plain)
+    except _GIVES_UP:
+        return None
+
+
+def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | None:
+    """The frames that a call would have got to whom this answer was streamed; None where that is not certain.
+
+    `include_usage` is what `stream_options` asks for; streams of Responses tell it in any case.
+    """
+    whole = sse.answer_object(body)
+    if whole is None:
+        return None
+    try:
+        if endpoint == "responses":
+            return frames_of(whole)
+        return _chat_stream(endpoint, whole, include_usage=include_usage)
+    except _GIVES_UP:
+        return None
+
+
+def with_usage(frames: bytes, usage_event: bytes) -> bytes:
+    """A stream for a client that asks for its usage, of one that was not told: `usage_event` is what that lacks."""
+    if not usage_event:
+        return frames
+    follower = _after_usage(usage_event)
+    events = [_with_null(event, follower) for event in _events(frames)]
+    at = next((at for at in range(len(events) - 1, -1, -1) if _is_done(events[at])), len(events))
+    return b"".join([*events[:at], usage_event, *events[at:]])
+
+
+def without_usage(frames: bytes) -> bytes:
+    """A stream for a client that does not ask for its usage, as the relay would have passed it on."""
+    return b"".join([event for event in _events(frames) if not _tells_only_usage(event)]).replace(NULL_USAGE, b"")
+
+
+def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
+    """Whether a complete answer deserves to be given to others: it says itself that it is one, and reports no error."""
+    if endpoint == "responses":
+        response = last_response(body) if is_stream else sse.answer_object(body)
+        return response is not None and response.get("status") == "completed" and not response.get("error")
+    if is_stream:
+        return endpoint not in ("chat", "completions") or any(finish in body for finish in _FINISHES)
+    if endpoint in ("chat", "completions"):
+        whole = sse.answer_object(body) or {}
+        return bool(choices_of(whole)) and not whole.get("error") and failed_reason(whole) is None
+    return b'"error"' not in body or not (is_crowded(body) or (sse.json_object(body) or {}).get("error"))
+
+
+def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
+    """The objects of a stream's events. Raises Ambiguous for what is none."""
+    for event in _events(frames):
+        data = sse.event_data(event).strip()
+        if data == sse.DONE:
+            break
+        chunk = sse.json_object(data)
+        if chunk is not None:
+            yield chunk
+        elif data or not sse.is_silent(event):
+            raise Ambiguous("an event that is no object")
+    if usage_event:
+        yield sse.event_json(usage_event) or {}
+
+
+def _chat_stream(endpoint: str, whole: dict[str, Any], *, include_usage: bool) -> bytes | None:
+    """The frames of a chat or text completion; None when they do not make that answer again."""
+    is_chat = endpoint == "chat"
+    body = normal(whole, is_chat=is_chat)
+    chunks = chunks_of(body, is_chat=is_chat, include_usage=include_usage)
+    frames = [b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks]
+    if sse.json_object(as_whole(endpoint, b"".join(frames)) or b"") != body:
+        return None
+    if not include_usage and not chunks[-1]["choices"]:
+        frames.pop()
+    return b"".join(frames) + _DONE_FRAME
+
+
+def _events(frames: bytes) -> list[bytes]:
+    """All events with their line ends: most streams have but one kind of these."""
+    if b"\r" in frames:
+        return list(sse.split_events(frames))
+    *events, rest = frames.split(b"\n\n")
+    return [event + b"\n\n" for event in events] + ([rest] if rest else [])
+
+
+def _tells_only_usage(event: bytes) -> bool:
+    """Whether it is an event that the relay takes out. Keep in sync with `transcript.py`."""
+    if b'"usage"' not in event or is_plain_chat(event):
+        return False
+    chunk = sse.event_json(event)
+    return chunk is not None and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+
+
+def _is_done(event: bytes) -> bool:
+    return sse.event_data(event).strip() == sse.DONE
+
+
+def _after_usage(usage_event: bytes) -> bytes:
+    """The field that the provider writes behind `usage`, as it begins in JSON; empty: it is the last."""
+    names = list(sse.event_json(usage_event) or ())
+    after = names[names.index("usage") + 1 :] if "usage" in names else []
+    return b',"%b":"' % after[0].encode() if len(after) == 1 else b""
+
+
+def _with_null(event: bytes, follower: bytes) -> bytes:
+    """A chunk that says that its usage is not known yet, where the provider would have said it.
+
+    What has blanks between its fields was never stripped of it.
+    """
+    if b'"choices":[' not in event or b'"usage":' in event:
+        return event
+    at = event.rfind(follower) if follower else -1
+    if at < 0:
+        at = event.rfind(b"}")
+    changed = event[:at] + NULL_USAGE + event[at:]
+    parsed = sse.event_json(changed)
+    return changed if parsed is not None and "usage" in parsed and parsed["usage"] is None else event

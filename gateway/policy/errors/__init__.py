@@ -1,0 +1,1 @@
+"""Errors: what a provider's error answer means."""

@@ -1,0 +1,149 @@
+"""One rule of an error table: conditions on what an answer says, and what it means when they all hold.
+
+Phrases are no regexes, so no rule that somebody writes can be slow: each is searched once, from left to right, in a text of
+bounded length. It must not know any provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gateway.errors import ErrorClass, Phase
+from gateway.policy.errors.body import Wording, normalised, numberless
+from gateway.ports import RawHeaders
+
+Scope = Literal["target", "key", "account"]
+"""Whom it concerns: one target, every target of this credential, or every credential of the provider."""
+
+_HEADER_BYTES = 512
+_IN_BAND = 200
+_OF_THE_REQUEST = frozenset(
+    (
+        ErrorClass.BAD_REQUEST,
+        ErrorClass.CONTEXT_LENGTH_EXCEEDED,
+        ErrorClass.CONTENT_POLICY,
+        ErrorClass.PERMISSION,
+        ErrorClass.NOT_FOUND,
+        ErrorClass.PAYLOAD_TOO_LARGE,
+        ErrorClass.CONFLICT,
+    )
+)
+"""What these mean concerns the one request alone. All others have consequences for other calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """Text to be found, whatever its case and spacing: `*` stands for any stretch, `#` for a number."""
+
+    parts: tuple[str, ...]
+    is_numberless: bool
+
+    @classmethod
+    def of(cls, text: str) -> Phrase:
+        """The phrase as somebody wrote it."""
+        is_numberless = "#" in text
+        plain = normalised(text)
+        parts = (numberless(plain) if is_numberless else plain).split("*")
+        return cls(tuple(part for part in parts if part.strip()), is_numberless)
+
+    def __str__(self) -> str:
+        return "*".join(self.parts)
+
+    def is_in(self, text: str, numberless_text: str) -> bool:
+        """Whether it stands in the text."""
+        searched = numberless_text if self.is_numberless else text
+        at = 0
+        for part in self.parts:
+            at = searched.find(part, at)
+            if at < 0:
+                return False
+            at += len(part)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Conditions, which must all hold (an empty one always does), and what they mean."""
+
+    name: str
+    """Its table and its name."""
+    error_class: ErrorClass
+    scope: Scope = "target"
+    phases: frozenset[Phase] = frozenset()
+    statuses: frozenset[int] = frozenset()
+    codes: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    finishes: frozenset[str] = frozenset()
+    says: tuple[Phrase, ...] = ()
+    unless_says: tuple[Phrase, ...] = ()
+    headers: tuple[tuple[bytes, tuple[Phrase, ...]], ...] = ()
+    never_fits: bool = False
+    delay_s: float | None = None
+    """At least."""
+    resets_daily_at_s: float | None = None
+    """Seconds after midnight UTC: when it is over, where the server does not say."""
+    where: str = ""
+    """File and line."""
+
+    def holds(self, answer: Answer) -> bool:
+        """Whether all its conditions do, the cheapest asked first."""
+        return (
+            (not self.phases or answer.phase in self.phases)
+            and (not self.statuses or self._takes_status(answer))
+            and self._has_words(answer.wording)
+            and all(answer.has_header(name, phrases) for name, phrases in self.headers)
+        )
+
+    def _takes_status(self, answer: Answer) -> bool:
+        """An error inside a 200 has only the status that it names; where it names none, its words have to do."""
+        if answer.status in self.statuses:
+            return True
+        if not answer.is_in_band or not (self.codes or self.types or self.states or self.finishes or self.says):
+            return False
+        return answer.status is None or _IN_BAND in self.statuses
+
+    def _has_words(self, wording: Wording) -> bool:
+        return (
+            (not self.codes or not self.codes.isdisjoint(wording.codes))
+            and (not self.types or not self.types.isdisjoint(wording.types))
+            and (not self.states or not self.states.isdisjoint(wording.states))
+            and (not self.finishes or not self.finishes.isdisjoint(wording.finishes))
+            and (not self.says or _is_any_in(self.says, wording, is_own=self.error_class not in _OF_THE_REQUEST))
+            and not (self.unless_says and _is_any_in(self.unless_says, wording))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Everything the rules are asked about."""
+
+    phase: Phase
+    status: int | None
+    headers: RawHeaders
+    wording: Wording
+    is_in_band: bool = False
+
+    def has_header(self, name: bytes, phrases: Iterable[Phrase]) -> bool:
+        values = [value[:_HEADER_BYTES].decode("latin-1") for told, value in self.headers if told == name]
+        texts = [normalised(value) for value in values]
+        return any(phrase.is_in(text, numberless(text)) for text in texts for phrase in phrases)
+
+
+def answer_of(
+    phase: Phase, status: int | None, headers: RawHeaders, wording: Wording, *, is_in_band: bool = False
+) -> Answer:
+    """What the rules are asked about; AWS names the type in a header."""
+    named = [value for name, value in headers if name == b"x-amzn-errortype"]
+    types = (value[:_HEADER_BYTES].decode("latin-1").partition(":")[0].strip().lower() for value in named)
+    return Answer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
+
+
+def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = False) -> bool:
+    """Whether any phrase is said; `is_own`: by the provider itself, not in what it quotes."""
+    text, numberless_text = wording.text, wording.numberless
+    if is_own:
+        text, numberless_text = wording.unquoted, wording.unquoted_numberless
+    return any(phrase.is_in(text, numberless_text) for phrase in phrases)

@@ -1,0 +1,1 @@
+"""Health: how targets fare, which of them are left alone, and how they come back."""

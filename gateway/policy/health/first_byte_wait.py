@@ -1,0 +1,115 @@
+"""How long an attempt is waited for before its call tries another target, and what a long wait says of the target.
+
+Pure functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not know
+calls, attempts or clocks. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from gateway.policy.health.latency import Latency
+
+MIN_SAMPLES = 10
+"""Fewer answers do not tell what is usual."""
+UNKNOWN_MEDIAN_S = 2.0
+"""What the next target is taken to need, where nobody knows."""
+LEAST_ROOM_S = 1.0
+"""No attempt is left sooner, where nobody knows what it needs."""
+_SHARE, _SHARE_THINKING = 0.5, 0.75
+_BEYOND_USUAL, _DESERTED = 1.5, 3.0
+_FIRST_EVENT_FACTOR = 4.0
+_FIRST_EVENT_S, _FIRST_EVENT_THINKING_S = (10.0, 120.0), (30.0, 300.0)
+_UNKNOWN_EVENT_S, _UNKNOWN_EVENT_THINKING_S = 60.0, 300.0
+_UNKNOWN_STREAM_S, _UNKNOWN_THINKING_S = 10.0, 120.0
+_UNKNOWN_WHOLE_S = (10.0, 120.0)
+_DEADLINE_SHARE = 3.0
+_SHORTEST_SILENCE_S = 2.0
+_FIRST_PROBE_S, _PROBE_GROWTH = 2.0, 1.5
+_PROBE_S, _PROBE_THINKING_S = 10.0, 30.0
+
+
+class Usual(NamedTuple):
+    """How long calls of one kind usually take at a target until something is there for the client; None: not known."""
+
+    median_s: float | None
+    late_s: float | None
+    """All but one in twenty are answered by then."""
+
+
+UNKNOWN = Usual(None, None)
+
+
+def usual_of(times: Latency | None) -> Usual:
+    """What is usual, by the answers that were measured."""
+    if times is None or times.count < MIN_SAMPLES:
+        return UNKNOWN
+    return Usual(times.quantile(0.5, MIN_SAMPLES), times.quantile(0.95, MIN_SAMPLES))
+
+
+def room_s(left_s: float, usual: Usual, following: Usual, *, thinks: bool) -> float:
+    """So long an attempt may take of the `left_s` that its caller has left, while another target is untried; inf: all of it.
+
+    Half of it (three quarters for a call that thinks, where nothing is known), or one and a half times what is usual, if that
+    is more; but the time that is usual at the target that follows is left over. A target is never left before the time by
+    which it usually has answered: a deadline that has no room for both is not divided.
+    """
+    most_s = left_s - (UNKNOWN_MEDIAN_S if following.median_s is None else following.median_s)
+    if most_s < (LEAST_ROOM_S if usual.late_s is None else usual.late_s):
+        return inf
+    if usual.late_s is None:
+        return min(left_s * (_SHARE_THINKING if thinks else _SHARE), most_s)
+    return min(max(left_s * _SHARE, usual.late_s * _BEYOND_USUAL), most_s)
+
+
+def first_event_s(usual: Usual, *, thinks: bool) -> float:
+    """So long the first event of a stream may take (`first_event: auto`)."""
+    if usual.late_s is None:
+        return _UNKNOWN_EVENT_THINKING_S if thinks else _UNKNOWN_EVENT_S
+    least_s, most_s = _FIRST_EVENT_THINKING_S if thinks else _FIRST_EVENT_S
+    return min(max(usual.late_s * _FIRST_EVENT_FACTOR, least_s), most_s)
+
+
+def silence_s(usual: Usual, factor: float, *, stream: bool, thinks: bool, shortest_deadline_s: float) -> float:
+    """Several calls without a sign of life for so long make their target suspect.
+
+    `shortest_deadline_s` is that of the calls in flight there, as far as their callers set one; else inf.
+    """
+    if usual.late_s is not None:
+        return max(usual.late_s * factor, _SHORTEST_SILENCE_S)
+    if thinks:
+        return _UNKNOWN_THINKING_S
+    if stream:
+        return _UNKNOWN_STREAM_S
+    least_s, most_s = _UNKNOWN_WHOLE_S
+    return min(max(shortest_deadline_s / _DEADLINE_SHARE, least_s), most_s)
+
+
+def probe_s(usual: Usual, ejections: int, *, thinks: bool) -> float:
+    """So long a call waits that tries again a target which had fallen silent; `ejections` is how often in a row it was left.
+
+    Where nothing is known it waits longer each time, so that one that is only slow is found well, but never for long.
+    """
+    if usual.late_s is not None:
+        return max(usual.late_s * _BEYOND_USUAL, _FIRST_PROBE_S)
+    longest_s = _PROBE_THINKING_S if thinks else _PROBE_S
+    return min(_FIRST_PROBE_S * _PROBE_GROWTH ** min(max(ejections - 1, 0), 30), longest_s)
+
+
+def is_evidence(waited_s: float, usual: Usual, *, thinks: bool, unserved_s: float = 0.0) -> bool:
+    """Whether a deadline that has passed after so long without a sign of life tells that the target is not well.
+
+    Where nothing is known, a short wait only tells something of a target that has served nobody for long: `unserved_s`.
+    """
+    if usual.late_s is not None:
+        return waited_s >= usual.late_s * _BEYOND_USUAL
+    long_s = _UNKNOWN_THINKING_S if thinks else _UNKNOWN_STREAM_S
+    return waited_s >= long_s or (unserved_s >= long_s and waited_s >= LEAST_ROOM_S)
+
+
+def is_deserted(waited_s: float, usual: Usual, *, thinks: bool) -> bool:
+    """Whether a client that leaves after so long without a sign of life tells it: most leave for reasons of their own."""
+    if usual.late_s is not None:
+        return waited_s >= max(usual.late_s * _DESERTED, _SHORTEST_SILENCE_S)
+    return is_evidence(waited_s, usual, thinks=thinks)

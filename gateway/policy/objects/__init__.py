@@ -1,0 +1,1 @@
+"""Objects that providers keep, and the tenants that own them."""

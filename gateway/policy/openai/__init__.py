@@ -1,0 +1,1 @@
+"""OpenAI's API as bytes: bodies, events, headers, usage."""

@@ -1,0 +1,108 @@
+"""What a call needs of a target, and what a target can do.
+
+Only asked where some target of a plan declares a restriction. It must not know targets or limits. Invariants: total on any
+JSON object; the work is bounded however large the body is: what lies beyond the bounds is taken not to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from gateway.policy.openai.outline import UNREAD
+
+CONTEXT_TOLERANCE = 1.25
+"""Estimates err by so much: who may fit is let through, and the provider has the last word."""
+
+_MOST_PARTS = 4096  # messages and parts of messages together, the newest
+_IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target can do; nobody says: everything."""
+
+    tools: bool = True
+    images: bool = True
+    structured_output: bool = True
+    context_window: int | None = None
+    """Tokens, input and output together; None: not known."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether there is anything that a call could need in vain."""
+        return not (self.tools and self.images and self.structured_output and self.context_window is None)
+
+
+class Needs(NamedTuple):
+    """What one call needs; `tokens` are the estimated input and the bound on the output together, 0: not known."""
+
+    tools: bool = False
+    images: bool = False
+    structured_output: bool = False
+    tokens: int = 0
+
+
+def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
+    """What a chat completions or responses request needs; `body` is parsed."""
+    return Needs(
+        tools=_is_filled(body.get("tools")) or _is_filled(body.get("functions")),
+        images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
+        structured_output=_has_schema(body.get("response_format")) or _has_schema(_field(body.get("text"), "format")),
+        tokens=tokens,
+    )
+
+
+def needs_of_fields(fields: dict[str, Any], *, images: bool) -> Needs:
+    """What a request needs of which only the top level is known; what was not read is taken to need what it may need."""
+    return needs_of(fields)._replace(images=images)
+
+
+def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
+    """The first thing needed that is not there, as a word for the error message; None: the target can serve the call."""
+    if needs.tools and not capabilities.tools:
+        return "tools"
+    if needs.images and not capabilities.images:
+        return "images"
+    if needs.structured_output and not capabilities.structured_output:
+        return "structured output"
+    window = capabilities.context_window
+    if window is not None and needs.tokens > window * CONTEXT_TOLERANCE:
+        return "context window"
+    return None
+
+
+def _is_filled(value: object) -> bool:
+    return value is UNREAD or (isinstance(value, list) and len(value) > 0)
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else UNREAD if value is UNREAD else None
+
+
+def _has_schema(value: object) -> bool:
+    """`json_object` asks for any JSON and is served by every model that is asked in words."""
+    return value is UNREAD or _field(value, "type") == "json_schema"
+
+
+def _shows_images(messages: object) -> bool:
+    return isinstance(messages, list) and any(_is_image(part) for part in islice(_parts(messages), _MOST_PARTS))
+
+
+def _parts(messages: list[Any]) -> Iterator[object]:
+    """Messages and the parts of their content, and no deeper; in responses a part may stand among the messages."""
+    for message in reversed(messages):
+        yield message
+        for name in ("content", "output"):  # of a message; of a tool's answer in responses
+            content = _field(message, name)
+            if isinstance(content, list):
+                yield from content
+            elif content is not None:
+                yield content
+
+
+def _is_image(part: object) -> bool:
+    kind = _field(part, "type")
+    return isinstance(kind, str) and kind in _IMAGES

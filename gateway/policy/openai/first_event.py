@@ -1,0 +1,110 @@
+"""How an event stream starts: what only announces an answer, and the first event that is one, an error or nonsense.
+
+The client's status line is held back until the first real event, so that whatever goes wrong before it can be repaired by
+another attempt. It must not know how long that takes, nor what follows. Invariant: an event that carries output, or says
+how the answer ended, is never taken for an announcement, so no first token is ever late.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from gateway.policy.openai import sse
+
+FAILED_REASONS = frozenset(("error", "insufficient_system_resource", "abort"))
+"""Finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's."""
+
+_ANNOUNCEMENTS = frozenset(
+    (
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "message_start",
+        "content_block_start",
+        "ping",
+    )
+)
+
+
+class Word(Enum):
+    """What one event of a stream that has not begun yet is."""
+
+    NOTHING = "nothing"
+    """An announcement, a comment: a failure may still follow."""
+    SOMETHING = "something"
+    """The answer has begun."""
+    DONE = "done"
+    """`[DONE]`, and nothing was said."""
+    NONSENSE = "nonsense"
+    """Neither JSON nor SSE."""
+
+
+def first_word(event: bytes) -> Word:
+    """What an event means as long as nothing was said before it; errors are told by `first_error`."""
+    data = sse.event_data(event).strip()
+    if not data:
+        return Word.NOTHING if sse.is_silent(event) else Word.NONSENSE
+    if data == sse.DONE:
+        return Word.DONE
+    parsed = sse.json_object(data)
+    if parsed is None:
+        return Word.NONSENSE
+    return Word.NOTHING if says_nothing(parsed) else Word.SOMETHING
+
+
+def first_error(event: bytes) -> dict[str, Any] | None:
+    """The error object of an event that is an error, or that ends an answer with a reason that is one."""
+    error = sse.error_in(event)
+    if error is not None:
+        return error
+    may_end = b'"finish_reason"' in event and b'"finish_reason":null' not in event
+    parsed = sse.event_json(event) if may_end else None
+    reason = failed_reason(parsed) if parsed is not None else None
+    if reason is None:
+        return None
+    kind = "overloaded_error" if reason == "insufficient_system_resource" else "server_error"
+    return {"message": gave_up(reason), "type": kind, "param": None, "code": reason}
+
+
+def gave_up(reason: str) -> str:
+    """In words, for whoever reads the error."""
+    return f'the provider gave up on the answer (finish_reason "{reason}")'
+
+
+def failed_reason(parsed: dict[str, Any]) -> str | None:
+    """The finish reason that means a failure; None: there is none."""
+    reasons = (choice.get("finish_reason") for choice in choices_of(parsed))
+    return next((reason for reason in reasons if isinstance(reason, str) and reason.lower() in FAILED_REASONS), None)
+
+
+def choices_of(parsed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a chunk, as far as they are objects."""
+    choices = parsed.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def says_nothing(parsed: dict[str, Any]) -> bool:
+    """Whether this chunk or event carries no output and no end: a role, filter results, a ping, an empty item."""
+    kind = parsed.get("type")
+    if isinstance(kind, str):
+        return kind in _ANNOUNCEMENTS or _is_empty_part(kind, parsed)
+    if "choices" not in parsed:
+        return "object" in parsed or not parsed
+    return all(map(_is_silent_choice, choices_of(parsed)))
+
+
+def _is_empty_part(kind: str, parsed: dict[str, Any]) -> bool:
+    """A message or a text that only begins; reasoning and tool calls are news."""
+    if kind == "response.output_item.added":
+        item = parsed.get("item")
+        return isinstance(item, dict) and item.get("type") == "message" and not item.get("content")
+    part = parsed.get("part") if kind == "response.content_part.added" else None
+    return isinstance(part, dict) and not part.get("text")
+
+
+def _is_silent_choice(choice: dict[str, Any]) -> bool:
+    if choice.get("finish_reason") or choice.get("text"):
+        return False
+    delta = choice.get("delta")
+    return not isinstance(delta, dict) or not any(value for name, value in delta.items() if name != "role")

@@ -1,0 +1,183 @@
+"""Server-sent events, seen as bytes: where events end, what is in one, and which of them is an error.
+
+Events are never re-encoded. `EventCutter` only decides how many bytes are whole events. What a stream as a whole has said is
+`transcript.py`'s business, what its first events mean is `first_event.py`'s. In JSON quotes and line ends inside a string
+are escaped, so `"finish_reason":null` without a backslash before its quotes is never text that the model wrote.
+Source: HTML Living Standard, 9.2 (event stream format).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from gateway.policy.openai.json_text import is_crowded
+
+PENDING_LIMIT = 65_536
+"""An event that grows beyond this is passed on in parts: memory stays bounded, whatever a provider sends."""
+
+_BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+_ERROR_NAME = re.compile(rb"^(?:event: ?error\r?$|error: ?\{)", re.MULTILINE)
+_FIELDS = frozenset((b"", b"data", b"event", b"id", b"retry"))
+DONE = b"[DONE]"
+
+
+class EventCutter:
+    """Cuts a byte stream behind whole events, holding back at most PENDING_LIMIT bytes.
+
+    Invariant: everything that `feed` and `rest` return, put together, is exactly what was fed.
+    """
+
+    __slots__ = ("_pending", "inside", "is_idle")
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self.is_idle = True
+        """Nothing is held back and no event has begun: a chunk that is made of whole events need not be fed."""
+        self.inside = False
+        """The bytes returned last end inside an event: it was too long to be held back."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events that are complete now; empty when there is none."""
+        if self.is_idle and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            return chunk
+        block = self._feed_slowly(chunk)
+        self.is_idle = not self._pending and not self.inside
+        return block
+
+    def rest(self) -> bytes:
+        """What is left at the end of the stream: an unfinished event, or nothing."""
+        rest = bytes(self._pending)
+        self._pending.clear()
+        return rest
+
+    def _feed_slowly(self, chunk: bytes) -> bytes:
+        searched = max(0, len(self._pending) - 3)  # an end may be split over chunks
+        self._pending += chunk
+        cut = _last_event_end(self._pending, searched)
+        if cut:
+            self.inside = False
+            return self._take(cut)
+        if self.inside or len(self._pending) > PENDING_LIMIT:
+            self.inside = True
+            return self._take(max(0, len(self._pending) - 3))
+        return b""
+
+    def _take(self, length: int) -> bytes:
+        taken = bytes(self._pending[:length])
+        del self._pending[:length]
+        return taken
+
+
+def _last_event_end(buffer: bytearray, start: int) -> int:
+    """The offset behind the last blank line at or after `start`; 0 when there is none."""
+    ends = ((buffer.rfind(end, start), len(end)) for end in _BLANK_LINES)
+    return max((at + length for at, length in ends if at >= 0), default=0)
+
+
+def split_events(block: bytes) -> Iterator[bytes]:
+    """The events of a block of whole events, each with its closing blank line."""
+    start = 0
+    for end in _EVENT_END.finditer(block):
+        yield block[start : end.end()]
+        start = end.end()
+    if start < len(block):
+        yield block[start:]
+
+
+def event_data(event: bytes) -> bytes:
+    """The event's `data`, its lines joined; empty for a comment."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]  # the usual case: one line, and the blank one
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def event_json(event: bytes) -> dict[str, Any] | None:
+    """The event's data as a JSON object; None when it is something else."""
+    return json_object(event_data(event))
+
+
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """The text parsed as a JSON object; None when it is anything else."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def answer_object(body: bytes) -> dict[str, Any] | None:
+    """A whole answer as a JSON object; None when it is anything else, or to parse it would take long."""
+    return None if is_crowded(body) else json_object(body)
+
+
+def is_silent(event: bytes) -> bool:
+    """Whether an event without data says nothing at all: comments and the names of fields, nothing that is none of SSE."""
+    return all(line.partition(b":")[0] in _FIELDS for line in event.splitlines())
+
+
+def is_whole(event: bytes) -> bool:
+    """Whether an event that lacks its blank line lacks nothing else: its data is `[DONE]` or a JSON object."""
+    data = event_data(event).strip()
+    return data == DONE or json_object(data) is not None
+
+
+def error_in(event: bytes) -> dict[str, Any] | None:
+    """The error object of an error event, flat or nested as the provider writes it; None for other events.
+
+    Takes bare JSON too: some append an error to a broken stream as it is, over several lines, in an array, behind `error:`.
+    """
+    if b"error" not in event and b'"response.failed"' not in event:
+        return None
+    is_named = _ERROR_NAME.search(event) is not None
+    parsed = event_json(event) or _bare_json(event)
+    if parsed is None:
+        return {"message": event_data(event).decode(errors="replace")} if is_named else None
+    return error_object(parsed, is_named=is_named)
+
+
+def error_object(parsed: dict[str, Any], *, is_named: bool = False) -> dict[str, Any] | None:
+    """The error that this object is or holds; `is_named`: its event is called one."""
+    if parsed.get("type") == "response.failed":
+        response = parsed.get("response")
+        parsed = response if isinstance(response, dict) else {}
+        return error_object(parsed) or {"message": "the response failed", "type": "server_error", "code": None}
+    error = parsed.get("error")
+    if isinstance(error, dict) and error:
+        return error
+    if isinstance(error, str) and error:
+        return {"message": error, "type": parsed.get("error_type"), "code": parsed.get("code")}
+    return parsed if is_named or parsed.get("type") == "error" or parsed.get("object") == "error" else None
+
+
+def _bare_json(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(text.strip().removeprefix(b"data:").removeprefix(b"error:"))
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, dict) else None
+
+
+def chat_error(message: str, code: str) -> bytes:
+    """An error event as OpenAI's chat streams send it; the SDKs raise APIError on it."""
+    error = {"message": message, "type": "server_error", "param": None, "code": code}
+    return b"data: %s\n\n" % orjson.dumps({"error": error})
+
+
+def response_error(message: str, code: str) -> bytes:
+    """An error event as OpenAI's Responses streams send it."""
+    error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
+    return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
+
+
+def message_error(message: str, code: str) -> bytes:
+    """An error event as Anthropic's streams send it."""
+    error = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
+    return b"event: error\ndata: %s\n\n" % orjson.dumps(error)

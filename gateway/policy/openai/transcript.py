@@ -1,0 +1,285 @@
+"""What an event stream has said so far: whether it is complete, has failed or makes no sense, and the tokens it reports.
+
+Most events only bring more of the answer: `is_plain_chat` and `is_plain_response` tell these without parsing them. All
+others are read here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
+JSON object or `[DONE]` is passed on as an event; once a stream has ended or failed, nothing more of it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from gateway.call import Usage
+from gateway.errors import ErrorClass
+from gateway.policy.openai import sse
+from gateway.policy.openai.first_event import choices_of, failed_reason, gave_up, says_nothing
+from gateway.policy.openai.usage import find_usage, read_usage
+
+Form = Literal["chat", "responses", "messages", "other"]
+"""How a stream ends and errs: as OpenAI's chats, as its Responses, as Anthropic's messages, or in ways we do not know."""
+
+STREAM_ERROR = "stream_error"
+"""The outcome of a stream in which the provider itself reported an error."""
+
+NULL_USAGE = b',"usage":null'
+_LAST = frozenset(("response.completed", "response.failed", "response.incomplete", "message_stop"))
+_LAST_NAME = re.compile(
+    rb"^event: ?(?:response\.(?:completed|incomplete)|message_stop)\r?$"
+    rb'|^data: ?\{"type" ?: ?"(?:response\.(?:completed|incomplete)|message_stop)"',
+    re.MULTILINE,
+)
+_FINISH = re.compile(rb'(?<!\\)"finish_reason" ?: ?"')
+_EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+_HEAD_BYTES = 256
+_TAIL_BYTES = 32_768
+"""What is kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
+
+
+def is_plain_chat(block: bytes) -> bool:
+    """Whether a block is one event with more of an answer: one line of JSON by its looks, and no end in it."""
+    return (
+        block.endswith(b"}\n\n")
+        and block.rfind(b"data: {") == 0  # the only one: a torn event may have run into the next
+        and block.find(b"\n") == len(block) - 2
+        and (
+            block.rfind(b'"finish_reason":null') > 0 or block.rfind(b'"finish_reason": null') > 0
+        )  # it stands near the end
+    )
+
+
+def is_plain_response(block: bytes) -> bool:
+    """As `is_plain_chat`, for Responses: they name what brings more of the answer `….delta`."""
+    name_end = block.find(b"\n")
+    return (
+        block.startswith(b"event: response.")
+        and block.endswith(b"}\n\n")
+        and block.startswith(b".delta\ndata: {", name_end - 6)
+        and block.find(b"\n", name_end + 1) == len(block) - 2
+    )
+
+
+def _is_never_plain(_block: bytes) -> bool:
+    return False
+
+
+_PLAIN: Mapping[Form, Callable[[bytes], bool]] = {"chat": is_plain_chat, "responses": is_plain_response}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why nothing more is passed on: the call's outcome, and the error event that the client gets last, if any is due."""
+
+    outcome: str
+    event: bytes = b""
+
+
+class Transcript:
+    """One stream. Give it, in order, all blocks of whole events that are not plain, and the parts of long events."""
+
+    __slots__ = (
+        "_form",
+        "_has_done",
+        "_head",
+        "_long_tail",
+        "_strips",
+        "events",
+        "failure",
+        "finished",
+        "is_over",
+        "is_plain",
+        "last_plain",
+        "usage",
+        "usage_event",
+    )
+
+    def __init__(self, form: Form, *, strips_usage: bool = False) -> None:
+        """`strips_usage`: take out what only asking for usage has added, the extra event and `"usage":null`."""
+        self._form = form
+        self._strips = strips_usage
+        self._has_done = False
+        self._head = b""
+        self._long_tail = b""
+        self.events = 0
+        """Events read here that said something."""
+        self.finished: set[object] = set()
+        """The choices that have a reason to have ended."""
+        self.is_over = False
+        """The stream's last event has come."""
+        self.is_plain = _PLAIN.get(form, _is_never_plain)
+        """Whether a block needs no reading; it is to be counted and kept in `last_plain`."""
+        self.last_plain = b""
+        """The last event that nobody has looked into."""
+        self.failure: Failure | None = None
+        self.usage: Usage | None = None
+        self.usage_event = b""
+        """What was taken out of the stream because only asking for usage had added it."""
+
+    @property
+    def is_inside(self) -> bool:
+        """The client has a part of an event: it was too long to be held back."""
+        return bool(self._head)
+
+    def read(self, block: bytes, *, is_part: bool = False) -> bytes:
+        """What of this block may be passed on. `is_part`: it is the start or the middle of a long event."""
+        if is_part or self._head:
+            return self._read_long(block, is_part=is_part)
+        kept = []
+        for event in sse.split_events(block):
+            if self.is_plain(event):
+                self.events += 1
+                self.last_plain = event
+                kept.append(event)
+                continue
+            kept.append(self._hear(event))
+            if self.failure is not None:
+                break
+        passed = b"".join(kept)
+        return passed.replace(NULL_USAGE, b"") if self._strips else passed
+
+    def is_complete(self, choices: Callable[[], int], *, is_clean: bool) -> bool:
+        """Whether the stream has said its last; `is_clean`: the connection did not break. `choices` is asked for
+        how many there have to be. Three kinds of stream:
+
+        1. Those that end with an event of their own. 2. Chats end with `[DONE]`; some providers leave it out, then a clean
+        end behind a finish reason for every choice will do. 3. Others, of which we know no last event: a clean end is all.
+        """
+        if self.is_over or self._head:
+            return self.is_over
+        if self._form == "chat":
+            return is_clean and len(self.finished) >= choices()
+        return is_clean and self._form == "other"
+
+    def error_event(self, message: str, code: str) -> bytes:
+        """An error as this stream's readers expect it."""
+        if self._form == "responses":
+            return sse.response_error(message, code)
+        return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
+
+    def _hear(self, event: bytes) -> bytes:
+        data = sse.event_data(event).strip()
+        if data == sse.DONE:
+            return self._end(event)
+        if self.is_over:
+            return b""
+        error = sse.error_in(event)
+        if not data and error is None and sse.is_silent(event):
+            return event
+        parsed = sse.json_object(data)
+        if parsed is not None:
+            self._note(parsed)
+        if error is not None:
+            return self._fail(event, parsed, error)
+        if parsed is None:
+            self.failure = self._interrupted("the provider sent an event that is not JSON")
+            return b""
+        if self._strips and _is_usage_event(parsed):
+            self.usage_event = event
+            return b""
+        return self._take(event, parsed)
+
+    def _end(self, event: bytes) -> bytes:
+        """`[DONE]`: passed on once, also behind an end of another kind."""
+        is_first, self._has_done = not self._has_done, True
+        self._be_over()
+        return event if is_first else b""
+
+    def _be_over(self) -> None:
+        self.is_over, self.is_plain = True, _is_never_plain
+
+    def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:
+        """An event with an object, and no error."""
+        if not says_nothing(parsed):
+            self.events += 1
+        for choice in choices_of(parsed):
+            if choice.get("finish_reason"):
+                index = choice.get("index")
+                self.finished.add(index if isinstance(index, int) else 0)
+        reason = failed_reason(parsed) if self.finished else None
+        if reason is not None:
+            self.failure = Failure(STREAM_ERROR, self.error_event(gave_up(reason), ErrorClass.STREAM_INTERRUPTED))
+        kind = parsed.get("type")
+        if isinstance(kind, str) and kind in _LAST:
+            self._be_over()
+        return event
+
+    def _note(self, parsed: dict[str, Any]) -> None:
+        """Remember its usage. And a stream we know nothing of may turn out to be one whose end we know."""
+        usage = _usage_in(parsed)
+        if usage is not None:
+            self.usage = usage if self.usage is None else _merged(self.usage, usage)
+        kind = parsed.get("type")
+        if self._form == "other" and isinstance(kind, str):
+            if kind == "message_start":
+                self._form = "messages"
+            elif kind.startswith("response."):
+                self._form = "responses"
+
+    def _fail(self, event: bytes, parsed: dict[str, Any] | None, error: dict[str, Any]) -> bytes:
+        """The provider's own error: passed on as it is where clients see an error in it, else put so that they do."""
+        if parsed is not None and (parsed.get("error") or self._form != "chat"):
+            self.failure = Failure(STREAM_ERROR)
+            return event
+        if parsed is None:
+            message = error.get("message")
+            self.failure = self._interrupted(str(message or "the provider reported an error"))
+        else:
+            self.failure = Failure(STREAM_ERROR, b"data: %s\n\n" % orjson.dumps({"error": error}))
+        return b""
+
+    def _interrupted(self, why: str) -> Failure:
+        outcome = ErrorClass.STREAM_INTERRUPTED
+        return Failure(outcome, self.error_event(why, outcome))
+
+    def _read_long(self, block: bytes, *, is_part: bool) -> bytes:
+        """A piece of an event that is not held back; nothing is known of it but its first and its last bytes.
+
+        Where its end shows that it was no JSON the client has a part of it already: then no event can follow.
+        """
+        if self.is_over:
+            return b""
+        end = None if is_part else _EVENT_END.search(block)
+        piece = block if end is None else block[: end.end()]
+        if not self._head and not sse.event_data(piece).startswith(b"{"):
+            self.failure = self._interrupted("the provider sent an event that is not JSON")
+            return b""
+        self._head = self._head or piece[:_HEAD_BYTES]
+        self._long_tail = (self._long_tail + piece)[-_TAIL_BYTES:]
+        if is_part:
+            return block
+        if not self._long_tail.rstrip().endswith(b"}"):
+            self.failure = Failure(ErrorClass.STREAM_INTERRUPTED)
+            return b""
+        self._end_long()
+        return piece + self.read(block[len(piece) :])
+
+    def _end_long(self) -> None:
+        self.events += 1
+        self.usage = find_usage(self._long_tail) or self.usage
+        if _LAST_NAME.search(self._head):
+            self._be_over()
+        if _FINISH.search(self._long_tail):
+            self.finished.add(0)
+        self._head = self._long_tail = b""
+
+
+def _is_usage_event(parsed: dict[str, Any]) -> bool:
+    return parsed.get("choices") == [] and isinstance(parsed.get("usage"), dict)
+
+
+def _usage_in(parsed: dict[str, Any]) -> Usage | None:
+    """The tokens that an event reports, wherever its provider puts them."""
+    for holder in (parsed, parsed.get("response"), parsed.get("message"), parsed.get("x_groq")):
+        usage = holder.get("usage") if isinstance(holder, dict) else None
+        if isinstance(usage, dict):
+            return read_usage(usage)
+    return None
+
+
+def _merged(known: Usage, news: Usage) -> Usage:
+    """Counts only grow: Anthropic reports input at the start and output at the end."""
+    return Usage(max(known.input, news.input), max(known.output, news.output), max(known.cached, news.cached))

@@ -1,0 +1,138 @@
+"""The order in which a call tries its model's targets: tier by tier, and within a tier as the model's `choice` says.
+
+    in_order      as they are listed
+    weighted      at random; each comes first in the share of its weight, whoever is out drops out of the sum
+    least_loaded  by calls in flight for each unit of capacity and weight
+    fastest       the better of two drawn at random, by expected time to first byte x queue / weight
+
+The whole tier is ordered, not one target picked: whoever is first may be full, paused or open. It must not know limits,
+breakers or calls. Invariants: the result has every target once, and no target comes before one of a lower `order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from math import log
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from gateway.policy.health.latency import Latency
+
+if TYPE_CHECKING:  # the snapshot may hold `Tiers`
+    from gateway.policy.snapshot import Choice, Target
+
+UNMEASURED_S = 3600.0
+"""What is expected of a target whose first answer is still awaited: one call finds out, the others go elsewhere."""
+
+
+class Load(Protocol):
+    """What is asked of a target's state."""
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that it is serving now."""
+
+    @property
+    def capacity(self) -> float | None:
+        """How many it can serve at a time, above 0; None: nobody knows."""
+
+    @property
+    def latency(self) -> Latency:
+        """Its times to first byte."""
+
+
+LoadOf = Callable[["Target"], Load]
+Draw = Callable[[], float]
+
+
+class Tiers:
+    """A model's targets by `order`, made once when its policy is compiled."""
+
+    __slots__ = ("_has_choice", "_tiers", "listed")
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        by_order = attrgetter("order")
+        self.listed = tuple(sorted(targets, key=by_order))
+        """Lowest `order` first, as they were listed within it."""
+        self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=by_order)])
+        self._has_choice = len(self._tiers) < len(self.listed)
+
+    def arrange(self, choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+        """The targets in the order in which one call tries them; `draw` gives numbers in [0, 1)."""
+        if choice == "in_order" or not self._has_choice:
+            return self.listed
+        if len(self._tiers) == 1:
+            return _arrange_tier(self.listed, choice, load_of, now, draw)
+        arranged: list[Target] = []
+        for tier in self._tiers:
+            arranged += _arrange_tier(tier, choice, load_of, now, draw) if len(tier) > 1 else tier
+        return arranged
+
+
+def arrange(targets: Sequence[Target], choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+    """As `Tiers.arrange`, for targets that were not known before."""
+    return targets if len(targets) < 2 else Tiers(targets).arrange(choice, load_of, now, draw)
+
+
+def _arrange_tier(tier: Sequence[Target], choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+    match choice:
+        case "in_order":
+            return tier
+        case "weighted":
+            # Exponential race (Efraimidis and Spirakis): the least of Exp(weight) is each with the share of its weight.
+            return _ascending(tier, [-log(1.0 - draw()) / target.weight for target in tier], draw)
+        case "least_loaded":
+            return _ascending(tier, _loads(tier, load_of), draw)
+        case "fastest":
+            return _by_two(tier, [_expected_s(load_of(target), now) / target.weight for target in tier], draw)
+    assert_never(choice)
+
+
+def _loads(tier: Sequence[Target], load_of: LoadOf) -> list[float]:
+    """Calls in flight, this one among them, by room for them."""
+    scores = []
+    largest = 0.0
+    for target in tier:
+        load = load_of(target)
+        capacity = load.capacity
+        if capacity is None:
+            capacity = largest = largest or _largest(tier, load_of)
+        scores.append((load.in_flight + 1) / (capacity * target.weight))
+    return scores
+
+
+def _largest(tier: Sequence[Target], load_of: LoadOf) -> float:
+    """Who nobody bounds is taken to be as large as the largest of the others."""
+    return max([load_of(target).capacity or 0.0 for target in tier]) or 1.0
+
+
+def _expected_s(load: Load, now: float) -> float:
+    """The time to first byte if every call in flight there came before. Old news of an idle target are worth a try."""
+    in_flight = load.in_flight
+    if not in_flight:
+        return load.latency.hoped(now)
+    return (load.latency.peak_ewma(now) or UNMEASURED_S) * (in_flight + 1)
+
+
+def _ascending(tier: Sequence[Target], scores: Sequence[float], draw: Draw) -> Sequence[Target]:
+    """Lowest score first; a draw decides between equals."""
+    if len(tier) == 2:
+        one, other = scores
+        is_in_order = one < other or (one == other and draw() < 0.5)
+        return tier if is_in_order else (tier[1], tier[0])
+    return [tier[index] for _, _, index in sorted([(score, draw(), i) for i, score in enumerate(scores)])]
+
+
+def _by_two(tier: Sequence[Target], scores: Sequence[float], draw: Draw) -> Sequence[Target]:
+    """Again and again the better of two that are drawn: the best often, the worst last, and no herd to any one."""
+    if len(tier) == 2:
+        return _ascending(tier, scores, draw)
+    rest = list(range(len(tier)))
+    arranged = []
+    while len(rest) > 1:
+        one = int(draw() * len(rest))
+        other = (one + 1 + int(draw() * (len(rest) - 1))) % len(rest)  # not the same again
+        arranged.append(tier[rest.pop(one if scores[rest[one]] <= scores[rest[other]] else other)])
+    arranged.append(tier[rest[0]])
+    return arranged

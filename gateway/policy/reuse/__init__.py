@@ -1,0 +1,1 @@
+"""Reuse: what may be kept of an answer, and under which key."""

@@ -1,0 +1,145 @@
+"""Under which keys a call's answer is kept and shared: full SHA-256 digests over length-prefixed parts.
+
+A key holds all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the
+endpoint, the model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant:
+requests of two owners never have a key in common, whatever they contain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from hashlib import sha256
+from operator import itemgetter
+from typing import Any
+
+import orjson
+
+from gateway.call import Call
+from gateway.policy.openai.json_text import outside_strings
+from gateway.policy.openai.multipart import MultipartError, boundary_of
+from gateway.policy.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
+
+TELLING = (b"openai-", b"anthropic-")
+"""Headers that start so change what is asked for: betas, versions, whose account it is."""
+ACCOUNTS = frozenset((b"openai-organization", b"openai-project"))
+"""Of these, whose account a credential is used for; they go upstream beside a caller's own only."""
+
+_WHITE = b" \t\r\n"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * 19
+"""From 2**63 on, parsers disagree about whole numbers: some round them."""
+_BY_NAME = itemgetter(0)
+LARGE_BYTES = 131_072
+"""To write a larger body in canonical form would hold up everybody else for milliseconds."""
+
+
+def digest(*parts: bytes) -> bytes:
+    """32 bytes that no other parts give: each goes in behind its length."""
+    return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
+
+
+def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+    """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
+
+    A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
+    large: programs write it the same way again. For one that is not parsed its digest stands.
+    """
+    if len(call.body) > LARGE_BYTES:
+        return call.body if call.large is None else call.large.digest or call.body
+    return _sorted(parsed, left_out) if reads_one_way(call.body, parsed) else call.body
+
+
+def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
+    """Whether every parser finds in the body what ours has found: no key twice in an object, no number beyond its precision.
+
+    Who sends such a body may get another answer from a provider than the one who sends what we have read in it.
+    """
+    try:
+        written = orjson.dumps(parsed)
+    except TypeError:
+        return False  # too deep
+    if written == body or written.translate(None, _WHITE) == body.translate(None, _WHITE):
+        return True  # then each key and number of the body stands in it, too
+    bare = outside_strings(body)
+    return bare.count(b":") == outside_strings(written).count(b":") and _LONG_NUMBER not in bare.translate(_DIGITS)
+
+
+def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+    kept = {name: value for name, value in parsed.items() if name not in left_out} if left_out else parsed
+    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+
+
+def owner_of(call: Call) -> bytes:
+    """Whose answer it is: the tenant's, or among those who bring their own credential one caller's, in one account."""
+    if call.credential is None:
+        return digest(call.tenant.encode())
+    accounts = [header for header in _telling(call) if header[0] in ACCOUNTS]
+    return digest(call.tenant.encode(), call.credential, *_flat(accounts))
+
+
+def exact_key(call: Call, parsed: dict[str, Any], caching: Caching) -> bytes:
+    """Equal for two calls whose answers may stand for each other, streamed or not where one can be made of the other."""
+    left_out = NOT_OF_THE_QUESTION if call.endpoint.name in CONVERTIBLE else frozenset()
+    if caching.exact.ignore:
+        left_out |= caching.exact.ignore
+    return partition_key(call, caching, canonical(call, parsed, left_out))
+
+
+def partition_key(call: Call, caching: Caching, rest: bytes) -> bytes:
+    """As the exact key, for another form of the body."""
+    credential = b"" if call.credential is None else sha256(call.credential).digest()
+    place = call.path, call.model.name, call.model_name, caching.version
+    return sha256(_whose(call.tenant, credential, call.query, place, tuple(_flat(_telling(call)))) + rest).digest()
+
+
+@lru_cache(maxsize=1024)
+def _whose(tenant: str, credential: bytes, query: bytes, place: tuple[str, ...], telling: tuple[bytes, ...]) -> bytes:
+    """All of a key but the body, in 32 bytes: it is the same for most calls. The credential is a digest already."""
+    return digest(tenant.encode(), credential, query, *(part.encode() for part in place), *telling)
+
+
+def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
+    """Equal for two calls whose answers are the same byte for byte."""
+    if not call.stream:
+        return exact
+    try:
+        options = _sorted({"options": parsed.get("stream_options")})
+    except TypeError:
+        options = canonical(call, {})
+    return digest(exact, b"stream", options)
+
+
+def record_key(call: Call, idempotency_key: bytes) -> bytes:
+    """The record that an `Idempotency-Key` of this owner names; behind its digest stand 8 bytes that name the tenant."""
+    return digest(b"record", owner_of(call), idempotency_key) + digest(b"tenant", call.tenant.encode())[:8]
+
+
+def fingerprint(call: Call) -> bytes:
+    """What a repetition with the same `Idempotency-Key` has to be equal in: the path and the whole body.
+
+    Of a multipart body the boundary does not count: clients draw it anew each time they send.
+    """
+    body = canonical(call, call.parsed) if call.parsed is not None else _multipart(call)
+    return digest(call.method.encode(), call.path.encode(), call.query, *_flat(_telling(call)), body)
+
+
+def _telling(call: Call) -> list[tuple[bytes, bytes]]:
+    """The headers that tell, by name; those of one name in their order, which may mean something."""
+    told = [header for header in call.headers if header[0].startswith(TELLING)]
+    return sorted(told, key=_BY_NAME) if told else told
+
+
+def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [part for header in headers for part in header]
+
+
+def _multipart(call: Call) -> bytes:
+    """Of what stands between the boundaries, so that nothing else can pass for one."""
+    if call.large is not None and call.large.digest:
+        return call.large.digest
+    try:
+        boundary = boundary_of(dict(call.headers).get(b"content-type", b""))
+    except MultipartError:
+        return call.body
+    return digest(*(b"\r\n" + call.body).split(b"\r\n--" + boundary))

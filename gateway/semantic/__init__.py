@@ -1,0 +1,1 @@
+"""The semantic cache: answers to questions that mean the same."""

@@ -1,0 +1,1 @@
+"""Guards: whether two questions that look alike mean the same, by their words."""

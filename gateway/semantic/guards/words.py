@@ -1,0 +1,136 @@
+"""What the guards know of words, language by language: data, and how it is looked up.
+
+A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one question
+and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs hits, never
+truth; putting one in has to be weighed, since two words with one token are taken for each other wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from gateway.semantic.guards import english, european
+from gateway.semantic.guards.english import ENGLISH, ONE_OF_MANY, PLURAL_ONLY, VERBS
+from gateway.semantic.guards.european import ABOUT_WORDS, FRENCH, GERMAN, SPANISH, UNITS, WORDING, WRITING, WRITTEN_AS
+
+Token: TypeAlias = tuple[str, str]
+"""A kind, and what it says."""
+Meaning: TypeAlias = tuple[Token, ...]
+Phrases: TypeAlias = list[tuple[list[str], Meaning]]
+"""That begin with one word: the other words, and what all of them mean together; longer ones first."""
+
+PAUSE, STOP, VERB = ",", ".", "verb"
+"""Breaks: of a clause, of a sentence, of a sentence that ends in its verb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One language's tables."""
+
+    name: str
+    words: Mapping[str, Meaning]
+    phrases: Mapping[str, Phrases]
+    openings: Mapping[str, Phrases]
+    """Phrases that mean this only where a sentence begins."""
+    comma_groups: bool = False
+    """1,000 is a thousand."""
+    plurals: bool = False
+    """Nouns take an s."""
+    endings: tuple[str, ...] = ()
+    """Of verbs: what tells the infinitive from the first person."""
+    verb_last: bool = False
+    """`Wie kann ich eine Liste sortieren` is `wie sortiere ich eine Liste`."""
+    bent: str = ""
+    """Last letters of words that may have a stem."""
+    signs: frozenset[str] = field(default_factory=frozenset)
+    """Words that tell the language."""
+
+
+def _tokens(kind: str, token: str) -> Meaning:
+    """Several where the kind names several: `negation+tense not+past`."""
+    return tuple(zip(kind.split("+"), token.split("+"), strict=True)) if kind != "chaff" else ()
+
+
+def _phrase_table(lines: Phrases) -> dict[str, Phrases]:
+    table: dict[str, Phrases] = {}
+    for words, meaning in sorted(lines, key=lambda line: -len(line[0])):
+        table.setdefault(words[0], []).append((words[1:], meaning))
+    return table
+
+
+def _ing(verb: str) -> str:
+    """`make` making, `run!` running: a mark doubles the consonant."""
+    if verb.endswith("!"):
+        return f"{verb[:-1]}{verb[-2]}ing"
+    return f"{verb[:-1]}ing" if verb.endswith("e") and not verb.endswith("ee") else f"{verb}ing"
+
+
+def _entries(lexicon: str) -> list[tuple[str, Meaning, list[str]]]:
+    """Lines `kind token: words, separated by commas`; the heading `[name]` says what the lines below it are."""
+    entries, section = [], ""
+    for line in filter(None, map(str.strip, lexicon.splitlines())):
+        if line.startswith("["):
+            section = line.strip("[]")
+            continue
+        head, _, words = line.partition(": ")
+        kind, _, token = head.partition(" ")
+        start = int(token[:-2]) if token.endswith("..") else None
+        for place, name in enumerate(words.casefold().split(", ")):
+            says = token if start is None else str(start + place)
+            entries.append((section, _tokens(kind, says or name), name.split()))
+    return entries
+
+
+def _language(name: str, lexicon: str, verbs: str = "", **traits: Any) -> Language:
+    entries = _entries(lexicon)
+    words: dict[str, Meaning] = {unit: (("units", token),) for unit, token in unit_names().items()}
+    words.update({name[0]: meaning for section, meaning, name in entries if section != "openings" and len(name) == 1})
+    for verb in verbs.split():
+        base = verb.strip("!")
+        words.setdefault(_ing(verb), words.get(base, (("words", base),)))
+    phrases = [(name, meaning) for section, meaning, name in entries if section != "openings" and len(name) > 1]
+    openings = [(name, meaning) for section, meaning, name in entries if section == "openings"]
+    signs = frozenset(name[0] for section, _, name in entries if section == "grammar" and len(name) == 1)
+    return Language(name, words, _phrase_table(phrases), _phrase_table(openings), signs=signs, **traits)
+
+
+def unit_names() -> dict[str, str]:
+    """Every name of a unit, and the one it goes by."""
+    lines = (line.partition(":") for line in UNITS.split("\n") if line)
+    return {name: unit for unit, _, names in lines for name in [unit, *names.split()]}
+
+
+UNIT_NAMES = unit_names()
+LANGUAGES = (
+    _language("en", ENGLISH, VERBS, comma_groups=True, plurals=True, bent="s"),
+    _language("de", GERMAN, endings=("en", "e"), verb_last=True, bent="en"),
+    _language("fr", FRENCH),
+    _language("es", SPANISH, endings=("ar", "er", "ir", "o"), bent="ro"),
+)
+NO_LANGUAGE = Language("", {unit: (("units", token),) for unit, token in UNIT_NAMES.items()}, {}, {})
+HOMOGRAPHS = frozenset(english.HOMOGRAPHS.split())
+SINGLING = frozenset(ONE_OF_MANY.split())
+ON_TEXT = frozenset(WORDING.split())
+ON_WORDS = frozenset(ABOUT_WORDS.split())
+ON_WRITING, ON_FORM = frozenset(WRITING.split()), frozenset(WRITTEN_AS.split())
+NOT_PLURAL = frozenset(PLURAL_ONLY.split())
+EVERY_WORD = "".join(
+    str(value) for module in (english, european) for name, value in vars(module).items() if name.isupper()
+)
+
+
+def is_about_words(lowered: list[str]) -> bool:
+    """Whether these words ask about a word itself: what it means, how it is spelled or written, what may stand for it."""
+    return not ON_WORDS.isdisjoint(lowered) or not (ON_WRITING.isdisjoint(lowered) or ON_FORM.isdisjoint(lowered))
+
+
+def language_of(lowered: list[str]) -> Language:
+    """The one that most of the words are signs of, the earlier of two; bare keywords count as English."""
+    present = frozenset(lowered)
+    votes = [len(language.signs & present) for language in LANGUAGES]
+    most = max(votes)
+    if most:
+        return LANGUAGES[votes.index(most)]
+    return LANGUAGES[0] if "".join(lowered).isascii() else NO_LANGUAGE

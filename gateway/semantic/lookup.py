@@ -1,0 +1,238 @@
+"""Answers to questions that mean the same: which kept answer, if any, may be given to a question in other words.
+
+    the question's vector -> its partition -> those that are near enough -> the first that the guards have nothing against
+
+Orchestration only: `vectors.py` knows the vectors, `partitions.py` the rows, `semantic/guards/facts.py` decides, and the index
+searches, off the event loop when there is much to search. It must not know answers; they are kept elsewhere, under the keys
+that are found here. Invariants: rows of different partitions never meet; a call waits no longer than its rule says;
+whatever fails here is a miss, not the call's failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.policy.reuse.keys import digest
+from gateway.policy.reuse.rules import SemanticRule
+from gateway.ports import Embedder, Index, Near, Neighbourhood, VectorRow, Vectors
+from gateway.semantic.guards.facts import Facts, objection
+from gateway.semantic.partitions import Partitions
+from gateway.semantic.question import MOST_CHARS, SemanticQuery
+from gateway.semantic.tasks import Background, result_by
+from gateway.semantic.vectors import Question, Questions
+
+MOST_CANDIDATES = 8
+"""So many of the nearest are shown to the guards."""
+ROWS_AT_ONCE = 500
+"""So many rows are searched in the time that it takes to hand them to a thread."""
+MOST_SEARCHES = 64
+MOST_KEEPING = 1000
+"""Rows that wait for their vector; one beyond is not kept."""
+EXPLAIN_S = 10.0
+SHOWN = 5
+"""Of the nearest, in an explanation."""
+
+LATE = "its embedding was not there in time"
+NO_VECTOR = "there is no embedding of it to be had"
+NOT_LOADED = "the questions that it is compared with were not there in time"
+TOO_LONG = f"its last user message is empty or has more than {MOST_CHARS} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A question that means the same; `key` is the exact key of its answer."""
+
+    key: bytes
+    similarity: float
+    partition: bytes
+    stored_at: float
+    """Wall-clock seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """One of the nearest, in an explanation."""
+
+    key: str
+    """Hex."""
+    similarity: float
+    objection: str | None
+    """The guard that keeps them apart; None: nothing does."""
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why a question was recognised, or was not; `partition` is the beginning of its name in hex."""
+
+    threshold: float
+    partition: str = ""
+    rows: int = 0
+    nearest: tuple[Neighbour, ...] = ()
+    problem: str | None = None
+    """Why nothing could be compared."""
+
+
+class Semantic:
+    """Recognises questions. One per process."""
+
+    def __init__(
+        self, clock: Clock, index: Index, store: Vectors, embedder_of: Callable[[SemanticRule], Embedder]
+    ) -> None:
+        """`embedder_of` may raise EmbeddingFailed."""
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "semantic")
+        self._questions = Questions(clock, embedder_of, index.pack, self._thread)
+        self._partitions = Partitions(clock, index, store)
+        self._searches = Background(MOST_SEARCHES)
+        self._keeping = 0
+
+    async def find(self, call: Call, ask: SemanticQuery) -> Match | None:
+        """The nearest question that may stand for this one; None: there is none, or not in the time that the rule gives.
+
+        Tells the call's `replay.why` in words.
+        """
+        deadline = self._clock.monotonic() + ask.rule.wait_s
+        compared = await self._compare(call, ask, ask.rule.threshold, MOST_CANDIDATES, deadline)
+        if isinstance(compared, str):
+            _note(call, compared)
+            return None
+        question, partition, rows, nearest = compared
+        for near in nearest:
+            guard = objection(question.facts, Facts.from_bytes(near.row.facts))
+            if guard is None:
+                return Match(near.row.id, near.similarity, partition, near.row.stored_at)
+            _note(call, f"a question with similarity {near.similarity:.4f} differs in its {guard}")
+        if not nearest:
+            _note(call, f"none of {len(rows)} questions has similarity {ask.rule.threshold:g} or more")
+        return None
+
+    def keep(self, call: Call, ask: SemanticQuery, key: bytes) -> None:
+        """The call was answered, and the answer is kept under this key: whoever asks the same from now on gets it."""
+        if not _is_comparable(ask.text):
+            return
+        known = self._questions.ask(call, ask.text, ask.rule)
+        if isinstance(known, Question):
+            self._add(ask, known, key)
+        elif known is not None and self._keeping < MOST_KEEPING:
+            self._keeping += 1
+            known.add_done_callback(lambda task: self._add_late(ask, task, key))
+
+    def lost(self, match: Match) -> None:
+        """There is no answer under its key any more."""
+        self._partitions.remove(match.partition, match.key)
+
+    async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """Whatever matches all that is given, everything when nothing is; returns how many there were."""
+        if key is None and model is None:
+            self._questions.forget()
+        return await self._partitions.forget(key=key, model=model, tenant=tenant)
+
+    def hear(self, row: VectorRow) -> None:
+        """Another replica has kept this question."""
+        self._partitions.hear(row)
+
+    def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> None:
+        """As `forget`, where another replica has told the store."""
+        if key is None and model is None:
+            self._questions.forget()
+        self._partitions.forget_here(key=key, model=model, tenant=tenant)
+
+    def reload(self) -> None:
+        """The store is back: what was in memory meanwhile may lack what others have kept."""
+        self._partitions.forget_here()
+
+    async def explain(self, call: Call, ask: SemanticQuery) -> Explained:
+        """What is near to a question, whatever the threshold; may cost an embedding."""
+        deadline = self._clock.monotonic() + EXPLAIN_S
+        compared = await self._compare(call, ask, -1.0, SHOWN, deadline)
+        if isinstance(compared, str):
+            return Explained(ask.rule.threshold, problem=compared)
+        question, partition, rows, nearest = compared
+        neighbours = tuple(_neighbour(question.facts, near) for near in nearest)
+        return Explained(ask.rule.threshold, partition.hex()[:16], len(rows), neighbours)
+
+    def stats(self) -> dict[str, int]:
+        """What is under way."""
+        return {
+            "embedding": self._questions.pending,
+            "loading": self._partitions.loading,
+            "searching": len(self._searches),
+            "keeping": self._keeping,
+        }
+
+    async def aclose(self) -> None:
+        """Nothing is embedded, loaded or searched any more."""
+        for part in (self._questions, self._partitions, self._searches):
+            await part.aclose()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _compare(
+        self, call: Call, ask: SemanticQuery, threshold: float, most: int, deadline: float
+    ) -> tuple[Question, bytes, Neighbourhood, list[Near]] | str:
+        """The question, its partition, what is in that, and the nearest of them; or why there is nothing to compare."""
+        if not _is_comparable(ask.text):
+            return TOO_LONG
+        question = self._questions.ask(call, ask.text, ask.rule)
+        if isinstance(question, asyncio.Task):
+            task = question
+            question = await result_by(self._clock, task, deadline)
+            if question is None and not task.done():
+                return LATE
+        if question is None:
+            return NO_VECTOR
+        partition = _partition_of(ask, question)
+        rows = await self._partitions.open(partition, ask.rule.max_entries, deadline)
+        if rows is None:
+            return NOT_LOADED
+        nearest = await self._search(rows, question.vector, threshold, most, deadline)
+        return NOT_LOADED if nearest is None else (question, partition, rows, nearest)
+
+    async def _search(
+        self, rows: Neighbourhood, vector: bytes, threshold: float, most: int, deadline: float
+    ) -> list[Near] | None:
+        if len(rows) <= ROWS_AT_ONCE:
+            return rows.search(vector, threshold, most, self._clock.wall())
+        task = self._searches.start(self._search_aside(rows, vector, threshold, most))
+        return None if task is None else await result_by(self._clock, task, deadline)
+
+    async def _search_aside(self, rows: Neighbourhood, vector: bytes, threshold: float, most: int) -> list[Near]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, rows.search, vector, threshold, most, self._clock.wall())
+
+    def _add(self, ask: SemanticQuery, question: Question, key: bytes) -> None:
+        now = self._clock.wall()
+        facts, ends_at = question.facts.to_bytes(), now + ask.rule.ttl_s
+        partition = _partition_of(ask, question)
+        row = VectorRow(key, partition, question.vector, facts, ask.model, ask.tenant, now, ends_at)
+        self._partitions.add(row, ask.rule.max_entries)
+
+    def _add_late(self, ask: SemanticQuery, task: asyncio.Task[Question | None], key: bytes) -> None:
+        self._keeping -= 1
+        question = None if task.cancelled() else task.result()
+        if question is not None:
+            self._add(ask, question, key)
+
+
+def _partition_of(ask: SemanticQuery, question: Question) -> bytes:
+    """Vectors of different models, or of different dimensions, have nothing in common."""
+    return digest(b"semantic", ask.partition, ask.rule.embeddings.encode(), b"%d" % len(question.vector))
+
+
+def _is_comparable(text: str) -> bool:
+    return len(text) <= MOST_CHARS and not text.isspace() and bool(text)
+
+
+def _neighbour(facts: Facts, near: Near) -> Neighbour:
+    guard = objection(facts, Facts.from_bytes(near.row.facts))
+    return Neighbour(near.row.id.hex(), near.similarity, guard, near.row.stored_at)
+
+
+def _note(call: Call, words: str) -> None:
+    if call.replay is not None:
+        call.replay.why.append(words)

@@ -1,0 +1,133 @@
+"""The partitions of the semantic cache: in memory while they are used, else in the store.
+
+A partition is loaded when it is first asked for. It must not know questions or guards. Invariants: a row that is added
+while its partition is being loaded is there when it has been; what is forgotten meanwhile does not come back; without
+a store that answers, calls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.clock import Clock
+from gateway.ports import Index, Later, Neighbourhood, VectorRow, Vectors
+from gateway.semantic.tasks import Background, result_by
+
+MOST_LOADING = 64
+MOST_LATE = 1000
+"""Rows that wait for their partition; one beyond is found when it is loaded the next time."""
+MOST_KNOWN = 10_000
+FEW_ROWS = 250
+"""So many are made ready within a millisecond or two; more are left to a thread."""
+
+
+class Partitions:
+    """The index in memory, with the store behind it."""
+
+    def __init__(self, clock: Clock, index: Index, store: Vectors) -> None:
+        self._clock = clock
+        self._index = index
+        self._store = store
+        self._background = Background(MOST_LOADING)
+        self._loading: dict[bytes, asyncio.Task[Neighbourhood | None]] = {}
+        self._late: dict[bytes, list[tuple[VectorRow, int]]] = {}
+        self._most: dict[bytes, int] = {}
+        """So many rows of each were asked for last, as long as it is known."""
+        self._forgotten = 0
+        """How often something has been; whoever began to load before that begins again."""
+
+    @property
+    def loading(self) -> int:
+        """Partitions on their way from the store."""
+        return len(self._loading)
+
+    async def open(self, partition: bytes, most: int, deadline: float) -> Neighbourhood | None:
+        """The partition, with the newest `most` of its rows when it has to be loaded; None: not until then (monotonic)."""
+        self._note(partition, most)
+        rows = self._index.get(partition)
+        if rows is not None:
+            return rows
+        begun = self._loading.get(partition) or self._begin(partition, most)
+        return await result_by(self._clock, begun, deadline) if isinstance(begun, asyncio.Task) else begun
+
+    def add(self, row: VectorRow, most: int) -> None:
+        """Keep a row, where it is searched for and where it outlives this process."""
+        self._store.add(row)
+        self._note(row.partition, most)
+        if self._index.get(row.partition) is None and row.partition not in self._loading:
+            self._begin(row.partition, most)
+        self._add_here(row, most)
+
+    def hear(self, row: VectorRow) -> None:
+        """Another replica has kept a row: it is found here, too, if its partition is in memory."""
+        most = self._most.get(row.partition)
+        if most is not None:
+            self._add_here(row, most)
+
+    def _add_here(self, row: VectorRow, most: int) -> None:
+        late = self._late.get(row.partition)
+        if late is None:
+            self._index.add(row, most)
+        elif len(late) < MOST_LATE:
+            late.append((row, most))
+
+    def remove(self, partition: bytes, id: bytes) -> None:
+        """Of one row, whose answer is gone."""
+        self._forgotten += partition in self._loading
+        self._index.remove(partition, id)
+        self._store.remove(partition, (id,))
+
+    async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """Whatever matches all that is given, everything when nothing is; how many rows there were."""
+        here = self.forget_here(key=key, model=model, tenant=tenant)
+        told = self._store.forget(key=key, model=model, tenant=tenant)
+        return max(here, await told if isinstance(told, asyncio.Future) else told)
+
+    def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
+        """As `forget`, of what is in memory: the store has forgotten it already."""
+        self._forgotten += 1
+        return self._index.forget(key=key, model=model, tenant=tenant)
+
+    async def aclose(self) -> None:
+        """Nothing is loaded any more."""
+        await self._background.aclose()
+
+    def _note(self, partition: bytes, most: int) -> None:
+        if len(self._most) >= MOST_KNOWN:
+            self._most.clear()
+        self._most[partition] = most
+
+    def _begin(self, partition: bytes, most: int) -> Neighbourhood | asyncio.Task[Neighbourhood | None] | None:
+        """Load it: at once where the store has only few rows and has them at hand."""
+        told = self._store.load(partition, most)
+        if not isinstance(told, asyncio.Future) and len(told) <= FEW_ROWS:
+            built = self._index.build(told, most)
+            self._index.put(partition, built)
+            return built
+        task = self._background.start(self._load(partition, told, most, self._forgotten))
+        if task is not None:
+            self._loading[partition] = task
+            self._late[partition] = []
+            task.add_done_callback(lambda _: self._ended(partition))
+        return task
+
+    async def _load(
+        self, partition: bytes, told: Later[Sequence[VectorRow]], most: int, forgotten: int
+    ) -> Neighbourhood | None:
+        rows = await told if isinstance(told, asyncio.Future) else told
+        if len(rows) <= FEW_ROWS:
+            built = self._index.build(rows, most)
+        else:
+            built = await asyncio.get_running_loop().run_in_executor(None, self._index.build, rows, most)
+        if self._forgotten != forgotten:  # some of these may be what was forgotten: whoever asks next loads anew
+            return None
+        self._index.put(partition, built)
+        for row, its_most in self._late.pop(partition, ()):
+            self._index.add(row, its_most)
+        return built
+
+    def _ended(self, partition: bytes) -> None:
+        """Also a load that was cancelled or came to nothing; the store has what came late."""
+        self._loading.pop(partition, None)
+        self._late.pop(partition, None)

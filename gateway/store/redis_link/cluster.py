@@ -1,0 +1,227 @@
+"""Many servers that share the slots: which of them has which.
+
+Invariants: what is asked goes to the server of its key's slot and to no other; the trouble of one server is that of its keys
+only. The map is fetched anew when a server says that it is wrong, and again and again while one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from redis.asyncio import Connection
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, MovedError
+
+from gateway.store.redis_link.connect import Node
+from gateway.store.redis_link.health import reason_of
+from gateway.store.redis_link.job import Job, StoreGone, fail
+from gateway.store.redis_link.server import Server
+
+log = logging.getLogger("gateway.store")
+
+Range = tuple[int, int, Node]
+"""The first and the last slot, and who has them."""
+MakeServer = Callable[[Node, Callable[[bool], None], Callable[[Job, AskError], None]], Server]
+PATIENCE_S = 1.0
+"""For one server's answer to where the slots are."""
+FIRST_REST_S, LAST_REST_S = 0.1, 3.0
+"""Between two questions, doubling as long as something is missing."""
+GATHER_S = 0.3
+"""So long the first server that is there waits for the others, before it is told that the cluster is."""
+MOST_TAGS = 2000
+"""So many are tried to find a key that is some server's own."""
+
+
+class Cluster:
+    """As `Server`; `changed(is_up)` is called when the first of them is there, and when the last is gone."""
+
+    def __init__(
+        self,
+        name: str,
+        seeds: Iterable[Node],
+        dial: Callable[[Node], Awaitable[Connection]],
+        make: MakeServer,
+        changed: Callable[[bool], None],
+        probe_key: Callable[[str], bytes],
+    ) -> None:
+        self._name = name
+        self._seeds = tuple(seeds)
+        self._dial = dial
+        self._make = make
+        self._changed = changed
+        self._probe_key = probe_key
+        self._servers: dict[Node, Server] = {}
+        self._slots: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._stale = asyncio.Event()
+        self._mapped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._trouble = "it has not been reached yet"
+        self._is_told = False
+        self.is_up = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self.since = time.time()
+
+    @property
+    def reason(self) -> str:
+        """Of the first that is not up."""
+        reasons = [server.reason for server in self._servers.values() if not server.is_up]
+        return reasons[0] if reasons else self._trouble
+
+    def start(self) -> None:
+        """Find out who there is, and connect."""
+        self._stale.set()
+        self._task = asyncio.create_task(self._keep_map(), name="store map")
+
+    async def reached(self) -> None:
+        """Returns when all of them have been there, once."""
+        await self._mapped.wait()
+        await asyncio.gather(*[server.reached() for server in self._servers.values()])
+
+    async def aclose(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self.is_up = False
+        closing = [server.aclose() for server in self._servers.values()]
+        await asyncio.gather(*closing, *self._closing, return_exceptions=True)
+
+    def ask(self, job: Job) -> None:
+        """Of the one that has the key's slot."""
+        server = self._slots[key_slot(job.key)]
+        if server is None:
+            fail(job.future, StoreGone(self._trouble or "no server has the key's slot"))
+            self._stale.set()
+        else:
+            server.ask(job)
+
+    async def where(self) -> Node:
+        """One of them, any."""
+        return random.choice([*(node for node, server in self._servers.items() if server.is_up), *self._seeds])  # noqa: S311
+
+    # Who has what.
+
+    async def _keep_map(self) -> None:
+        tries = 0
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            await self._renew()
+            is_whole = bool(self._servers) and all(server.is_up for server in self._servers.values())
+            tries = 0 if is_whole else tries + 1
+            if not is_whole:
+                self._stale.set()
+            await asyncio.sleep(min(LAST_REST_S, FIRST_REST_S * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _renew(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                self._learn(await self._fetch(await self.where()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            self._trouble = reason_of(error)
+            self._tell()
+        else:
+            self._trouble = ""
+
+    def _tell(self) -> None:
+        """Who knows no server has nobody else to tell of it."""
+        if not self._servers and not self._is_told:
+            self._is_told = True
+            log.warning(
+                "%s has not been found: %s. Calls go on without it; it is tried again.", self._name, self._trouble
+            )
+
+    async def _fetch(self, node: Node) -> list[Range]:
+        connection = await self._dial(node)
+        try:
+            await connection.send_command("CLUSTER", "SLOTS")
+            return [_range(row, node) for row in await connection.read_response()]
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def _learn(self, ranges: list[Range]) -> None:
+        slots: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        owned: dict[Node, list[Range]] = {}
+        for each in ranges:
+            owned.setdefault(each[2], []).append(each)
+        for node, its in owned.items():
+            server = self._server_at(node, its)
+            for first, last, _ in its:
+                slots[first : last + 1] = [server] * (last + 1 - first)
+        self._slots = slots
+        self._mapped.set()
+        for node in self._servers.keys() - owned.keys():
+            self._drop(self._servers.pop(node))
+
+    def _server_at(self, node: Node, ranges: list[Range]) -> Server:
+        server = self._servers.get(node)
+        if server is None:
+            server = self._servers[node] = self._make(node, self._on_change, self._redirect)
+            server.probe_key = self._key_in(ranges)
+            server.start()
+        elif server.probe_key is None or not _holds(ranges, server.probe_key):
+            server.probe_key = self._key_in(ranges)
+        return server
+
+    def _key_in(self, ranges: list[Range]) -> bytes | None:
+        keys = (self._probe_key(str(number)) for number in range(MOST_TAGS))
+        return next((key for key in keys if _holds(ranges, key)), None)
+
+    def _drop(self, server: Server) -> None:
+        """It has no slots any more."""
+        task = asyncio.create_task(server.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # What servers say.
+
+    def _redirect(self, job: Job, error: AskError) -> None:
+        """Another has the slot, for good or for this job only; one that is not known yet cannot be asked at once."""
+        server = self._servers.get((error.host, error.port))
+        is_moved = isinstance(error, MovedError)
+        if server is None or is_moved:
+            self._stale.set()
+        if server is None:
+            job.fail(StoreGone("the key's slot is on its way to another server"))
+            return
+        if is_moved:
+            self._slots[error.slot_id] = server
+        server.ask(job, asking=not is_moved)
+
+    def _on_change(self, is_up: bool) -> None:
+        if not is_up:
+            self._stale.set()
+        are_up = [server.is_up for server in self._servers.values()]
+        if not self.is_up and any(are_up) and not all(are_up):  # the others may be only a moment behind
+            if self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._settle)
+            return
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        is_any_up = any(server.is_up for server in self._servers.values())
+        if is_any_up != self.is_up:
+            self.is_up, self.since = is_any_up, time.time()
+            self._changed(is_any_up)
+
+
+def _range(row: Any, asked: Node) -> Range:
+    """A server that does not know its own name leaves it out."""
+    first, last, (host, port, *_), *_ = row
+    return int(first), int(last), (host.decode() if host not in (None, b"", b"?") else asked[0], int(port))
+
+
+def _holds(ranges: list[Range], key: bytes) -> bool:
+    slot = key_slot(key)
+    return any(first <= slot <= last for first, last, _ in ranges)

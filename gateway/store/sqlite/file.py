@@ -1,0 +1,252 @@
+"""The one connection to the file: what is done in one transaction, and what when that fails.
+
+Used by one thread only. It must not know what is read or written. Invariants: after it is opened, nothing that fails is
+raised; whoever cannot be served gets the answer of an empty store; a job that fails because of what it is fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+from gateway.errors import StoreUnusable
+from gateway.store.sqlite.disk_trouble import Trouble
+from gateway.store.sqlite.jobs import Job, Rest, Work
+from gateway.store.sqlite.schema import Connect, open_file, open_to_read
+
+log = logging.getLogger("gateway.store")
+
+LOG_BYTES = 32 * 1024 * 1024
+"""The write-ahead log is not to stay larger; sqlite begins it anew by itself, unless something is in its way."""
+
+COPIED_PAGES = 256
+"""A backup copies so many, 1 MiB, before others have their turn."""
+
+Total = tuple[str, int, int]
+"""Table, or table and group; rows and bytes."""
+
+
+class File:
+    """Does jobs, together where they come together: a disk is asked to be sure once for all of them."""
+
+    def __init__(
+        self,
+        path: str,
+        connect: Connect,
+        trouble: Trouble,
+        keep_to_bounds: Callable[[sqlite3.Connection, Sequence[Total]], bool],
+    ) -> None:
+        self._path = path
+        self._connect = connect
+        self._trouble = trouble
+        self._keep_to_bounds = keep_to_bounds
+        """Before a commit; whether it changed something."""
+        self._db: sqlite3.Connection | None = None
+        self._identity: tuple[object, object] = (None, None)
+        self._is_for_reading = False
+        """The connection is the one that is left after trouble, and cannot write."""
+        self._is_full_sync = False
+        self.starts = 0
+        """How often the file has been opened."""
+        self.totals: Sequence[Total] = ()
+        """What it holds as of the last write."""
+
+    def open(self) -> None:
+        """Raises StoreUnusable."""
+        self._db = self._opened()
+
+    def close(self) -> None:
+        """What was written is in the file itself, not only in its log, if the disk lets it."""
+        if self._db is not None:
+            try:
+                self._db.close()
+            except sqlite3.Error as error:
+                log.warning("state file %s could not be closed properly: %s", self._path, error)
+            self._db = None
+        self._is_for_reading = False
+
+    def finish(self) -> None:
+        """Try once more to write what is owed, and close."""
+        if not self._trouble.is_well:
+            self._trouble.try_now()
+            self.do([Job(lambda db: None, None, "durable")])
+        self.close()
+
+    def do(self, jobs: Sequence[Job]) -> list[Any]:
+        """The results of these, in order."""
+        if not self._trouble.may_try:
+            return self._without_writes(jobs)
+        try:
+            return self._all_of(jobs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, calls go on
+            self._roll_back()
+            if _is_of_the_disk(error):
+                self._fell_ill(error)
+                return self._without_writes(jobs)
+            if len(jobs) > 1:  # it is because of one of them; the others shall not suffer for it
+                return [self.do([job])[0] for job in jobs]
+            self._trouble.is_not_the_disks(error)
+            return [jobs[0].otherwise]
+
+    def _all_of(self, jobs: Sequence[Job]) -> list[Any]:
+        is_writing = any(job.effort != "read" for job in jobs)
+        db = self._usable(is_writing)
+        if not is_writing:
+            return [job.work(db) for job in jobs]
+        was_ill = not self._trouble.is_well
+        self._sync_fully(db, was_ill or any(job.effort == "durable" for job in jobs))
+        db.execute("BEGIN IMMEDIATE")
+        if was_ill:
+            self._catch_up(db)
+        results = [job.work(db) for job in jobs]
+        totals = _totals(db)
+        if self._keep_to_bounds(db, totals):
+            totals = _totals(db)
+        db.execute("COMMIT")
+        self.totals = totals
+        if was_ill:
+            self._trouble.ended()
+        return results
+
+    def _usable(self, is_writing: bool) -> sqlite3.Connection:
+        """The connection; made anew where it is closed, or where the file is no longer the one that it has open."""
+        if self._is_for_reading and is_writing:
+            self.close()
+        if self._db is not None and is_writing and self._look() != self._identity:
+            log.warning(
+                "state file %s was deleted or replaced while in use: what it held is forgotten, and a new one is made. "
+                "Stop the gateway first, or purge through its admin interface.",
+                self._path,
+            )
+            self.close()
+        if self._db is None:
+            self._db = self._opened()
+        return self._db
+
+    def _opened(self) -> sqlite3.Connection:
+        db, self.starts = open_file(self._path, connect=self._connect)
+        db.execute("PRAGMA synchronous = NORMAL")
+        self._is_full_sync = False
+        self._identity = self._look()
+        self.totals = _totals(db)
+        return db
+
+    def _look(self) -> tuple[object, object]:
+        """Which files these are; sqlite would go on writing to deleted ones."""
+        return _inode(self._path), _inode(self._path + "-wal")
+
+    def _sync_fully(self, db: sqlite3.Connection, fully: bool) -> None:
+        if fully != self._is_full_sync:
+            db.execute("PRAGMA synchronous = FULL" if fully else "PRAGMA synchronous = NORMAL")
+            self._is_full_sync = fully
+
+    def _without_writes(self, jobs: Sequence[Job]) -> list[Any]:
+        """A full disk can still be read."""
+        for job in jobs:
+            if job.effort != "read":
+                self._trouble.missed(job)
+        return [self._read(job) if job.effort == "read" else job.otherwise for job in jobs]
+
+    def _read(self, job: Job) -> Any:
+        if self._db is None:
+            return job.otherwise
+        try:
+            return job.work(self._db)
+        except Exception as error:  # noqa: BLE001 - the disk is known to be ill; it has been told
+            if _is_of_the_disk(error):
+                self.close()
+            return job.otherwise
+
+    def _catch_up(self, db: sqlite3.Connection) -> None:
+        """Write something in any case, and all that is owed."""
+        db.execute("UPDATE meta SET value = value + 1 WHERE name = 'probes'")
+        for job in self._trouble.owed:
+            try:
+                _do_all(db, job.work)
+            except Exception as error:
+                if _is_of_the_disk(error):
+                    raise
+                self._trouble.is_not_the_disks(error)
+
+    def _roll_back(self) -> None:
+        if self._db is not None and self._db.in_transaction:
+            try:
+                self._db.execute("ROLLBACK")
+            except sqlite3.Error:  # then closing it does
+                self.close()
+
+    def _fell_ill(self, error: BaseException) -> None:
+        if not _is_full(error):
+            self.close()  # what a failed fsync leaves in the caches is not to be trusted; opening reads the log again
+            self._db = open_to_read(self._path, connect=self._connect)
+            self._is_for_reading = self._db is not None
+        self._trouble.began(error)
+
+    def copy(self, path: str, between: Callable[[], None]) -> str | None:
+        """Copy the whole file to `path`, with what is written meanwhile; what went wrong, None: nothing.
+
+        `between` is called after every few hundred pages, and may do jobs (https://www.sqlite.org/backup.html: what the
+        connection that is copied from writes itself goes into the copy as well).
+        """
+        try:
+            db = self._usable(is_writing=False)
+
+            def go_on(_status: int, _left: int, _all: int) -> None:
+                between()
+                if self._db is not db:
+                    raise StoreUnusable("the state file was opened anew meanwhile; try again")
+
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            with closing(sqlite3.connect(path, isolation_level=None)) as copied:
+                db.backup(copied, pages=COPIED_PAGES, progress=go_on, sleep=0.0)
+                copied.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
+        except (sqlite3.Error, OSError, StoreUnusable) as error:
+            return str(error)
+        return None
+
+    def shorten_log(self) -> None:
+        """Begin the write-ahead log anew when it has become long; says in the log what is in its way."""
+        if self._db is not None and _size(self._path + "-wal") > LOG_BYTES:
+            try:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.Error as error:
+                self._fell_ill(error)
+
+
+def _do_all(db: sqlite3.Connection, work: Work) -> None:
+    while isinstance(rest := work(db), Rest):
+        work = rest.work
+
+
+def _totals(db: sqlite3.Connection) -> list[Total]:
+    return db.execute("SELECT name, entries, bytes FROM totals").fetchall()
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    """Whether it would go wrong for everybody, and not because of what one of them wants."""
+    if isinstance(error, StoreUnusable | OSError | sqlite3.OperationalError):
+        return True
+    return type(error) is sqlite3.DatabaseError or isinstance(error, MemoryError)
+
+
+def _is_full(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL

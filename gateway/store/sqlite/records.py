@@ -1,0 +1,240 @@
+"""Idempotency records: who runs a request is known here, what came of it is in the file.
+
+A claim needs no write: nobody else has the file, so a process that died took its claims with it. Invariants: a record has
+one holder at a time, whatever the disk does; nobody is shown an answer before the disk has it; what is kept while the disk
+fails is remembered until it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from gateway.call import Kept
+from gateway.ports import Claim, Later
+from gateway.store.entry_codec import about, restored
+from gateway.store.sqlite.disk_trouble import OWED_BYTES
+from gateway.store.sqlite.eviction import Room
+from gateway.store.sqlite.size import taken
+from gateway.store.sqlite.thread import FileThread
+
+T = TypeVar("T")
+
+Found = tuple[bytes, Kept]
+"""The fingerprint of a request, and what came of it."""
+
+LOOKED_AT = 256
+"""Of those who run, so many are looked at in one tick."""
+ID_BYTES = 32
+"""Of a record's id; what stands behind it names the tenant, whom the row names as well."""
+ABANDONED_S = 86_400.0
+"""So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Somebody runs it."""
+
+    fingerprint: bytes
+    fence: int
+    until: float
+
+
+class _Row(NamedTuple):
+    """Of the table, without its number."""
+
+    record: bytes
+    fingerprint: bytes
+    expires: float
+    size: int
+    about: bytes
+    body: bytes
+    tenant: str
+
+
+class SqliteRecords:
+    """`gateway.ports.Records`."""
+
+    def __init__(
+        self, thread: FileThread, room: Room, wall: Callable[[], float], fences: Iterable[int], bound: int
+    ) -> None:
+        self._thread = thread
+        self._room = room
+        self._wall = wall
+        self._fences = iter(fences)
+        self._bound = bound
+        self._held: dict[bytes, _Held] = {}
+        self._asked: dict[bytes, list[Callable[[], None]]] = {}
+        """Records that the file is asked about, or told of, and who waits to hear the end of it."""
+        self._unsaved: dict[bytes, tuple[Found, int]] = {}
+        """What the file did not take, the oldest first."""
+        self._unsaved_bytes = 0
+
+    def configure(self, bound: int) -> None:
+        """Keep to so many bytes."""
+        self._bound = bound
+
+    @property
+    def running(self) -> int:
+        """How many are held."""
+        return len(self._held)
+
+    def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
+        """Take the record if it is free, or its lease has ended; who stops waiting for the answer takes nothing."""
+        now = self._wall()
+        if (waiting := self._asked.get(record)) is not None:
+            return self._after(waiting, record, fingerprint, lease_s)
+        held = self._held.get(record)
+        if held is not None and held.until > now:
+            return _of_held(held, fingerprint, now)
+        if (unsaved := self._unsaved.get(record)) is not None and unsaved[0][1].fresh_until > now:
+            return _of_found(unsaved[0], fingerprint)
+        return self._look_up(record, fingerprint, lease_s, now)
+
+    def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
+        """False: somebody else has it by now, or it is complete."""
+        held = self._holder(record, fence)
+        if held is None:
+            return False
+        held.until = self._wall() + lease_s
+        return True
+
+    def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
+        """Keep what came of it; done when the disk has it. False: as with `renew`, or there is no room for it."""
+        if (held := self._holder(record, fence)) is None or record in self._asked:
+            return False
+        fingerprint, known = held.fingerprint, about(kept)
+        size = taken(record[:ID_BYTES], fingerprint, known, kept.body)
+        if size > self._bound:
+            del self._held[record]
+            self._room.records_go()
+            return False
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[record] = []
+
+        def written(is_saved: bool) -> None:
+            self._held.pop(record, None)
+            if not is_saved:
+                self._remember(record, (fingerprint, kept), size)
+            _resolve(future, True)
+            self._end(record)
+
+        self._thread.ask(
+            lambda db: _write(
+                db, _Row(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
+            ),
+            False,
+            written,
+            "durable",
+            size,
+        )
+        return future
+
+    def release(self, record: bytes, fence: int) -> None:
+        """Nothing came of it that could be given again: the next caller runs."""
+        if self._holder(record, fence) is not None and record not in self._asked:
+            del self._held[record]
+
+    def tick(self) -> None:
+        """Forget leases that ended long ago, and what the file has by now."""
+        now = self._wall()
+        for _ in range(min(LOOKED_AT, len(self._held))):
+            record = next(iter(self._held))
+            held = self._held.pop(record)
+            if held.until + ABANDONED_S > now or record in self._asked:
+                self._held[record] = held  # behind the others: next time those are looked at
+        if self._unsaved and self._thread.is_well:
+            self._unsaved.clear()
+            self._unsaved_bytes = 0
+
+    def _holder(self, record: bytes, fence: int) -> _Held | None:
+        held = self._held.get(record)
+        return held if held is not None and held.fence == fence else None
+
+    def _look_up(self, record: bytes, fingerprint: bytes, lease_s: float, now: float) -> asyncio.Future[Claim]:
+        future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+        self._asked[record] = []
+
+        def looked(found: Found | None) -> None:
+            if not future.done():  # else nobody is left who would run
+                future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
+            self._end(record)
+
+        self._thread.ask(lambda db: _read(db, record[:ID_BYTES], now), None, looked)
+        return future
+
+    def _take(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
+        now = self._wall()
+        held = self._held.get(record)
+        if held is not None and held.until > now:  # its holder came back while the file was asked
+            return _of_held(held, fingerprint, now)
+        fence = next(self._fences)
+        self._held[record] = _Held(fingerprint, fence, now + lease_s)
+        return Claim("claimed", fence=fence)
+
+    def _after(
+        self, waiting: list[Callable[[], None]], record: bytes, fingerprint: bytes, lease_s: float
+    ) -> asyncio.Future[Claim]:
+        """Claim when the question under way is answered."""
+        future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+
+        def go() -> None:
+            if future.done():
+                return
+            later = self.claim(record, fingerprint, lease_s)
+            if isinstance(later, asyncio.Future):  # whoever came first has gone, and this one asks in its stead
+                later.add_done_callback(lambda done: self._hand_on(record, done.result(), future))
+            else:
+                future.set_result(later)
+
+        waiting.append(go)
+        return future
+
+    def _hand_on(self, record: bytes, claim: Claim, future: asyncio.Future[Claim]) -> None:
+        if not future.done():
+            future.set_result(claim)
+        elif claim.state == "claimed":  # it has gone as well
+            self.release(record, claim.fence)
+
+    def _end(self, record: bytes) -> None:
+        for go in self._asked.pop(record):
+            go()
+
+    def _remember(self, record: bytes, found: Found, size: int) -> None:
+        self._unsaved_bytes += size - self._unsaved.pop(record, (None, 0))[1]
+        self._unsaved[record] = found, size
+        while self._unsaved_bytes > OWED_BYTES:
+            self._unsaved_bytes -= self._unsaved.pop(next(iter(self._unsaved)))[1]
+
+
+def _of_held(held: _Held, fingerprint: bytes, now: float) -> Claim:
+    if held.fingerprint != fingerprint:
+        return Claim("mismatch")
+    return Claim("running", lease_left_s=held.until - now)
+
+
+def _of_found(found: Found, fingerprint: bytes) -> Claim:
+    return Claim("done", kept=found[1]) if found[0] == fingerprint else Claim("mismatch")
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
+    row = db.execute(
+        "SELECT fingerprint, about, body FROM records WHERE record = ? AND expires > ?", (record, now)
+    ).fetchone()
+    return None if row is None else (row[0], restored(row[1], row[2]))
+
+
+def _write(db: sqlite3.Connection, row: _Row) -> bool:
+    db.execute(
+        "REPLACE INTO records (record, fingerprint, expires, bytes, about, body, tenant) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row,
+    )
+    return True

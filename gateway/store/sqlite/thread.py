@@ -1,0 +1,215 @@
+"""The thread that owns the file: the event loop hands it jobs, and gets their results back in batches.
+
+It must not know what the jobs are. Invariants: the loop never waits for a disk; jobs are done in the order in which they
+were asked for; a write that nobody waits for is dropped rather than queued without bound; and nobody waits for ever: a
+disk that says nothing is an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from gateway.store.sqlite.disk_trouble import Trouble
+from gateway.store.sqlite.file import File
+from gateway.store.sqlite.jobs import Backup, Effort, Job, Rest
+
+T = TypeVar("T")
+log = logging.getLogger("gateway.store")
+
+MOST_JOBS = 256
+"""Done in one transaction."""
+QUEUED_BYTES = 16 * 1024 * 1024
+"""Of writes for which nobody waits; what comes on top is dropped."""
+STALL_S = 5.0
+"""A job that has got no further for so long is given up."""
+CLOSE_S = 10.0
+"""So long a disk may take to swallow what is left at the end."""
+
+
+class FileThread:
+    """Asks on the loop, does in the thread, tells on the loop."""
+
+    def __init__(self, file: File, trouble: Trouble, monotonic: Callable[[], float]) -> None:
+        self._file = file
+        self._trouble = trouble
+        self._monotonic = monotonic
+        self._jobs: SimpleQueue[Job | Backup | None] = SimpleQueue()
+        self._waiting: dict[Job, None] = {}
+        """Those with a `then`, the oldest first."""
+        self._queued_bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = True
+        self.is_stalled = False
+        self.dropped = 0
+        """Writes for which there was no room."""
+        self._opened = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="store-file", daemon=True)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether what is written now is believed to last."""
+        return self._trouble.is_well and not self.is_stalled
+
+    def start(self) -> None:
+        """Open the file, and wait until that is done; raises StoreUnusable."""
+        self._thread.start()
+        self._opened.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def ask(
+        self,
+        work: Callable[[Any], T | Rest],
+        otherwise: T,
+        then: Callable[[T], None],
+        effort: Effort = "read",
+        size: int = 0,
+    ) -> None:
+        """Have it done, and `then` called with the result in the running loop; at once with `otherwise` if it cannot be."""
+        if not self._is_open or self.is_stalled:
+            if effort == "durable":  # it is done as soon as it can be, though nobody waits for it
+                self._put(Job(work, otherwise, effort, size))
+            then(otherwise)
+            return
+        self._loop = asyncio.get_running_loop()
+        job = Job(work, otherwise, effort, size, then, self._monotonic())
+        self._waiting[job] = None
+        self._jobs.put(job)
+
+    def later(self, work: Callable[[Any], T | Rest], otherwise: T, effort: Effort = "read") -> asyncio.Future[T]:
+        """As `ask`, with a future for the result."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.ask(work, otherwise, lambda result: None if future.done() else future.set_result(result), effort)
+        return future
+
+    def tell(self, work: Callable[[Any], object], size: int) -> None:
+        """A cache write for which nobody waits."""
+        if self.is_stalled:
+            self.dropped += 1
+        else:
+            self._put(Job(work, None, "cache", size))
+
+    def backup(self, path: str) -> asyncio.Future[str | None]:
+        """Copy the file to `path` while jobs go on; resolves to what went wrong, None: nothing."""
+        self._loop = asyncio.get_running_loop()
+        done: asyncio.Future[str | None] = self._loop.create_future()
+        if self._is_open:
+            self._jobs.put(Backup(path, lambda said: None if done.done() else done.set_result(said)))
+        else:
+            done.set_result("the gateway is stopping")
+        return done
+
+    def watch(self) -> None:
+        """Called now and then: gives up what has waited too long."""
+        before = self._monotonic() - STALL_S
+        late = [job for job in self._waiting if job.asked_at < before]
+        if late and not self.is_stalled:
+            self.is_stalled = True
+            log.warning("the disk of the state file has said nothing for %g s; calls go on without it.", STALL_S)
+        for job in late:
+            self._tell(job, job.otherwise)
+
+    async def aclose(self) -> None:
+        """Take nothing more, and end when everything taken is done; a stuck disk is left alone after a while."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_S)
+        for job in list(self._waiting):
+            self._tell(job, job.otherwise)
+
+    def _put(self, job: Job) -> None:
+        if not self._is_open or self._queued_bytes + job.bytes > QUEUED_BYTES:
+            self.dropped += 1
+            return
+        self._queued_bytes += job.bytes
+        self._loop = asyncio.get_running_loop()
+        self._jobs.put(job)
+
+    def _tell(self, job: Job, result: Any) -> None:
+        """Say how it ended, once."""
+        if job in self._waiting:
+            del self._waiting[job]
+            if job.then is not None:
+                job.then(result)
+
+    def _tell_all(self, done: list[tuple[Job, Any]]) -> None:
+        if self.is_stalled:
+            self.is_stalled = False
+            log.warning("the disk of the state file answers again.")
+        for job, result in done:
+            if job.then is None:
+                self._queued_bytes -= job.bytes
+            else:
+                self._tell(job, result)
+
+    # From here on: the thread.
+
+    def _run(self) -> None:
+        try:
+            self._file.open()
+        except BaseException as error:  # noqa: BLE001 - raised where somebody can do something about it
+            self._failure = error
+            return
+        finally:
+            self._opened.set()
+        while batch := self._next():
+            self._serve([job for job in batch if isinstance(job, Job)])
+            for job in batch:
+                if isinstance(job, Backup):
+                    self._say(job.told, self._file.copy(job.path, self._serve_meanwhile))
+        self._file.finish()
+
+    def _serve_meanwhile(self) -> None:
+        """Do the jobs that have come in while a backup is being made; the end, and other backups, wait for it."""
+        came = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
+        for one in came:
+            if not isinstance(one, Job):
+                self._jobs.put(one)
+        self._serve([job for job in came if isinstance(job, Job)])
+
+    def _next(self) -> list[Job | Backup]:
+        """Whatever there is, at least one thing to do; nothing when it is over."""
+        batch: list[Job | Backup] = []
+        job = self._jobs.get()
+        while job is not None:
+            batch.append(job)
+            if len(batch) == MOST_JOBS:
+                return batch
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return batch
+        if batch or not self._jobs.empty():
+            self._jobs.put(None)  # rests of work came behind it
+            return batch or self._next()
+        return batch
+
+    def _serve(self, batch: list[Job]) -> None:
+        if not batch:
+            return
+        results = self._file.do(batch)
+        self._file.shorten_log()
+        done = []
+        for job, result in zip(batch, results, strict=True):
+            if isinstance(result, Rest):
+                job.work, job.asked_at = result.work, self._monotonic()
+                self._jobs.put(job)
+            else:
+                done.append((job, result))
+        if done:
+            self._say(self._tell_all, done)
+
+    def _say(self, tell: Callable[[Any], None], what: Any) -> None:
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(tell, what)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                log.debug("nobody heard how jobs ended")

@@ -1,0 +1,88 @@
+"""Asks the workers what they have counted, whenever one of them is scraped, and gives it the sum.
+
+The supervisor does this, so that no worker's loop is held up by the numbers of others, and because it is the one that
+outlives them: what a dead worker has told is kept here. Time comes in as an argument, messages through the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.workers.channel import Message
+from gateway.workers.listeners import Place
+from gateway.workers.merge_metrics import Fleet, counter, families_of, gauge
+
+ANSWER_S = 0.25
+"""What a worker has to tell its numbers in, for a scrape."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One asking of all workers for their numbers, on behalf of those that were scraped."""
+
+    askers: list[Place]
+    missing: set[int]
+    answered: set[int]
+    ends_at: float
+
+
+class Census:
+    """The rounds, one at a time, and all that was ever told."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._fleet = Fleet()
+        self._scraped: list[Place] = []
+        self._round: Round | None = None
+        self.restarts = 0
+        """Workers that died and were replaced."""
+
+    @property
+    def due_at(self) -> float | None:
+        """When to `go_on`, at the latest."""
+        return self._round.ends_at if self._round else None
+
+    def scraped(self, place: Place) -> None:
+        """A worker has been asked by a scraper. It gets the sum of a round that begins after this."""
+        self._scraped.append(place)
+
+    def told(self, place: Place, message: Message) -> None:
+        """A worker has told its numbers."""
+        self._fleet.tell(place.number, families_of(message))
+        if self._round is not None and place.number in self._round.missing:
+            self._round.missing.discard(place.number)
+            self._round.answered.add(place.number)
+
+    def died(self, place: Place) -> None:
+        """Its totals stay; nobody waits for it any more."""
+        self._fleet.depart(place.number)
+        self._scraped = [one for one in self._scraped if one is not place]
+        if self._round is not None:
+            self._round.missing.discard(place.number)
+            self._round.answered.discard(place.number)
+
+    def go_on(self, now: float) -> None:
+        """End the round that is complete, or has taken too long, and begin the next where one is wanted."""
+        if self._round is not None and (not self._round.missing or now >= self._round.ends_at):
+            self._answer(self._round)
+        if self._round is None and self._scraped:
+            self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        asked = [place for place in self._places if place.is_ready]
+        askers, self._scraped = self._scraped, []
+        self._round = Round(askers, {place.number for place in asked}, set(), now + ANSWER_S)
+        for place in asked:
+            place.send({"do": "tell"})
+
+    def _answer(self, done: Round) -> None:
+        self._round = None
+        families = [
+            *self._fleet.total(done.answered),
+            gauge("gateway_workers", "Workers that there should be.", len(self._places)),
+            gauge("gateway_workers_answered", "Workers that told their numbers in time.", len(done.answered)),
+            counter("gateway_worker_restarts", "Workers that died and were replaced.", self.restarts),
+        ]
+        for place in done.askers:
+            place.send({"do": "show", "families": families})
