@@ -29,13 +29,13 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import SWEEP_S, Watch
-from gateway.flow.fleet.news import Gossip
+from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
+from gateway.flow.fleet.news import FleetNews
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.pipeline import Pipeline
-from gateway.flow.reuse.inspect import CacheDesk
+from gateway.flow.reuse.inspect import CacheInspector
 from gateway.flow.reuse.stats import Savings
-from gateway.flow.shedding import LoopLag, Overload
+from gateway.flow.shedding import LoopLag, Shedding
 from gateway.ingress.admin import insight, views
 from gateway.ingress.admin.backup import StateFile, backup_route, forget_copies
 from gateway.ingress.admin.caches import cache_routes
@@ -123,7 +123,7 @@ class Gateway:
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
-        self._watch = Watch()
+        self._watch = AttemptDeadlines()
         self._post = post
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, post.number if post else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
@@ -154,12 +154,12 @@ class Gateway:
         self._embedders = Embedders(self._pipeline.handle, self._clock, self._open_embedder)
         self._prepare_semantic(first)
         if self._shared is not None:
-            Gossip(self._clock, self._shared.news, self._admission, self._draw, self._hear_vector, self._hear_purge)
-        self._cache_desk = CacheDesk(
+            FleetNews(self._clock, self._shared.news, self._admission, self._draw, self._hear_vector, self._hear_purge)
+        self._cache_desk = CacheInspector(
             self._kept_clock, lambda: self._policies.current, self._store, self._pipeline.replays
         )
         self._keepalive = KeepAlive(self._admission.describe)
-        self._overload = Overload(container_bytes())
+        self._overload = Shedding(container_bytes())
         self._give_back = GiveBack(find_trim())
         self._loop_lag = LoopLag()
         self._telemetry.before_scrape = self._fill_gauges

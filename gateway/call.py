@@ -31,14 +31,14 @@ FIRST_SHOWN, LAST_SHOWN = 5, 20
 """Of a call's attempts, in headers and errors."""
 
 
-class Move(Protocol):
+class OtherAttempt(Protocol):
     """A second attempt of a call, at another target, while its first one hangs and stays open."""
 
     call: Call
     """A copy, with a ledger and a grant of its own."""
 
 
-class Waiting(Protocol):
+class QueuePlace(Protocol):
     """A place in the delay queue."""
 
     def position(self) -> int:
@@ -255,13 +255,13 @@ class Call:
     """What it has reserved of its key's budget."""
     seq: int = 0
     """Its age among all calls, given when it first asks to be let through; 0: it has not."""
-    held: Waiting | None = None
+    held: QueuePlace | None = None
     """Its place in the delay queue, while it is there."""
     queue_s: float = 0.0
     """How long it was held, over all attempts."""
     backoff_s: float = 0.0
     """How long it waited between attempts."""
-    move: Move | None = None
+    move: OtherAttempt | None = None
     """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
     retry: Retry | None = None
     """What the next attempt has taken of its target's retry budgets, until that has begun."""

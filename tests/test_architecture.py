@@ -6,6 +6,7 @@ Read from the syntax tree of every module; nothing is imported. Imports for type
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,7 @@ ONLY_IN = {
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""
+MOST_MODULES = 16
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
 
 
@@ -175,6 +177,20 @@ def test_no_module_holds_state() -> None:
         return [*(name for name in names if not is_constant(name)), *map(ast.unparse, changed)]
 
     assert offenders(state) == {}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """No two classes of the house have the same name."""
+    names = Counter(node.name for module in MODULES for node in nodes_of(module) if isinstance(node, ast.ClassDef))
+
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    """No folder has more than sixteen modules."""
+    sizes = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES.values())
+
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
 
 
 def targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path as FilePath
 
 from gateway.config.policies.cache import store_bounds
-from gateway.config.policies.folder import Policies, read_policies
+from gateway.config.policies.folder import PolicySets, read_policies
 from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.fields import is_loopback, is_pattern
@@ -26,7 +26,7 @@ from gateway.config.sections.passthrough import passthrough_section, passthrough
 from gateway.config.sections.prices import price_finder
 from gateway.config.sections.sections import key_section, provider_section, server_section
 from gateway.config.sections.state import state_section
-from gateway.config.sections.targets import Pair, Parts, pairs_of
+from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
@@ -74,7 +74,7 @@ def load_snapshot(
 
     find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
     tokenizers = _load_tokenizers(routes, policies)
-    parts = Parts(groups, upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
+    parts = TargetParts(groups, upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
     models, sharing = build_models(routes, policies, parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)
@@ -127,7 +127,7 @@ def _config_error(problems: Iterable[Problem]) -> ConfigError:
     return ConfigError(list(dict.fromkeys(str(problem) for problem in ranked)))
 
 
-def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> Policies:
+def _read_policies(document: Document, config: ConfigFile, environ: Mapping[str, str]) -> PolicySets:
     beside = FilePath(document.file).parent
     folder = beside / config.policies if config.policies is not None else None
     try:
@@ -162,7 +162,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-def _load_tokenizers(routes: Mapping[str, Route], policies: Policies) -> Tokenizers | None:
+def _load_tokenizers(routes: Mapping[str, Route], policies: PolicySets) -> Tokenizers | None:
     """For the models that are to be counted exactly; None when there are none."""
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
     return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None

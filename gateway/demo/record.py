@@ -128,7 +128,7 @@ def per_second(ticks: Iterable[Tick], seconds: int) -> list[tuple[int, int]]:
     return counts
 
 
-class Ended(NamedTuple):
+class CallEnd(NamedTuple):
     """A call: when it was made, how long until its last byte or its error, which of the two, and whether it had begun."""
 
     made_at_s: float
@@ -153,7 +153,7 @@ class Trial:
     calls: int
     late_s: float
     began_at: float | None = None
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[CallEnd] = field(default_factory=list)
     tries: int = 0
     """At providers, on behalf of these calls."""
     tries_at_dead: int = 0
@@ -171,7 +171,7 @@ class Trial:
 
     def end(self, made_at: float, now: float, *, is_answered: bool, is_broken: bool = False) -> None:
         """The app has its answer, or an error; broken: it had a part of its answer."""
-        self.ended.append(Ended(self.time_s(made_at), now - made_at, is_answered, is_broken))
+        self.ended.append(CallEnd(self.time_s(made_at), now - made_at, is_answered, is_broken))
 
     def time_s(self, now: float) -> float:
         """Seconds since the traffic started."""
@@ -239,7 +239,7 @@ _TRIAL_FIGURES = (
 )
 
 
-def fate_of(calls: Iterable[Ended], late_s: float) -> Fate:
+def fate_of(calls: Iterable[CallEnd], late_s: float) -> Fate:
     """What became of these calls."""
     answered = late = failed = 0
     for call in calls:
@@ -254,7 +254,7 @@ def fate_of(calls: Iterable[Ended], late_s: float) -> Fate:
 
 def fates_by_second(trial: Trial, seconds: int) -> list[Fate]:
     """What became of the calls that were made in each of the first `seconds` seconds."""
-    made: list[list[Ended]] = [[] for _ in range(seconds)]
+    made: list[list[CallEnd]] = [[] for _ in range(seconds)]
     for call in trial.ended:
         made[min(int(call.made_at_s), seconds - 1)].append(call)
     return [fate_of(calls, trial.late_s) for calls in made]

@@ -7,8 +7,17 @@ gateway: it stands where a provider stands. Invariant: the same seed and the sam
 from __future__ import annotations
 
 from gateway.emulator.app import Emulator, create_app
-from gateway.emulator.config import EmulatorConfig, Limits
+from gateway.emulator.config import EmulatedLimits, EmulatorConfig
 from gateway.emulator.faults import FAULTS, Fault, FaultRule
 from gateway.emulator.server import EmulatorServer
 
-__all__ = ["FAULTS", "Emulator", "EmulatorConfig", "EmulatorServer", "Fault", "FaultRule", "Limits", "create_app"]
+__all__ = [
+    "FAULTS",
+    "EmulatedLimits",
+    "Emulator",
+    "EmulatorConfig",
+    "EmulatorServer",
+    "Fault",
+    "FaultRule",
+    "create_app",
+]

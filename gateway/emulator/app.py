@@ -16,18 +16,18 @@ from urllib.parse import parse_qs
 import orjson
 
 from gateway.emulator.answers import requests
-from gateway.emulator.answers.play import Pace, perform, refusal_of
-from gateway.emulator.answers.reply import Headers, Reply, Stream, json_reply
+from gateway.emulator.answers.play import EmulatedPace, perform, refusal_of
+from gateway.emulator.answers.reply import EmulatedReply, Headers, Stream, json_reply
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.writer import Writer
-from gateway.emulator.call import Call, PeerGoneError, Receive, Scope, Send, Sleep
+from gateway.emulator.call import EmulatedCall, PeerGoneError, Receive, Scope, Send, Sleep
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.control import PREFIX, control
-from gateway.emulator.dialects import Account, Demand, open_account
-from gateway.emulator.endpoints import ENDPOINTS, Endpoint, canonical
+from gateway.emulator.dialects import EmulatedAccount, RequestDemand, open_account
+from gateway.emulator.endpoints import ENDPOINTS, EmulatedEndpoint, canonical
 from gateway.emulator.faults import FaultPlan
 from gateway.emulator.problems import (
-    Problem,
+    EmulatedProblem,
     ProblemError,
     context_length,
     invalid_key,
@@ -93,7 +93,7 @@ class Emulator:
     def reset(self) -> None:
         """Starts anew under the same config: counters, buckets, scripts, fault schedule and random draws."""
         self._rng = random.Random(self.config.seed)  # noqa: S311 - draws of faults and ids, not secrets
-        self._accounts: dict[tuple[bytes, str], Account] = {}
+        self._accounts: dict[tuple[bytes, str], EmulatedAccount] = {}
         self.faults = FaultPlan(self.config.faults, self._rng, self._now())
         self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
         self._writer = Writer(self.config, self._rng, self._wall)
@@ -105,7 +105,7 @@ class Emulator:
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
-        call = Call(scope, receive, send, self.stats, self._now, self._sleep)
+        call = EmulatedCall(scope, receive, send, self.stats, self._now, self._sleep)
         if call.path.startswith(PREFIX):
             await self._control(call)
             return
@@ -128,7 +128,7 @@ class Emulator:
             call.end()
             self.stats.leave(call.endpoint)
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: EmulatedCall) -> None:
         path, deployment = canonical(call.path)
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
@@ -145,7 +145,7 @@ class Emulator:
         else:
             raise ProblemError(unknown_url(call.method, call.path))
 
-    async def _generate(self, call: Call, endpoint: Endpoint, deployment: str | None) -> None:
+    async def _generate(self, call: EmulatedCall, endpoint: EmulatedEndpoint, deployment: str | None) -> None:
         config, now = self.config, self._now()
         call.endpoint = endpoint.name
         data = (
@@ -177,7 +177,7 @@ class Emulator:
         finally:
             account.in_flight -= 1
 
-    def _expect(self, call: Call, method: str) -> None:
+    def _expect(self, call: EmulatedCall, method: str) -> None:
         if call.method != method:
             raise ProblemError(wrong_method(call.method, call.path, method))
         wanted = self.config.api_key
@@ -194,13 +194,13 @@ class Emulator:
                 raise ProblemError(context_length(config.dialect, config.context_window, used))
         return ask
 
-    def _answer(self, endpoint: Endpoint, ask: Ask) -> Reply | Stream:
+    def _answer(self, endpoint: EmulatedEndpoint, ask: Ask) -> EmulatedReply | Stream:
         try:
             return endpoint.answer(ask, self._writer)
         except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
-            raise ProblemError(Problem(400, f"Invalid body: {exc}.")) from exc
+            raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
 
-    def _account(self, key: bytes, model: str) -> Account:
+    def _account(self, key: bytes, model: str) -> EmulatedAccount:
         account = self._accounts.get((key, model))
         if account is None:
             if len(self._accounts) >= _MAX_ACCOUNTS:
@@ -209,22 +209,22 @@ class Emulator:
             self._accounts[key, model] = account
         return account
 
-    def _demand(self, call: Call, endpoint: Endpoint, ask: Ask) -> Demand:
+    def _demand(self, call: EmulatedCall, endpoint: EmulatedEndpoint, ask: Ask) -> RequestDemand:
         max_tokens = (ask.max_tokens or 0) * ask.choices
         if self.config.dialect != "azure":
-            return Demand(ask.prompt_tokens, max_tokens)
+            return RequestDemand(ask.prompt_tokens, max_tokens)
         query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"))
-        return Demand(ask.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
+        return RequestDemand(ask.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
 
-    def _pace(self) -> Pace:
+    def _pace(self) -> EmulatedPace:
         config = self.config
         per_token_s = 1.0 / config.tokens_per_second if config.tokens_per_second else 0.0
         slowness = max(1.0, self.stats.active / config.capacity) if config.capacity else 1.0
         ttft_s, per_token_s = config.ttft_s * slowness, per_token_s * slowness
         if not config.jitter or not (ttft_s or per_token_s):
-            return Pace(ttft_s, per_token_s)
+            return EmulatedPace(ttft_s, per_token_s)
         draw = self._rng.lognormvariate
-        return Pace(ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
+        return EmulatedPace(ttft_s * draw(0.0, config.jitter), per_token_s * draw(0.0, config.jitter))
 
     def _identity(self) -> Headers:
         request_id = b"%032x" % self._rng.getrandbits(128)
@@ -235,7 +235,7 @@ class Emulator:
             return (*headers, (b"request-id", b"req_" + request_id))
         return headers
 
-    def _models(self, name: str) -> Reply:
+    def _models(self, name: str) -> EmulatedReply:
         served = self.config.models or _LISTED_MODELS
         if not name:
             return json_reply({"object": "list", "data": [self._model(each) for each in served]})
@@ -247,7 +247,7 @@ class Emulator:
     def _model(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "emulator"}
 
-    def _record(self, call: Call) -> None:
+    def _record(self, call: EmulatedCall) -> None:
         config = self.config
         if config.recorded_requests:
             query = call.scope.get("query_string", b"")
@@ -257,7 +257,7 @@ class Emulator:
                 Recorded(number, self._wall(), call.arrived_at, call.method, call.path, query, call.headers, kept, size)
             )
 
-    async def _control(self, call: Call) -> None:
+    async def _control(self, call: EmulatedCall) -> None:
         try:
             await call.read_body()
             await call.reply(control(self, call))
@@ -281,7 +281,7 @@ def create_app(
     return Emulator(config, now=now, sleep=sleep, wall=wall)
 
 
-def _key_of(call: Call) -> bytes:
+def _key_of(call: EmulatedCall) -> bytes:
     bearer = call.header(b"authorization")
     if bearer[:7].lower() == b"bearer ":
         return bearer[7:].strip()

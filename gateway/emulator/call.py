@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.emulator.answers.reply import Headers, Reply
+from gateway.emulator.answers.reply import EmulatedReply, Headers
 from gateway.emulator.listener import reset
 from gateway.emulator.stats import Stats
 
@@ -28,7 +28,7 @@ class PeerGoneError(Exception):
     """The peer left before the request was complete."""
 
 
-class Call:
+class EmulatedCall:
     """One request and its answer; `identity` are the headers that every answer carries."""
 
     __slots__ = (
@@ -100,12 +100,12 @@ class Call:
         self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self._stats.bytes_in += len(self.body)
 
-    async def reply(self, reply: Reply) -> None:
+    async def reply(self, reply: EmulatedReply) -> None:
         """Sends a whole reply."""
         await self.start(reply, len(reply.body))
         await self.finish(reply.body)
 
-    async def start(self, reply: Reply, length: int | None) -> None:
+    async def start(self, reply: EmulatedReply, length: int | None) -> None:
         """Sends status and headers; a `length` of None means chunked."""
         self._stats.statuses[reply.status] += 1
         headers = [(b"content-type", reply.content_type), *reply.headers]

@@ -20,7 +20,7 @@ CHARGES = ("auto", "max", "sum", "input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EmulatedLimits:
     """What one API key may ask of one model; None: no limit."""
 
     rpm: int | None = None  # requests per minute
@@ -30,7 +30,7 @@ class Limits:
     max_concurrency: int | None = None  # calls in flight
 
 
-_NO_LIMITS: Mapping[str, Limits] = MappingProxyType({})
+_NO_LIMITS: Mapping[str, EmulatedLimits] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,9 @@ class EmulatorConfig:
     tpm: int | None = None
     output_tpm: int | None = None
     max_concurrency: int | None = None
-    model_limits: Mapping[str, Limits] = field(default_factory=lambda: _NO_LIMITS)  # replaces the five above, by model
+    model_limits: Mapping[str, EmulatedLimits] = field(
+        default_factory=lambda: _NO_LIMITS
+    )  # replaces the five above, by model
     dialect: str = "openai"  # openai | azure | anthropic: limit semantics, headers and error bodies
     limit_headers: bool = True  # False: no x-ratelimit-*, no Retry-After, anywhere
     charge: str = (
@@ -102,12 +104,12 @@ class EmulatorConfig:
         }
         return plain
 
-    def limits_of(self, model: str) -> Limits:
+    def limits_of(self, model: str) -> EmulatedLimits:
         """The limits a key has on `model`."""
         own = self.model_limits.get(model)
         if own is not None:
             return own
-        return Limits(
+        return EmulatedLimits(
             rpm=self.rpm,
             burst=self.burst,
             tpm=self.tpm,
@@ -215,18 +217,18 @@ def _rules(value: Any) -> tuple[FaultRule, ...]:
     return tuple(rules)
 
 
-def _limits_by_model(value: Any) -> Mapping[str, Limits]:
+def _limits_by_model(value: Any) -> Mapping[str, EmulatedLimits]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected an object of limits by model, got {value!r}")  # noqa: TRY004 - callers collect ValueErrors
     return MappingProxyType({str(model): _limits(str(model), given) for model, given in value.items()})
 
 
-def _limits(model: str, given: Any) -> Limits:
-    names = {each.name for each in fields(Limits)}
+def _limits(model: str, given: Any) -> EmulatedLimits:
+    names = {each.name for each in fields(EmulatedLimits)}
     if not isinstance(given, Mapping) or set(given) - names:
         raise ValueError(f"{model}: expected an object with some of {', '.join(sorted(names))}, got {given!r}")
     try:
-        return Limits(**{name: _READERS[name](amount) for name, amount in given.items() if amount is not None})
+        return EmulatedLimits(**{name: _READERS[name](amount) for name, amount in given.items() if amount is not None})
     except ValueError as exc:
         raise ValueError(f"{model}: {exc}") from exc
 

@@ -12,11 +12,11 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from gateway.emulator.answers.reply import Reply, json_reply
-from gateway.emulator.call import CONNECTIONS, Call
+from gateway.emulator.answers.reply import EmulatedReply, json_reply
+from gateway.emulator.call import CONNECTIONS, EmulatedCall
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import Fault, FaultPlan, parse_script_entry
-from gateway.emulator.problems import Problem, ProblemError, unknown_url, wrong_method
+from gateway.emulator.problems import EmulatedProblem, ProblemError, unknown_url, wrong_method
 from gateway.emulator.stats import Recorder, Stats
 
 PREFIX = "/__emulator/"
@@ -41,7 +41,7 @@ class Controlled(Protocol):
     def reset(self) -> None: ...
 
 
-def control(emulator: Controlled, call: Call) -> Reply:
+def control(emulator: Controlled, call: EmulatedCall) -> EmulatedReply:
     """Answers one control call whose body has been read; raises ProblemError."""
     name = call.path.removeprefix(PREFIX)
     methods = _METHODS.get(name)
@@ -64,7 +64,7 @@ def control(emulator: Controlled, call: Call) -> Reply:
     return json_reply({"requests": emulator.recorder.last(_count(call.scope.get("query_string", b"")))})
 
 
-def _stats(emulator: Controlled, call: Call) -> dict[str, Any]:
+def _stats(emulator: Controlled, call: EmulatedCall) -> dict[str, Any]:
     connections = call.scope.get(CONNECTIONS)
     return emulator.stats.to_mapping() | {
         "open_connections": len(connections) if connections is not None else None,
@@ -125,4 +125,4 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _bad(text: str) -> ProblemError:
-    return ProblemError(Problem(400, text, param=text.partition(":")[0], code="invalid_value"))
+    return ProblemError(EmulatedProblem(400, text, param=text.partition(":")[0], code="invalid_value"))

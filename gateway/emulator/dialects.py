@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from gateway.emulator.answers.reply import Headers, Reply
-from gateway.emulator.config import EmulatorConfig, Limits
-from gateway.emulator.limits import Bucket, Window, go_duration
-from gateway.emulator.problems import Problem
+from gateway.emulator.answers.reply import EmulatedReply, Headers
+from gateway.emulator.config import EmulatedLimits, EmulatorConfig
+from gateway.emulator.limits import EmulatedBucket, EmulatedWindow, go_duration
+from gateway.emulator.problems import EmulatedProblem
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequestDemand:
     """What a call asks for at admission; `operation` and `api_version` only appear in Azure's texts."""
 
     prompt_tokens: int
@@ -29,12 +29,12 @@ class Demand:
     api_version: str = "2024-10-21"
 
 
-class Account(Protocol):
+class EmulatedAccount(Protocol):
     """One key's standing with one model."""
 
     in_flight: int
 
-    def admit(self, demand: Demand, now: float) -> Reply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
         """Charges the call, or returns the refusal and charges nothing."""
 
     def emitted(self, tokens: int, now: float) -> None:
@@ -43,11 +43,11 @@ class Account(Protocol):
     def headers(self, now: float) -> Headers:
         """The limit headers of an answer sent at `now`."""
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
         """A 429 that asks for `wait_s` whatever the limits say; bare: without any hint."""
 
 
-def open_account(config: EmulatorConfig, model: str, now: float, wall: Callable[[], float]) -> Account:
+def open_account(config: EmulatorConfig, model: str, now: float, wall: Callable[[], float]) -> EmulatedAccount:
     """The account of one key and model in the configured dialect, with full limits."""
     limits = config.limits_of(model)
     match config.dialect:
@@ -59,7 +59,7 @@ def open_account(config: EmulatorConfig, model: str, now: float, wall: Callable[
             return OpenAIAccount(config, model, limits, now)
 
 
-def charge(kind: str, demand: Demand) -> int:
+def charge(kind: str, demand: RequestDemand) -> int:
     """Tokens a call costs at admission: `max` of input and max_tokens, `sum` of them, or the `input` alone."""
     if kind == "max":
         return max(demand.prompt_tokens, demand.max_tokens)
@@ -71,16 +71,16 @@ def charge(kind: str, demand: Demand) -> int:
 class OpenAIAccount:
     """Two continuously refilling buckets; reset headers tell the time until full."""
 
-    def __init__(self, config: EmulatorConfig, model: str, limits: Limits, now: float) -> None:
+    def __init__(self, config: EmulatorConfig, model: str, limits: EmulatedLimits, now: float) -> None:
         self.in_flight = 0
         self._model = model
         self._max_concurrency = limits.max_concurrency
         self._charge = "max" if config.charge == "auto" else config.charge
         self._shows_headers = config.limit_headers
-        self._requests = Bucket(limits.rpm, now, limits.burst) if limits.rpm else None
-        self._tokens = Bucket(limits.tpm, now) if limits.tpm else None
+        self._requests = EmulatedBucket(limits.rpm, now, limits.burst) if limits.rpm else None
+        self._tokens = EmulatedBucket(limits.tpm, now) if limits.tpm else None
 
-    def admit(self, demand: Demand, now: float) -> Reply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("requests", f"Too many concurrent requests: Limit {self._max_concurrency}.", now, None)
@@ -109,28 +109,28 @@ class OpenAIAccount:
             shown += self._dimension(b"tokens", self._tokens, now)
         return shown
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
         limit = self._requests.per_minute if self._requests else 60
         text = f"Rate limit reached for {self._model} in organization org-emulator on requests per min (RPM):"
         if is_bare:
-            problem = Problem(429, "Rate limit reached.", "requests", None, "rate_limit_exceeded")
+            problem = EmulatedProblem(429, "Rate limit reached.", "requests", None, "rate_limit_exceeded")
             return problem.reply("openai", is_bare=True)
         return self._refuse(
             "requests", f"{text} Limit {limit}, Used {limit}, Requested 1. {_try_again(wait_s)}", now, wait_s
         )
 
-    def _refuse(self, kind: str, text: str, now: float, wait_s: float | None) -> Reply:
-        problem = Problem(429, text, kind, None, "rate_limit_exceeded")
+    def _refuse(self, kind: str, text: str, now: float, wait_s: float | None) -> EmulatedReply:
+        problem = EmulatedProblem(429, text, kind, None, "rate_limit_exceeded")
         headers = self.headers(now) + (_retry_after(wait_s) if self._shows_headers else ())
         return problem.reply("openai", headers, is_bare=True)
 
-    def _reached(self, kind: str, bucket: Bucket, cost: int, wait_s: float, now: float) -> str:
+    def _reached(self, kind: str, bucket: EmulatedBucket, cost: int, wait_s: float, now: float) -> str:
         return (
             f"Rate limit reached for {self._model} in organization org-emulator on {kind} per min ({kind[0].upper()}PM):"
             f" Limit {bucket.per_minute}, Used {bucket.used(now)}, Requested {cost}. {_try_again(wait_s)}"
         )
 
-    def _too_large(self, bucket: Bucket, cost: int) -> str:
+    def _too_large(self, bucket: EmulatedBucket, cost: int) -> str:
         return (
             f"Request too large for {self._model} in organization org-emulator on tokens per min (TPM):"
             f" Limit {bucket.per_minute}, Requested {cost}. The input or output tokens must be reduced in order to run"
@@ -138,7 +138,7 @@ class OpenAIAccount:
         )
 
     @staticmethod
-    def _dimension(name: bytes, bucket: Bucket, now: float) -> Headers:
+    def _dimension(name: bytes, bucket: EmulatedBucket, now: float) -> Headers:
         # Rounded up to the millisecond, so that waiting as told is enough.
         full_in_s = math.ceil(bucket.full_in_s(now) * 1000 - 1e-6) / 1000
         return (
@@ -151,16 +151,16 @@ class OpenAIAccount:
 class AzureAccount:
     """Fixed windows: calls over 10 s (a sixth of the RPM), tokens over 60 s; reset headers are whole seconds."""
 
-    def __init__(self, config: EmulatorConfig, limits: Limits) -> None:
+    def __init__(self, config: EmulatorConfig, limits: EmulatedLimits) -> None:
         self.in_flight = 0
         self._max_concurrency = limits.max_concurrency
         self._charge = "sum" if config.charge == "auto" else config.charge
         self._shows_headers = config.limit_headers
         self._rpm = limits.rpm
-        self._calls = Window(max(1, limits.rpm // 6), 10.0) if limits.rpm else None
-        self._tokens = Window(limits.tpm, 60.0) if limits.tpm else None
+        self._calls = EmulatedWindow(max(1, limits.rpm // 6), 10.0) if limits.rpm else None
+        self._tokens = EmulatedWindow(limits.tpm, 60.0) if limits.tpm else None
 
-    def admit(self, demand: Demand, now: float) -> Reply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse("call", 1.0, demand, now)
@@ -187,12 +187,12 @@ class AzureAccount:
             shown += _azure_dimension(b"tokens", self._tokens.capacity, self._tokens, now)
         return shown
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
         if is_bare:
-            return Problem(429, "Requests have been limited.").reply("azure", is_bare=True)
-        return self._refuse("call", wait_s, Demand(1), now)
+            return EmulatedProblem(429, "Requests have been limited.").reply("azure", is_bare=True)
+        return self._refuse("call", wait_s, RequestDemand(1), now)
 
-    def _refuse(self, kind: str, wait_s: float, demand: Demand, now: float) -> Reply:
+    def _refuse(self, kind: str, wait_s: float, demand: RequestDemand, now: float) -> EmulatedReply:
         seconds = max(1, math.ceil(wait_s))
         text = (
             f"Requests to the {demand.operation} Operation under Azure OpenAI API version {demand.api_version} have"
@@ -204,23 +204,23 @@ class AzureAccount:
         if self._shows_headers:
             policy = b"DeploymentRatelimit-Token" if kind == "token" else b"DeploymentRatelimit-Call"
             headers = (*self.headers(now), *_retry_after(wait_s), (b"policy-id", policy))
-        return Problem(429, text).reply("azure", headers, is_bare=True)
+        return EmulatedProblem(429, text).reply("azure", headers, is_bare=True)
 
 
 class AnthropicAccount:
     """Buckets for requests and input tokens, charged at admission, and output tokens, charged as they come."""
 
-    def __init__(self, config: EmulatorConfig, limits: Limits, now: float, wall: Callable[[], float]) -> None:
+    def __init__(self, config: EmulatorConfig, limits: EmulatedLimits, now: float, wall: Callable[[], float]) -> None:
         self.in_flight = 0
         self._wall = wall
         self._max_concurrency = limits.max_concurrency
         self._charge = "input" if config.charge == "auto" else config.charge
         self._shows_headers = config.limit_headers
-        self._requests = Bucket(limits.rpm, now, limits.burst) if limits.rpm else None
-        self._input = Bucket(limits.tpm, now) if limits.tpm else None
-        self._output = Bucket(limits.output_tpm, now) if limits.output_tpm else None
+        self._requests = EmulatedBucket(limits.rpm, now, limits.burst) if limits.rpm else None
+        self._input = EmulatedBucket(limits.tpm, now) if limits.tpm else None
+        self._output = EmulatedBucket(limits.output_tpm, now) if limits.output_tpm else None
 
-    def admit(self, demand: Demand, now: float) -> Reply | None:
+    def admit(self, demand: RequestDemand, now: float) -> EmulatedReply | None:
         cost = charge(self._charge, demand)
         if self._max_concurrency is not None and self.in_flight >= self._max_concurrency:
             return self._refuse(f"{self._max_concurrency} concurrent connections", now, None)
@@ -258,20 +258,20 @@ class AnthropicAccount:
             header for name, bucket, unit in shown if bucket for header in self._dimension(name, bucket, unit, now)
         )
 
-    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> Reply:
+    def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
         if is_bare:
-            return Problem(429, "Rate limited.").reply("anthropic", is_bare=True)
+            return EmulatedProblem(429, "Rate limited.").reply("anthropic", is_bare=True)
         limit = self._requests.per_minute if self._requests else 50
         return self._refuse(f"{limit:,} requests per minute", now, wait_s)
 
-    def _refuse(self, limit: str, now: float, wait_s: float | None) -> Reply:
+    def _refuse(self, limit: str, now: float, wait_s: float | None) -> EmulatedReply:
         text = f"This request would exceed your organization's rate limit of {limit}."
         headers: Headers = ()
         if self._shows_headers:
             headers = self.headers(now) + _retry_after(wait_s)[:1]
-        return Problem(429, text).reply("anthropic", headers, is_bare=True)
+        return EmulatedProblem(429, text).reply("anthropic", headers, is_bare=True)
 
-    def _dimension(self, name: bytes, bucket: Bucket, unit: int, now: float) -> Headers:
+    def _dimension(self, name: bytes, bucket: EmulatedBucket, unit: int, now: float) -> Headers:
         # Token counts are told in thousands; a limit below that would always read 0, so it is told exactly.
         left = bucket.remaining(now)
         rounded = left // unit * unit if bucket.capacity >= 10 * unit else left
@@ -284,7 +284,7 @@ class AnthropicAccount:
         )
 
 
-def _azure_dimension(name: bytes, limit: int, window: Window, now: float) -> Headers:
+def _azure_dimension(name: bytes, limit: int, window: EmulatedWindow, now: float) -> Headers:
     return (
         (b"x-ratelimit-limit-" + name, b"%d" % limit),
         (b"x-ratelimit-remaining-" + name, b"%d" % window.remaining(now)),

@@ -14,7 +14,7 @@ from typing import Any
 from gateway.emulator.answers import requests
 from gateway.emulator.answers.chat import answer_chat, answer_completion
 from gateway.emulator.answers.media import answer_image, answer_speech, answer_transcription
-from gateway.emulator.answers.reply import Reply, Stream
+from gateway.emulator.answers.reply import EmulatedReply, Stream
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.responses import answer_compaction, answer_input_tokens, answer_response
 from gateway.emulator.answers.vectors import answer_embedding, answer_moderation
@@ -22,42 +22,44 @@ from gateway.emulator.answers.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EmulatedEndpoint:
     """One way to generate: `operation` is Azure's name for it, `model` the default where one may be left out."""
 
     name: str
     operation: str
     read: Callable[[dict[str, Any]], Ask]
-    answer: Callable[[Ask, Writer], Reply | Stream]
+    answer: Callable[[Ask, Writer], EmulatedReply | Stream]
     is_form: bool = False
     model: str | None = None
 
 
 _ENDPOINTS = (
-    Endpoint("chat/completions", "ChatCompletions_Create", requests.read_chat, answer_chat),
-    Endpoint("completions", "Completions_Create", requests.read_completion, answer_completion),
-    Endpoint("embeddings", "Embeddings_Create", requests.read_embedding, answer_embedding),
-    Endpoint("responses", "Responses_Create", requests.read_response, answer_response),
-    Endpoint("responses/compact", "Responses_Compact", requests.read_response, answer_compaction),
-    Endpoint(
+    EmulatedEndpoint("chat/completions", "ChatCompletions_Create", requests.read_chat, answer_chat),
+    EmulatedEndpoint("completions", "Completions_Create", requests.read_completion, answer_completion),
+    EmulatedEndpoint("embeddings", "Embeddings_Create", requests.read_embedding, answer_embedding),
+    EmulatedEndpoint("responses", "Responses_Create", requests.read_response, answer_response),
+    EmulatedEndpoint("responses/compact", "Responses_Compact", requests.read_response, answer_compaction),
+    EmulatedEndpoint(
         "responses/input_tokens", "Responses_InputTokens", requests.read_response, answer_input_tokens, model="gpt-4o"
     ),
-    Endpoint(
+    EmulatedEndpoint(
         "moderations", "Moderations_Create", requests.read_moderation, answer_moderation, model="omni-moderation-latest"
     ),
-    Endpoint(
+    EmulatedEndpoint(
         "images/generations",
         "ImageGenerations_Create",
         requests.read_prompt("prompt"),
         answer_image,
         model="gpt-image-1",
     ),
-    Endpoint("audio/speech", "AudioSpeech_Create", requests.read_prompt("input"), answer_speech),
-    Endpoint(
+    EmulatedEndpoint("audio/speech", "AudioSpeech_Create", requests.read_prompt("input"), answer_speech),
+    EmulatedEndpoint(
         "audio/transcriptions", "Transcriptions_Create", requests.read_anything, answer_transcription, is_form=True
     ),
 )
-ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType({f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS})
+ENDPOINTS: Mapping[str, EmulatedEndpoint] = MappingProxyType(
+    {f"/v1/{endpoint.name}": endpoint for endpoint in _ENDPOINTS}
+)
 
 
 def canonical(path: str) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 
-class Bucket:
+class EmulatedBucket:
     """`per_minute` units that refill continuously up to `burst` (by default a minute's worth); full at the start.
 
     A level may go below zero by `spend`.
@@ -53,7 +53,7 @@ class Bucket:
         return (self.capacity - self.level(now)) / self._rate
 
 
-class Window:
+class EmulatedWindow:
     """`capacity` units in each window of `length_s` seconds; windows are aligned to the clock."""
 
     __slots__ = ("_index", "_used", "capacity", "length_s")

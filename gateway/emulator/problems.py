@@ -1,4 +1,4 @@
-"""Errors as the providers word them: one `Problem` value, rendered in the dialect's shape.
+"""Errors as the providers word them: one `EmulatedProblem` value, rendered in the dialect's shape.
 
 It must not know when an error is due. The wire texts keep the phrases and codes that clients match on. Invariant: every
 problem renders to a JSON object with an `error` object that has a `message`.
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.answers.reply import Headers, Reply
+from gateway.emulator.answers.reply import EmulatedReply, Headers
 
 _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ _AZURE_CODES: Mapping[int, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class EmulatedProblem:
     """One refusal, in OpenAI's words; `innererror` is Azure's extra detail."""
 
     status: int
@@ -47,9 +47,9 @@ class Problem:
         """The JSON body in the shape of `dialect`."""
         return orjson.dumps({"error": self._error(dialect)})
 
-    def reply(self, dialect: str, headers: Headers = (), *, is_bare: bool = False) -> Reply:
+    def reply(self, dialect: str, headers: Headers = (), *, is_bare: bool = False) -> EmulatedReply:
         """The whole answer that refuses the call."""
-        return Reply(status=self.status, body=self.render(dialect), headers=headers, is_bare=is_bare)
+        return EmulatedReply(status=self.status, body=self.render(dialect), headers=headers, is_bare=is_bare)
 
     def _error(self, dialect: str) -> dict[str, Any]:
         if dialect == "anthropic":
@@ -64,106 +64,114 @@ class Problem:
 
 
 class ProblemError(Exception):
-    """Carries a `Problem` from where it is found to where it is answered."""
+    """Carries a `EmulatedProblem` from where it is found to where it is answered."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: EmulatedProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
 
-def unknown_url(method: str, path: str) -> Problem:
+def unknown_url(method: str, path: str) -> EmulatedProblem:
     """404 for a path nobody serves."""
-    return Problem(404, f"Invalid URL ({method} {path})", code="unknown_url")
+    return EmulatedProblem(404, f"Invalid URL ({method} {path})", code="unknown_url")
 
 
-def wrong_method(method: str, path: str, allowed: str) -> Problem:
+def wrong_method(method: str, path: str, allowed: str) -> EmulatedProblem:
     """405 for a known path asked with another method."""
-    return Problem(405, f"Not allowed to {method} on {path} (use {allowed})", code="method_not_supported")
+    return EmulatedProblem(405, f"Not allowed to {method} on {path} (use {allowed})", code="method_not_supported")
 
 
-def invalid_key(key: str) -> Problem:
+def invalid_key(key: str) -> EmulatedProblem:
     """401; shows no more of a wrong key than its ends."""
     if not key:
-        return Problem(401, "You didn't provide an API key; send it as `Authorization: Bearer KEY`.")
+        return EmulatedProblem(401, "You didn't provide an API key; send it as `Authorization: Bearer KEY`.")
     shown = f"{key[:3]}***{key[-4:]}" if len(key) > 12 else "***"
-    return Problem(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
+    return EmulatedProblem(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
 
 
-def model_not_found(model: str) -> Problem:
+def model_not_found(model: str) -> EmulatedProblem:
     """404 for a model outside the configured ones."""
-    return Problem(404, f"The model `{model}` does not exist or you do not have access to it.", code="model_not_found")
+    return EmulatedProblem(
+        404, f"The model `{model}` does not exist or you do not have access to it.", code="model_not_found"
+    )
 
 
-def context_length(dialect: str, window: int, used: int) -> Problem:
+def context_length(dialect: str, window: int, used: int) -> EmulatedProblem:
     """400 for a prompt beyond `window` tokens."""
     if dialect == "anthropic":
-        return Problem(400, f"prompt is too long: {used} tokens > {window} maximum")
+        return EmulatedProblem(400, f"prompt is too long: {used} tokens > {window} maximum")
     text = (
         f"This model's maximum context length is {window} tokens. However, your messages resulted in {used} tokens."
         " Please reduce the length of the messages."
     )
-    return Problem(400, text, param="messages", code="context_length_exceeded")
+    return EmulatedProblem(400, text, param="messages", code="context_length_exceeded")
 
 
-def content_filter(dialect: str) -> Problem:
+def content_filter(dialect: str) -> EmulatedProblem:
     """400 for a prompt the provider will not answer."""
     if dialect == "anthropic":
-        return Problem(400, "Output blocked by content filtering policy")
+        return EmulatedProblem(400, "Output blocked by content filtering policy")
     if dialect == "openai":
         text = "Your request was rejected by the safety system (emulated)."
-        return Problem(400, text, code="content_policy_violation")
+        return EmulatedProblem(400, text, code="content_policy_violation")
     safe = {"filtered": False, "severity": "safe"}
     verdict = {"hate": safe, "self_harm": safe, "sexual": safe, "violence": safe}
     verdict["jailbreak"] = {"filtered": True, "detected": True}
     inner = {"code": "ResponsibleAIPolicyViolation", "content_filter_result": verdict}
     text = "The response was filtered due to the prompt triggering Azure OpenAI's content management policy. (emulated)"
-    return Problem(400, text, param="prompt", code="content_filter", innererror=inner)
+    return EmulatedProblem(400, text, param="prompt", code="content_filter", innererror=inner)
 
 
-def refused_key(_dialect: str) -> Problem:
+def refused_key(_dialect: str) -> EmulatedProblem:
     """401 for a key that was valid once."""
-    return Problem(401, "Incorrect API key provided: *** (emulated).", code="invalid_api_key")
+    return EmulatedProblem(401, "Incorrect API key provided: *** (emulated).", code="invalid_api_key")
 
 
-def not_permitted(_dialect: str) -> Problem:
+def not_permitted(_dialect: str) -> EmulatedProblem:
     """403 for a key without access."""
-    return Problem(403, "Project `proj-emulator` does not have access to the model (emulated).", code="model_not_found")
+    return EmulatedProblem(
+        403, "Project `proj-emulator` does not have access to the model (emulated).", code="model_not_found"
+    )
 
 
-def no_such_model(dialect: str) -> Problem:
+def no_such_model(dialect: str) -> EmulatedProblem:
     """404 for whatever model was asked for."""
     if dialect == "anthropic":
-        return Problem(404, "model: emulated")
-    return Problem(404, "The model does not exist or you do not have access to it (emulated).", code="model_not_found")
+        return EmulatedProblem(404, "model: emulated")
+    return EmulatedProblem(
+        404, "The model does not exist or you do not have access to it (emulated).", code="model_not_found"
+    )
 
 
-def quota(dialect: str) -> Problem:
+def quota(dialect: str) -> EmulatedProblem:
     """An account without credit: OpenAI's 429, Anthropic's 400."""
     if dialect == "anthropic":
-        return Problem(400, "Your credit balance is too low to access the Anthropic API (emulated).")
+        return EmulatedProblem(400, "Your credit balance is too low to access the Anthropic API (emulated).")
     text = "You exceeded your current quota, please check your plan and billing details (emulated)."
-    return Problem(429, text, type="insufficient_quota", code="insufficient_quota")
+    return EmulatedProblem(429, text, type="insufficient_quota", code="insufficient_quota")
 
 
-def server_error(_dialect: str) -> Problem:
+def server_error(_dialect: str) -> EmulatedProblem:
     """500, the provider's own failure."""
-    return Problem(500, "The server had an error while processing your request (emulated).", type="server_error")
+    return EmulatedProblem(
+        500, "The server had an error while processing your request (emulated).", type="server_error"
+    )
 
 
-def overloaded_503(dialect: str) -> Problem:
+def overloaded_503(dialect: str) -> EmulatedProblem:
     """503, too many callers."""
     text = "The server is overloaded (emulated)."
     if dialect == "azure":
         text = "System is currently experiencing high demand and cannot process your request (emulated)."
-    return Problem(503, text, type="service_unavailable_error", code="server_is_overloaded")
+    return EmulatedProblem(503, text, type="service_unavailable_error", code="server_is_overloaded")
 
 
-def overloaded_529(_dialect: str) -> Problem:
+def overloaded_529(_dialect: str) -> EmulatedProblem:
     """529, Anthropic's word for overload."""
-    return Problem(529, "Overloaded", type="overloaded_error", code="overloaded_error")
+    return EmulatedProblem(529, "Overloaded", type="overloaded_error", code="overloaded_error")
 
 
-FAULT_PROBLEMS: Mapping[str, Callable[[str], Problem]] = MappingProxyType(
+FAULT_PROBLEMS: Mapping[str, Callable[[str], EmulatedProblem]] = MappingProxyType(
     {
         "quota": quota,
         "e401": refused_key,

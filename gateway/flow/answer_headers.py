@@ -8,7 +8,7 @@ from gateway.call import Call, Replay, shown
 from gateway.flow.settle import known_usd, overhead_s
 
 
-def trail_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
+def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     """The `x-gateway-*` headers and `x-request-id` of an answer that begins at `now` (monotonic seconds)."""
     own_id = call.id.encode()
     replay = call.replay

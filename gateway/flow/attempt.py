@@ -27,8 +27,8 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import Watch
-from gateway.flow.dispatch import JSON_TYPE, Opened, open_answer
+from gateway.flow.deadlines import AttemptDeadlines
+from gateway.flow.dispatch import JSON_TYPE, FirstAnswer, dispatch
 from gateway.flow.hedge import Hedges
 from gateway.flow.moving import Moves, is_final
 from gateway.flow.suspects import Suspects
@@ -56,7 +56,7 @@ class Attempts:
     __slots__ = ("_admission", "_clock", "_draw", "_hedges", "_meter", "_moves", "_watch")
 
     def __init__(
-        self, clock: Clock, meter: Meter, admission: Admission, watch: Watch, draw: Callable[[], float]
+        self, clock: Clock, meter: Meter, admission: Admission, watch: AttemptDeadlines, draw: Callable[[], float]
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
         self._clock = clock
@@ -68,17 +68,17 @@ class Attempts:
         self._moves = Moves(clock, admission, watch, self._next_answer)
         watch.look = Suspects(clock, admission, watch, self._moves, draw).look
 
-    def _next_answer(self, call: Call) -> Coroutine[Any, Any, Opened]:
+    def _next_answer(self, call: Call) -> Coroutine[Any, Any, FirstAnswer]:
         """The first answer that is final of a call whose last attempt has failed."""
         return self.first_answer(call, self._next_step(call))
 
-    async def first_answer(self, call: Call, step: Step | None = None) -> Opened:
+    async def first_answer(self, call: Call, step: Step | None = None) -> FirstAnswer:
         """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
         Raises GatewayError when there is none that the client could read.
         """
         admission = self._admission
-        last: Opened | UpstreamFailed | None = None
+        last: FirstAnswer | UpstreamFailed | None = None
         detours = 0
         while True:
             if isinstance(step, GiveUp) or detours > MOST_DETOURS:
@@ -103,7 +103,7 @@ class Attempts:
                 trials[id(call)] = self._clock.monotonic()
             try:
                 if late_after_s is None:
-                    opened = await open_answer(call, target, self._clock, self._watch)
+                    opened = await dispatch(call, target, self._clock, self._watch)
                 else:
                     racer = await self._hedges.race(call, target, late_after_s)
                     target = racer.target
@@ -153,7 +153,7 @@ class Attempts:
                 return None
         return await admission.enter(call, step.targets)
 
-    def _learn(self, call: Call, target: Target, failed: Opened | UpstreamFailed) -> None:
+    def _learn(self, call: Call, target: Target, failed: FirstAnswer | UpstreamFailed) -> None:
         """An attempt has failed while another goes on."""
         if isinstance(failed, UpstreamFailed):
             self._learn_failure(call, target, failed)
@@ -170,7 +170,7 @@ class Attempts:
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
             attempt.cost_usd = self._admission.cost_usd(call, target)
 
-    def _learn_error(self, call: Call, target: Target, opened: Opened, diagnosis: Diagnosis) -> None:
+    def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
         attempt.is_callers = not target.account and target.name not in call.model.withheld
@@ -208,13 +208,13 @@ class Attempts:
             self._meter.retry_denied(step.reason)
         return step
 
-    def _give_up(self, call: Call, last: Opened | UpstreamFailed | None, step: GiveUp) -> Opened:
+    def _give_up(self, call: Call, last: FirstAnswer | UpstreamFailed | None, step: GiveUp) -> FirstAnswer:
         """The last provider's own error if clients can read it, else one of ours; on pass-through its word in any shape."""
-        if isinstance(last, Opened) and (
+        if isinstance(last, FirstAnswer) and (
             call.endpoint.request == "any" or is_openai_shaped(last.body) or _is_final_word(last, step)
         ):
             return last
-        if isinstance(last, Opened) and last.status < 500:
+        if isinstance(last, FirstAnswer) and last.status < 500:
             return _in_openai_shape(last)
         if last is None or (call.deadline_is_callers and self._clock.monotonic() >= call.deadline):
             raise DeadlineExceeded(f"The deadline passed before an answer began; tried: {_tried(call.attempts)}.")
@@ -240,7 +240,7 @@ _WHY = {
 }
 
 
-def _in_openai_shape(last: Opened) -> Opened:
+def _in_openai_shape(last: FirstAnswer) -> FirstAnswer:
     """The provider's own error, put so that clients can read it."""
     said = (error_object(last.body) or {}).get("message")
     message = said if isinstance(said, str) and said else f"The provider answered with status {last.status}."
@@ -250,7 +250,7 @@ def _in_openai_shape(last: Opened) -> Opened:
     return replace(last, headers=[*headers, (b"content-type", JSON_TYPE)], body=orjson.dumps({"error": error}))
 
 
-def _is_final_word(last: Opened, step: GiveUp) -> bool:
+def _is_final_word(last: FirstAnswer, step: GiveUp) -> bool:
     """What is wrong with the request is the provider's to say, in whatever shape."""
     return last.status < 500 and (step.reason == "final" or last.error_class in _OPERATORS)
 
@@ -264,10 +264,10 @@ def _in_public(failure: UpstreamFailed) -> str:
     return "it cannot be reached" if failure.phase is Phase.NOTHING_SENT else "the connection broke"
 
 
-def _add_words(refusal: GatewayError, last: Opened | UpstreamFailed | None) -> None:
+def _add_words(refusal: GatewayError, last: FirstAnswer | UpstreamFailed | None) -> None:
     """To a refusal of ours, what the provider has said that the call was waiting for."""
-    said = (error_object(last.body) or {}).get("message") if isinstance(last, Opened) else None
-    if isinstance(said, str) and said and isinstance(last, Opened):
+    said = (error_object(last.body) or {}).get("message") if isinstance(last, FirstAnswer) else None
+    if isinstance(said, str) and said and isinstance(last, FirstAnswer):
         refusal.message += f" {last.target.name} had answered with status {last.status}: {said[:MOST_WORDS]}"
 
 

@@ -25,7 +25,7 @@ Open: TypeAlias = Mapping[Task, tuple[float, Call]]
 """The open attempts by task: when the time is up, and whose the last attempt of that ledger is."""
 
 
-class Watch:
+class AttemptDeadlines:
     """The attempts that are being opened, each by its task, with the moment (monotonic seconds) when its time is up."""
 
     __slots__ = ("_expired", "_look_at", "_open", "_paired", "look")

@@ -16,7 +16,7 @@ import orjson
 from gateway.call import Attempt, Call, Usage
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
-from gateway.flow.deadlines import Watch
+from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
 from gateway.flow.raw_relay import RawRelay, read_whole
 from gateway.flow.relay import SseRelay
@@ -42,7 +42,7 @@ PASSING_CODES = frozenset(("server_error", "rate_limit_exceeded", "vector_store_
 
 
 @dataclass(slots=True)
-class Opened:
+class FirstAnswer:
     """An answer that can be given to the client: whole, or as a relay. `diagnosis` is None for a success."""
 
     target: Target
@@ -58,7 +58,7 @@ class Opened:
         return None if self.diagnosis is None else self.diagnosis.error_class
 
 
-async def open_answer(call: Call, target: Target, clock: Clock, watch: Watch) -> Opened:
+async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadlines) -> FirstAnswer:
     """Send the call to the target and wait until there is something to give to the client.
 
     Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
@@ -154,7 +154,7 @@ async def _unpack(call: Call, target: Target, answer: Answer, index: dict[bytes,
         raise target.upstream.failure(exc) from exc
 
 
-async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+async def _read_opening(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
     status, headers = answer.status, answer.headers
     if status >= 600:
         await answer.aclose()
@@ -165,7 +165,7 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
         diagnosis = target.errors.diagnose(
             Phase.ANSWERED, status, headers, body, clock.wall(), kind=target.counting.kind
         )
-        return Opened(target, status, headers, body, diagnosis=diagnosis)
+        return FirstAnswer(target, status, headers, body, diagnosis=diagnosis)
     if status >= 300 and call.endpoint.request != "any":
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, f"redirects are not followed ({status})")
@@ -176,11 +176,11 @@ async def _read_opening(call: Call, target: Target, answer: Answer, content_type
     if call.endpoint.request == "any":
         if call.objects is not None and _is_read(call.objects, status, content_type):
             return await _open_objects(call.objects, target, answer)
-        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
     return await _open_binary(call, target, answer, content_type, clock)
 
 
-async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
+async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
     relay = SseRelay(call, target.upstream, answer, strip_usage=adds_usage(call))
     try:
         error = await relay.open(_hears(call, clock))
@@ -188,11 +188,11 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
         await answer.aclose()
         raise
     if error is None:
-        return Opened(target, answer.status, answer.headers, relay=relay)
+        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
     await answer.aclose()
     diagnosis = target.errors.diagnose_error(Phase.STREAMING, None, error, answer.headers, clock.wall())
     headers = [header for header in answer.headers if header[0] not in (b"content-type", b"cache-control")]
-    return Opened(
+    return FirstAnswer(
         target,
         in_band_status(error, diagnosis),
         [*headers, (b"content-type", JSON_TYPE)],
@@ -201,11 +201,11 @@ async def _open_stream(call: Call, target: Target, answer: Answer, clock: Clock)
     )
 
 
-async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> Opened:
+async def _open_json(call: Call, target: Target, answer: Answer, clock: Clock) -> FirstAnswer:
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
         relay = RawRelay(target.upstream, answer, body, count_tokens=True)
-        return Opened(target, answer.status, answer.headers, relay=relay)
+        return FirstAnswer(target, answer.status, answer.headers, relay=relay)
     return _accept_json(call, target, answer, body, clock)
 
 
@@ -219,22 +219,22 @@ def _hears(call: Call, clock: Clock) -> Callable[[], None]:
     return heard
 
 
-async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> Opened:
+async def _open_binary(call: Call, target: Target, answer: Answer, content_type: bytes, clock: Clock) -> FirstAnswer:
     """Speech or the text of it: anything, but not nothing, and no error object."""
     status, headers = answer.status, answer.headers
     if (b"content-length", b"0") in headers:
         await answer.aclose()
         raise UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the provider answered with nothing")
     if not content_type.startswith(JSON_TYPE):
-        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer))
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer))
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT, _hears(call, clock))
     if not is_whole:
-        return Opened(target, status, headers, relay=RawRelay(target.upstream, answer, body))
+        return FirstAnswer(target, status, headers, relay=RawRelay(target.upstream, answer, body))
     error = _error_inside(answer_object(body) or {}, call.endpoint.name)
     if error is None:
-        return Opened(target, status, headers, body)
+        return FirstAnswer(target, status, headers, body)
     diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, headers, clock.wall())
-    return Opened(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
+    return FirstAnswer(target, in_band_status(error, diagnosis), headers, body, diagnosis=diagnosis)
 
 
 def _names_objects(call: Call) -> bool:
@@ -248,23 +248,23 @@ def _is_read(concern: Concern, status: int, content_type: bytes) -> bool:
     return concern.is_list or not content_type.startswith((b"text/event-stream", b"audio/", b"video/"))
 
 
-async def _open_objects(concern: Concern, target: Target, answer: Answer) -> Opened:
+async def _open_objects(concern: Concern, target: Target, answer: Answer) -> FirstAnswer:
     """An answer that names objects. Raises UpstreamFailed where it is too long to be told apart by tenants."""
     body, is_whole = await read_whole(target.upstream, answer, WHOLE_LIMIT)
     if is_whole:
-        return Opened(target, answer.status, answer.headers, body)
+        return FirstAnswer(target, answer.status, answer.headers, body)
     if concern.is_list:
         await answer.aclose()
         raise UpstreamFailed(
             ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the list is too long; ask for fewer at once"
         )
-    return Opened(target, answer.status, answer.headers, relay=RawRelay(target.upstream, answer, body))
+    return FirstAnswer(target, answer.status, answer.headers, relay=RawRelay(target.upstream, answer, body))
 
 
-def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> Opened:
+def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock: Clock) -> FirstAnswer:
     """A whole answer, if it is what a JSON endpoint answers with."""
     if len(body) > PARSE_LIMIT and body[-64:].rstrip().endswith((b"}", b"]")):
-        return Opened(target, answer.status, answer.headers, body, usage=find_usage(body))
+        return FirstAnswer(target, answer.status, answer.headers, body, usage=find_usage(body))
     parsed = json_object(body)
     if not parsed:
         what = _what_it_is(answer) if parsed is None else "an empty object"
@@ -272,10 +272,10 @@ def _accept_json(call: Call, target: Target, answer: Answer, body: bytes, clock:
     error = _error_inside(parsed, call.endpoint.name)
     if error is not None:
         diagnosis = target.errors.diagnose_error(Phase.ANSWERED, None, error, answer.headers, clock.wall())
-        return Opened(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
+        return FirstAnswer(target, in_band_status(error, diagnosis), answer.headers, body, diagnosis=diagnosis)
     reported = parsed.get("usage")
     usage = read_usage(reported) if isinstance(reported, dict) else None
-    return Opened(target, answer.status, answer.headers, body, usage=usage)
+    return FirstAnswer(target, answer.status, answer.headers, body, usage=usage)
 
 
 def _error_inside(parsed: dict[str, Any], endpoint: str) -> dict[str, Any] | None:

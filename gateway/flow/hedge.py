@@ -22,8 +22,8 @@ from gateway.clock import Clock
 from gateway.errors import UpstreamFailed
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.budgets import CallBudgets, token_cost
-from gateway.flow.deadlines import Watch
-from gateway.flow.dispatch import Opened, open_answer
+from gateway.flow.deadlines import AttemptDeadlines
+from gateway.flow.dispatch import FirstAnswer, dispatch
 from gateway.policy.health.latency import Latency
 from gateway.policy.limits.gate import Grant
 from gateway.policy.retry.budgets import Retry
@@ -34,7 +34,7 @@ from gateway.ports import Meter
 CANCELLED = "cancelled"
 """How the attempt ended that nobody waited for any more. It is no failure: no breaker hears of it."""
 
-Learn = Callable[[Call, Target, Opened | UpstreamFailed], None]
+Learn = Callable[[Call, Target, FirstAnswer | UpstreamFailed], None]
 """Told of an attempt that failed while another goes on; its call's last attempt and grant are those of the failure."""
 
 
@@ -44,7 +44,7 @@ class Racer:
 
     call: Call
     target: Target
-    task: asyncio.Task[Opened]
+    task: asyncio.Task[FirstAnswer]
 
 
 class Hedges:
@@ -52,7 +52,7 @@ class Hedges:
 
     __slots__ = ("_admission", "_clock", "_learn", "_meter", "_watch")
 
-    def __init__(self, clock: Clock, meter: Meter, admission: Admission, watch: Watch, learn: Learn) -> None:
+    def __init__(self, clock: Clock, meter: Meter, admission: Admission, watch: AttemptDeadlines, learn: Learn) -> None:
         self._clock = clock
         self._meter = meter
         self._admission = admission
@@ -69,7 +69,7 @@ class Hedges:
     async def race(self, call: Call, target: Target, late_after_s: float) -> Racer:
         """Make the attempt that `call.grant` is for, and a second one when it is late; returns the one that decides, ended.
 
-        Its task has the answer or raises UpstreamFailed, as `open_answer` does. Cancelled, both attempts are given up.
+        Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelled, both attempts are given up.
         """
         call.task = None  # what is to be watched is the task of each attempt
         home = self._start(call, target)
@@ -99,10 +99,10 @@ class Hedges:
         return home
 
     def _start(self, call: Call, target: Target) -> Racer:
-        opening = open_answer(call, target, self._clock, self._watch)
+        opening = dispatch(call, target, self._clock, self._watch)
         return Racer(call, target, asyncio.get_running_loop().create_task(opening))
 
-    async def _until_late(self, task: asyncio.Task[Opened], seconds: float) -> None:
+    async def _until_late(self, task: asyncio.Task[FirstAnswer], seconds: float) -> None:
         """Wait until the attempt has ended, or is late."""
         late: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         timer = self._clock.call_at(self._clock.monotonic() + seconds, partial(late.set_result, None))
@@ -201,7 +201,7 @@ def _times(call: Call, grant: Grant) -> Latency:
     return grant.gate.vitals.heard.times(stream=call.stream, thinks=call.thinks)
 
 
-def _failure(task: asyncio.Task[Opened]) -> Opened | UpstreamFailed | None:
+def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:
     """What is wrong with an attempt that has ended; None: nothing, or something that no other attempt would mend."""
     if task.cancelled():
         return None
@@ -212,7 +212,7 @@ def _failure(task: asyncio.Task[Opened]) -> Opened | UpstreamFailed | None:
     return None if opened.diagnosis is None else opened
 
 
-async def _close(task: asyncio.Task[Opened]) -> None:
+async def _close(task: asyncio.Task[FirstAnswer]) -> None:
     """Give the attempt up, whatever it has come to."""
     task.cancel()
     await asyncio.wait((task,))

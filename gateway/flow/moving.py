@@ -19,8 +19,8 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, GatewayError, Phase
 from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import Task, Watch
-from gateway.flow.dispatch import Opened
+from gateway.flow.deadlines import AttemptDeadlines, Task
+from gateway.flow.dispatch import FirstAnswer
 from gateway.flow.hedge import CANCELLED
 from gateway.policy.retry.retry import Action, rule_for
 from gateway.policy.snapshot import Target
@@ -30,7 +30,7 @@ Ended = Callable[[bool], None]
 log = logging.getLogger("gateway")
 
 
-class Move:
+class MovedAttempt:
     """One call on its way elsewhere. `opened` is the answer that it has got there, when it has one that serves the client."""
 
     __slots__ = ("call", "met", "opened", "task")
@@ -39,7 +39,7 @@ class Move:
         self.call = copy
         self.met = len(copy.attempts)
         """So many attempts of the copy are the call's own."""
-        self.opened: Opened | None = None
+        self.opened: FirstAnswer | None = None
         self.task: asyncio.Task[None] | None = None
 
 
@@ -49,7 +49,11 @@ class Moves:
     __slots__ = ("_admission", "_clock", "_serve", "_watch")
 
     def __init__(
-        self, clock: Clock, admission: Admission, watch: Watch, serve: Callable[[Call], Awaitable[Opened]]
+        self,
+        clock: Clock,
+        admission: Admission,
+        watch: AttemptDeadlines,
+        serve: Callable[[Call], Awaitable[FirstAnswer]],
     ) -> None:
         """`serve` answers a call whose last attempt has failed, or raises GatewayError."""
         self._clock = clock
@@ -86,12 +90,12 @@ class Moves:
         copy = replace(
             call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
         )
-        move = call.move = copy.move = Move(copy)
+        move = call.move = copy.move = MovedAttempt(copy)
         move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
-    async def outcome(self, call: Call) -> Opened | None:
+    async def outcome(self, call: Call) -> FirstAnswer | None:
         """What the call got elsewhere, now that its own attempt has failed: its answer, or None.
 
         In any case the ledger of the call has all attempts from then on.
@@ -133,7 +137,7 @@ class Moves:
         if move.opened is not None and move.opened.relay is not None:
             await move.opened.relay.aclose()
 
-    async def _make(self, call: Call, move: Move, task: Task) -> None:
+    async def _make(self, call: Call, move: MovedAttempt, task: Task) -> None:
         copy = move.call
         try:
             opened = await self._serve(copy)
@@ -178,5 +182,5 @@ def find_target(call: Call) -> Target | None:
     return next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == name), None)
 
 
-def _move_of(call: Call) -> Move | None:
-    return call.move if isinstance(call.move, Move) else None
+def _move_of(call: Call) -> MovedAttempt | None:
+    return call.move if isinstance(call.move, MovedAttempt) else None

@@ -16,8 +16,8 @@ from typing import Any
 
 from gateway.call import Call
 from gateway.errors import ErrorClass, NoTargetAvailable, NotFound, OwnerUnknown
-from gateway.flow.dispatch import Opened
-from gateway.flow.reuse.records import said
+from gateway.flow.dispatch import FirstAnswer
+from gateway.flow.reuse.records import result_or_default
 from gateway.policy.objects import ids as object_ids
 from gateway.policy.objects.answers import (
     Announcements,
@@ -82,7 +82,9 @@ class Ownership:
         if named:
             await self._check(call, rules, named)
 
-    async def learn(self, call: Call, opened: Opened, ask_again: Callable[[Call], Awaitable[Opened]]) -> Opened:
+    async def learn(
+        self, call: Call, opened: FirstAnswer, ask_again: Callable[[Call], Awaitable[FirstAnswer]]
+    ) -> FirstAnswer:
         """The answer, once what it names is the tenant's; a list without what is others', for which pages are asked again."""
         concern, rules = call.objects, call.policy.objects
         if concern is None or rules is None or opened.error_class is not None or opened.status >= 300:
@@ -120,9 +122,9 @@ class Ownership:
         Raises OwnerUnknown where the store is out of reach.
         """
         keys = [key_of(rules.scopes[provider], id) for id in ids]
-        if moves and not await said(self._objects.disown(keys), False):
+        if moves and not await result_or_default(self._objects.disown(keys), False):
             raise _cannot_say()
-        owners = await said(self._objects.own(keys, tenant), None)
+        owners = await result_or_default(self._objects.own(keys, tenant), None)
         if owners is None:
             raise _cannot_say()
         return [*owners]
@@ -144,7 +146,7 @@ class Ownership:
                 raise _not_yours(named[id])
 
     async def _owners(self, scope: bytes, ids: Sequence[str]) -> Sequence[str | None]:
-        owners = await said(self._objects.owners([key_of(scope, id) for id in ids]), None)
+        owners = await result_or_default(self._objects.owners([key_of(scope, id) for id in ids]), None)
         if owners is None:
             raise _cannot_say()
         return owners
@@ -154,20 +156,20 @@ class Ownership:
     async def _own(self, call: Call, rules: ObjectRules, target: Target, ids: Sequence[str]) -> None:
         if ids and not _is_callers_account(call, target):
             scope = rules.scopes[target.provider]
-            await said(self._objects.own([key_of(scope, id) for id in ids], call.tenant), None)
+            await result_or_default(self._objects.own([key_of(scope, id) for id in ids], call.tenant), None)
 
     async def _forget(self, call: Call, rules: ObjectRules, target: Target, id: str) -> None:
         if not rules.is_everybodys(id):
-            await said(self._objects.disown([key_of(rules.scopes[target.provider], id)]), False)
+            await result_or_default(self._objects.disown([key_of(rules.scopes[target.provider], id)]), False)
 
     async def _fill(
         self,
         call: Call,
         rules: ObjectRules,
         concern: Concern,
-        opened: Opened,
-        ask_again: Callable[[Call], Awaitable[Opened]],
-    ) -> Opened:
+        opened: FirstAnswer,
+        ask_again: Callable[[Call], Awaitable[FirstAnswer]],
+    ) -> FirstAnswer:
         """One page of the tenant's own, of as many of the provider's as it takes and may take."""
         first, sent = opened, call.query
         filling = Filling(sent)

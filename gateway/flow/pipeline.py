@@ -18,10 +18,10 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.deferred import Deferred
-from gateway.flow.answer_headers import trail_headers
+from gateway.flow.answer_headers import answer_headers
 from gateway.flow.attempt import Attempts
-from gateway.flow.deadlines import Watch
-from gateway.flow.dispatch import Opened, clocks_of
+from gateway.flow.deadlines import AttemptDeadlines
+from gateway.flow.dispatch import FirstAnswer, clocks_of
 from gateway.flow.objects import Ownership
 from gateway.flow.raw_relay import RawRelay, why_stopped
 from gateway.flow.relay import SseRelay
@@ -66,7 +66,7 @@ class Pipeline:
         self,
         clock: Clock,
         meter: Meter,
-        watch: Watch,
+        watch: AttemptDeadlines,
         admission: Admission,
         store: Store,
         draw: Callable[[], float] = _half,
@@ -176,10 +176,10 @@ class Pipeline:
         entries.follow(call, twin)
         entries.count_saved(call, twin)
         self._accounts.settle(call, followed.status, twin.outcome)
-        headers = followed.shared + trail_headers(call, self._clock.monotonic())
+        headers = followed.shared + answer_headers(call, self._clock.monotonic())
         return Reply(followed.status, headers, followed.body, shared=followed.shared)
 
-    def _whole_reply(self, call: Call, opened: Opened) -> Reply:
+    def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
         body = opened.body
         if opened.error_class is not None:
             instead = self.replays.instead(call, opened.status)
@@ -197,9 +197,9 @@ class Pipeline:
         if opened.error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
             shared = [header for header in shared if header[0] != b"x-should-retry"]
             shared.append(NO_RETRY)
-        return Reply(opened.status, shared + trail_headers(call, self._clock.monotonic()), body, shared=shared)
+        return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)
 
-    def _stream_reply(self, call: Call, opened: Opened, relay: SseRelay | RawRelay) -> Reply:
+    def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
                 self._deferred.cut(call)
@@ -225,15 +225,15 @@ class Pipeline:
             shared += (header for header in opened.headers if header[0] == b"content-length")
             if call.endpoint.request == "any" and self._deferred.awaits(call):
                 chunks = self._deferred.watched(call, chunks)
-        headers = shared + trail_headers(call, self._clock.monotonic())
+        headers = shared + answer_headers(call, self._clock.monotonic())
         return Reply(opened.status, headers, chunks=chunks, close=close, shared=shared)
 
-    def _shared(self, call: Call, opened: Opened) -> list[tuple[bytes, bytes]]:
+    def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
         """The provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
         return returned.keep(opened.headers)
 
-    def _untold(self, call: Call, opened: Opened, told: Usage | None) -> Usage | None:
+    def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
         """The tokens of a whole answer that has told none that it wrote, or no usage at all."""
         if call.endpoint.request == "any" and self._deferred.awaits(call):
             self._deferred.shown(call, opened.body)

@@ -15,8 +15,8 @@ from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.raw_relay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
 from gateway.flow.settle import CLIENT_GONE
 from gateway.policy.openai import sse
-from gateway.policy.openai.first_event import Word, first_error, first_word
-from gateway.policy.openai.stream_clock import Pace
+from gateway.policy.openai.first_event import FirstEventKind, first_error, first_word
+from gateway.policy.openai.stream_clock import StreamClock
 from gateway.policy.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.policy.openai.usage import find_usage
 from gateway.ports import Answer, Clocks, Upstream
@@ -94,7 +94,7 @@ class SseRelay:
         plain, paused_s = 0, 0.0
         outcome: str = CLIENT_GONE
         try:
-            pace = Pace(clocks, now())
+            pace = StreamClock(clocks, now())
             look_at = pace.look_at
             held, self._held, self._first = (self._held, self._first), b"", b""
             block = said.read(held[0]) + said.read(held[1], is_part=cutter.inside)
@@ -166,14 +166,14 @@ class SseRelay:
     def _announces(self, event: bytes) -> bool:
         """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""
         if self._cutter.inside:
-            word = Word.SOMETHING if sse.event_data(event).startswith(b"{") else Word.NONSENSE
+            word = FirstEventKind.SOMETHING if sse.event_data(event).startswith(b"{") else FirstEventKind.NONSENSE
         else:
             word = first_word(event)
-        if word is Word.DONE:
+        if word is FirstEventKind.DONE:
             raise _malformed("the provider ended the stream without having said anything")
-        if word is Word.NONSENSE:
+        if word is FirstEventKind.NONSENSE:
             raise _malformed("the provider's first event is not JSON")
-        return word is Word.NOTHING
+        return word is FirstEventKind.NOTHING
 
     def _ended_early(self, held: bytes) -> dict[str, Any] | None:
         """The stream ended without a real event: an error in plain JSON, a last event that lacks its end, or a failure."""

@@ -30,7 +30,7 @@ CEILING = 19 / 16
 """Of the container's share: 95 % of what it may use at all. What is resident at rest moves the limit no further."""
 
 
-class Overload:
+class Shedding:
     """How much is shed right now, from level 0, nothing, to level 3, all but `critical`."""
 
     __slots__ = ("_calm_since", "_full_at", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")

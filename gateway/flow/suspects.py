@@ -21,13 +21,13 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import ErrorClass
 from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import Open, Task, Watch
+from gateway.flow.deadlines import AttemptDeadlines, Open, Task
 from gateway.flow.dispatch import clocks_of
 from gateway.flow.moving import Moves, find_target
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.first_byte_wait import UNKNOWN, Usual, first_event_s, probe_s, room_s, silence_s, usual_of
 from gateway.policy.health.signs_of_life import Heard
-from gateway.policy.health.suspects import Suspicion, Waiting, is_suspect
+from gateway.policy.health.suspects import SilentAttempt, Suspicion, is_suspect
 from gateway.policy.limits.gate import Gate
 from gateway.ports import Clocks
 
@@ -71,7 +71,7 @@ class Suspects:
     __slots__ = ("_admission", "_clock", "_draw", "_known", "_moves", "_stay_until", "_suspects", "_watch")
 
     def __init__(
-        self, clock: Clock, admission: Admission, watch: Watch, moves: Moves, draw: Callable[[], float]
+        self, clock: Clock, admission: Admission, watch: AttemptDeadlines, moves: Moves, draw: Callable[[], float]
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
         self._clock = clock
@@ -138,7 +138,7 @@ class Suspects:
         deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
         shortest_s = min(deadlines, default=inf)
         waiting = [
-            Waiting(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
+            SilentAttempt(one.call.attempts[-1].started_at, one.silent_s, self._patience_s(one, gate, shortest_s))
             for one in witnesses
         ]
         return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)

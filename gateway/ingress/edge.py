@@ -16,12 +16,12 @@ from typing import Any
 from gateway.call import Call, Endpoint, Reply
 from gateway.clock import Clock
 from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
-from gateway.flow.answer_headers import trail_headers
+from gateway.flow.answer_headers import answer_headers
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.reuse.entries import wants_usage
-from gateway.flow.shedding import Overload
+from gateway.flow.shedding import Shedding
 from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight, Serving
@@ -68,12 +68,12 @@ class Edge:
         meter: Meter,
         clock: Clock,
         inflight: InFlight,
-        overload: Overload | None = None,
+        overload: Shedding | None = None,
         keepalive: KeepAlive | None = None,
     ) -> None:
         """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive."""
         self._pipeline = pipeline
-        self._overload = Overload() if overload is None else overload
+        self._overload = Shedding() if overload is None else overload
         self._keepalive = KeepAlive() if keepalive is None else keepalive
         self._policies = policies
         self._meter = meter
@@ -314,7 +314,7 @@ class Edge:
             self._meter.refused(exchange.request_id, path, error.status, error.code)
             trail = [(b"x-request-id", exchange.request_id.encode())]
         else:
-            trail = trail_headers(call, self._clock.monotonic())
+            trail = answer_headers(call, self._clock.monotonic())
         if isinstance(error, ShuttingDown | BodyTimeout) or exchange.awaits_body():
             trail.append((b"connection", b"close"))
         await send_error(exchange.send, error, trail)

@@ -24,7 +24,7 @@ from gateway.semantic.guards.facts import Facts, objection
 from gateway.semantic.partitions import Partitions
 from gateway.semantic.question import MOST_CHARS, SemanticQuery
 from gateway.semantic.tasks import Background, result_by
-from gateway.semantic.vectors import Question, Questions
+from gateway.semantic.vectors import KnownQuestion, Questions
 
 MOST_CANDIDATES = 8
 """So many of the nearest are shown to the guards."""
@@ -117,7 +117,7 @@ class Semantic:
         if not _is_comparable(ask.text):
             return
         known = self._questions.ask(call, ask.text, ask.rule)
-        if isinstance(known, Question):
+        if isinstance(known, KnownQuestion):
             self._add(ask, known, key)
         elif known is not None and self._keeping < MOST_KEEPING:
             self._keeping += 1
@@ -174,7 +174,7 @@ class Semantic:
 
     async def _compare(
         self, call: Call, ask: SemanticQuery, threshold: float, most: int, deadline: float
-    ) -> tuple[Question, bytes, Neighbourhood, list[Near]] | str:
+    ) -> tuple[KnownQuestion, bytes, Neighbourhood, list[Near]] | str:
         """The question, its partition, what is in that, and the nearest of them; or why there is nothing to compare."""
         if not _is_comparable(ask.text):
             return TOO_LONG
@@ -205,21 +205,21 @@ class Semantic:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, rows.search, vector, threshold, most, self._clock.wall())
 
-    def _add(self, ask: SemanticQuery, question: Question, key: bytes) -> None:
+    def _add(self, ask: SemanticQuery, question: KnownQuestion, key: bytes) -> None:
         now = self._clock.wall()
         facts, ends_at = question.facts.to_bytes(), now + ask.rule.ttl_s
         partition = _partition_of(ask, question)
         row = VectorRow(key, partition, question.vector, facts, ask.model, ask.tenant, now, ends_at)
         self._partitions.add(row, ask.rule.max_entries)
 
-    def _add_late(self, ask: SemanticQuery, task: asyncio.Task[Question | None], key: bytes) -> None:
+    def _add_late(self, ask: SemanticQuery, task: asyncio.Task[KnownQuestion | None], key: bytes) -> None:
         self._keeping -= 1
         question = None if task.cancelled() else task.result()
         if question is not None:
             self._add(ask, question, key)
 
 
-def _partition_of(ask: SemanticQuery, question: Question) -> bytes:
+def _partition_of(ask: SemanticQuery, question: KnownQuestion) -> bytes:
     """Vectors of different models, or of different dimensions, have nothing in common."""
     return digest(b"semantic", ask.partition, ask.rule.embeddings.encode(), b"%d" % len(question.vector))
 

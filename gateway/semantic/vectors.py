@@ -33,7 +33,7 @@ log = logging.getLogger("gateway.semantic")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class KnownQuestion:
     """`vector` is packed."""
 
     vector: bytes
@@ -70,9 +70,9 @@ class Questions:
         self._pack = pack
         self._thread = thread
         self._background = Background(MOST_PENDING)
-        self._known: OrderedDict[bytes, Question | None] = OrderedDict()
+        self._known: OrderedDict[bytes, KnownQuestion | None] = OrderedDict()
         """None: the text has no vector."""
-        self._pending: dict[bytes, asyncio.Task[Question | None]] = {}
+        self._pending: dict[bytes, asyncio.Task[KnownQuestion | None]] = {}
         self._troubles: dict[str, _Trouble] = {}
 
     @property
@@ -80,7 +80,9 @@ class Questions:
         """Embeddings under way."""
         return len(self._background)
 
-    def ask(self, call: Call, text: str, rule: SemanticRule) -> Question | asyncio.Task[Question | None] | None:
+    def ask(
+        self, call: Call, text: str, rule: SemanticRule
+    ) -> KnownQuestion | asyncio.Task[KnownQuestion | None] | None:
         """What is known, or who finds it out; None: it cannot be had."""
         name = _name_of(call, text, rule)
         if name in self._known:
@@ -102,7 +104,9 @@ class Questions:
         """Nothing is embedded any more."""
         await self._background.aclose()
 
-    def _begin(self, name: bytes, call: Call, text: str, rule: SemanticRule) -> asyncio.Task[Question | None] | None:
+    def _begin(
+        self, name: bytes, call: Call, text: str, rule: SemanticRule
+    ) -> asyncio.Task[KnownQuestion | None] | None:
         trouble = self._troubles.setdefault(rule.embeddings, _Trouble())
         task = self._background.start(self._find_out(name, call, text, rule, trouble))
         if task is not None:
@@ -118,7 +122,7 @@ class Questions:
 
     async def _find_out(
         self, name: bytes, call: Call, text: str, rule: SemanticRule, trouble: _Trouble
-    ) -> Question | None:
+    ) -> KnownQuestion | None:
         began_at = self._clock.monotonic()
         try:
             vector = await self._embedder_of(rule).embed(text, call)
@@ -132,7 +136,7 @@ class Questions:
             self._failed(rule.embeddings, trouble, EmbeddingFailed("a defect, see below"), began_at)
             raise
         self._worked(rule.embeddings, trouble)
-        question = None if packed is None else Question(packed, await self._facts_of(text))
+        question = None if packed is None else KnownQuestion(packed, await self._facts_of(text))
         self._known[name] = question
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)

@@ -19,7 +19,7 @@ import httpx
 from gateway.errors import Phase
 from gateway.upstream.http1_exchange import Exchange
 from gateway.upstream.http1_pool import Origin, OriginPool
-from gateway.upstream.http1_turns import Turns
+from gateway.upstream.http1_turns import LoopTurns
 from gateway.upstream.http1_wire import encode, read_timeouts
 from gateway.upstream.messages import RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of, with_phase
@@ -56,13 +56,13 @@ class Http1Transport(httpx.AsyncBaseTransport):
         idle_expiry_s: float = 30.0,
         sweep_interval_s: float = 0.05,
         now: Callable[[], float] = time.monotonic,
-        turns: Turns | None = None,
+        turns: LoopTurns | None = None,
     ) -> None:
         """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies.
 
         `turns` is shared by the transports of a process: who reads fast takes turns with all that do.
         """
-        self._turns = Turns() if turns is None else turns
+        self._turns = LoopTurns() if turns is None else turns
         self._ssl_context = ssl_context
         self._max_connections = max_connections
         self._idle_expiry_s = idle_expiry_s

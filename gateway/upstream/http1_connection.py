@@ -20,11 +20,11 @@ import httpx
 from gateway.errors import Phase
 from gateway.splice import pieces_of
 from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import Turns
+from gateway.upstream.http1_turns import LoopTurns
 from gateway.upstream.http1_wire import (
     MAX_HEAD_BYTES,
     EncodedRequest,
-    Timeouts,
+    WireTimeouts,
     accept_head,
     ends_with_connection,
     head_size,
@@ -44,7 +44,7 @@ class Pool(Protocol):
     """What a connection tells its pool, the one buffer that all its connections read into, and who may read on when."""
 
     read_buffer: memoryview
-    turns: Turns
+    turns: LoopTurns
 
     def release(self, connection: Http1Connection) -> None: ...
     def drop(self, connection: Http1Connection) -> None: ...
@@ -109,7 +109,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     # What the pool does with it.
 
-    def start(self, outgoing: EncodedRequest, timeouts: Timeouts) -> Exchange:
+    def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts) -> Exchange:
         """Write the request and return its exchange. The connection must be open and unused."""
         can_replay = self.was_used and outgoing.body is not None
         exchange = Exchange(self, timeouts, self._now() + STALE_WITHIN_S if can_replay else -inf)
@@ -387,7 +387,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._pool.turns.ask(self)
 
     def read_on(self) -> None:
-        """What `Turns` calls."""
+        """What `LoopTurns` calls."""
         if self._is_reading_paused and not self._transport.is_closing():
             self._is_reading_paused = False
             self._transport.resume_reading()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gateway.ports import RawHeaders, Signs
-from gateway.upstream.http1_wire import Timeouts
+from gateway.upstream.http1_wire import WireTimeouts
 
 if TYPE_CHECKING:
     from gateway.upstream.http1_connection import Http1Connection
@@ -44,7 +44,7 @@ class Exchange(httpx.AsyncByteStream):
         "version",
     )
 
-    def __init__(self, connection: Http1Connection, timeouts: Timeouts, replay_until: float) -> None:
+    def __init__(self, connection: Http1Connection, timeouts: WireTimeouts, replay_until: float) -> None:
         self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None

@@ -20,8 +20,8 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.upstream.http1_connection import Http1Connection
-from gateway.upstream.http1_turns import Turns
-from gateway.upstream.http1_wire import Timeouts
+from gateway.upstream.http1_turns import LoopTurns
+from gateway.upstream.http1_wire import WireTimeouts
 from gateway.upstream.phase import with_phase
 
 READ_BYTES = 16 * 1024
@@ -60,7 +60,7 @@ class OriginPool:
     )
 
     def __init__(
-        self, origin: Origin, turns: Turns, *, max_connections: int, idle_expiry_s: float, now: Callable[[], float]
+        self, origin: Origin, turns: LoopTurns, *, max_connections: int, idle_expiry_s: float, now: Callable[[], float]
     ) -> None:
         self._origin = origin
         self.turns = turns
@@ -101,7 +101,7 @@ class OriginPool:
             connection.discard()
         return None
 
-    async def connect(self, timeouts: Timeouts) -> Http1Connection:
+    async def connect(self, timeouts: WireTimeouts) -> Http1Connection:
         """Return a connection when none is idle: a new one, or the next one given back when all slots are taken.
 
         Raises `httpx.PoolTimeout`, `ConnectTimeout` or `ConnectError`; on these and on cancellation the slot is free.
@@ -116,12 +116,12 @@ class OriginPool:
             return await self.replace(connection, timeouts)
         return connection
 
-    async def replace(self, dead: Http1Connection, timeouts: Timeouts) -> Http1Connection:
+    async def replace(self, dead: Http1Connection, timeouts: WireTimeouts) -> Http1Connection:
         """Open a new connection in the slot of a dead one."""
         self.connections.discard(dead)
         return await self._open(timeouts)
 
-    async def _wait_for_slot(self, timeouts: Timeouts) -> Http1Connection | None:
+    async def _wait_for_slot(self, timeouts: WireTimeouts) -> Http1Connection | None:
         turn: asyncio.Future[Http1Connection | None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = self._now() + timeouts.pool_s
         try:
@@ -140,7 +140,7 @@ class OriginPool:
         else:
             connection.discard()
 
-    async def _open(self, timeouts: Timeouts) -> Http1Connection:
+    async def _open(self, timeouts: WireTimeouts) -> Http1Connection:
         """Open a connection in a slot that is already taken; the slot is freed on failure."""
         try:
             connection = await self._dial_in_time(timeouts.connect_s)

@@ -18,25 +18,25 @@ LONG_TURN_S = 0.010
 """When a turn of the loop takes longer, fewer pieces fit into the next: their events are small, or the machine is busy."""
 
 
-class Reader(Protocol):
+class TurnReader(Protocol):
     """A connection that has stopped reading."""
 
     def read_on(self) -> None: ...
 
 
-class Turns:
+class LoopTurns:
     """The readers that wait for their turn. For one event loop."""
 
     __slots__ = ("_began", "_is_counting", "_left", "_most", "_now", "_waiting")
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._waiting: dict[Reader, None] = {}  # in the order of asking
+        self._waiting: dict[TurnReader, None] = {}  # in the order of asking
         self._most = self._left = MOST_PIECES
         self._is_counting = False
         self._began = 0.0
 
-    def ask(self, reader: Reader) -> None:
+    def ask(self, reader: TurnReader) -> None:
         """Call the reader's `read_on`: now, where this turn of the loop has room, else in a later one."""
         if not self._is_counting:
             self._is_counting = True

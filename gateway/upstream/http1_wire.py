@@ -26,7 +26,7 @@ _VERSIONS = {"1.1": b"HTTP/1.1", "1.0": b"HTTP/1.0"}
 
 
 @dataclass(slots=True)
-class Timeouts:
+class WireTimeouts:
     """Seconds each phase of one request may take; `inf` is no limit."""
 
     connect_s: float = inf
@@ -43,7 +43,7 @@ class PreparedTimeouts(dict[str, float]):
 
     def __init__(self, connect: float, pool: float, write: float, first_byte: float, read: float) -> None:
         super().__init__(connect=connect, pool=pool, write=write, first_byte=first_byte, read=read)
-        self.prepared = Timeouts(connect, pool, write, first_byte, read)
+        self.prepared = WireTimeouts(connect, pool, write, first_byte, read)
 
 
 @dataclass(slots=True)
@@ -57,16 +57,16 @@ class EncodedRequest:
     expects_body: bool  # False for HEAD: the answer's lengths describe a body that does not follow
 
 
-def read_timeouts(extensions: Any) -> Timeouts:
+def read_timeouts(extensions: Any) -> WireTimeouts:
     """Read httpx's `timeout` extension, plus our `first_byte`, which falls back to `read`."""
     given = extensions.get("timeout")
     if isinstance(given, PreparedTimeouts):
         return given.prepared
     if not given:
-        return Timeouts()
+        return WireTimeouts()
     connect, pool, write, read = given.get("connect"), given.get("pool"), given.get("write"), given.get("read")
     first_byte = given.get("first_byte", read)
-    return Timeouts(
+    return WireTimeouts(
         inf if connect is None else connect,
         inf if pool is None else pool,
         inf if write is None else write,

@@ -15,7 +15,7 @@ import httpx
 
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1 import Http1Transport
-from gateway.upstream.http1_turns import Turns
+from gateway.upstream.http1_turns import LoopTurns
 from gateway.upstream.httpx_transport import HttpxTransport
 
 StartEmulator = Callable[[str], Awaitable[str]]
@@ -25,7 +25,7 @@ StartEmulator = Callable[[str], Awaitable[str]]
 class EmulatedTransport(httpx.AsyncBaseTransport):
     """`emulator://NAME`: starts the emulator with the first request and sends everything there."""
 
-    def __init__(self, name: str, start: StartEmulator, turns: Turns) -> None:
+    def __init__(self, name: str, start: StartEmulator, turns: LoopTurns) -> None:
         self._name = name
         self._start = start
         self.inner = Http1Transport(turns=turns)
@@ -51,7 +51,7 @@ class Pools:
 
     def __init__(self, start_emulator: StartEmulator) -> None:
         self._start_emulator = start_emulator
-        self._turns = Turns()
+        self._turns = LoopTurns()
         self._by_provider: dict[Provider, httpx.AsyncBaseTransport] = {}
         self._retired: dict[httpx.AsyncBaseTransport, Set[object]] = {}  # with the calls that may still use it
         self._default_tls: ssl.SSLContext | None = None

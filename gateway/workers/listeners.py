@@ -23,7 +23,7 @@ from gateway.workers.channel import Channel
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ListenerPlace:
     """The place of one worker: who is in it, and since when; or from when on it is to be filled again."""
 
     number: int
@@ -70,16 +70,16 @@ def require_fork() -> None:
         raise ConfigError([f"--workers: {sys.platform} cannot fork processes; run with --workers 1"])
 
 
-def places(settings: Settings, policy: PolicySnapshot) -> list[Place]:
+def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
     """One for each worker, with its listener on each port of the policy. Raises OSError when a port cannot be had."""
     server = policy.server
     port = server.port if settings.port is None else settings.port
     addresses = [(settings.host or server.host, port), *([server.admin_listen] if server.admin_listen else [])]
     by_port = [_share(host, port, settings.workers) for host, port in addresses]
-    return [Place(number + 1, [ports[number] for ports in by_port]) for number in range(settings.workers)]
+    return [ListenerPlace(number + 1, [ports[number] for ports in by_port]) for number in range(settings.workers)]
 
 
-def is_one_for_all(places: Sequence[Place]) -> bool:
+def is_one_for_all(places: Sequence[ListenerPlace]) -> bool:
     """Whether they have one listener: then nobody's has to be tended."""
     return len({id(place.listeners[0]) for place in places}) == 1
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.workers.channel import Message
-from gateway.workers.listeners import Place
+from gateway.workers.listeners import ListenerPlace
 from gateway.workers.merge_metrics import Fleet, counter, families_of, gauge
 
 ANSWER_S = 0.25
@@ -21,7 +21,7 @@ ANSWER_S = 0.25
 class Round:
     """One asking of all workers for their numbers, on behalf of those that were scraped."""
 
-    askers: list[Place]
+    askers: list[ListenerPlace]
     missing: set[int]
     answered: set[int]
     ends_at: float
@@ -30,10 +30,10 @@ class Round:
 class Census:
     """The rounds, one at a time, and all that was ever told."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[ListenerPlace]) -> None:
         self._places = places
         self._fleet = Fleet()
-        self._scraped: list[Place] = []
+        self._scraped: list[ListenerPlace] = []
         self._round: Round | None = None
         self.restarts = 0
         """Workers that died and were replaced."""
@@ -43,18 +43,18 @@ class Census:
         """When to `go_on`, at the latest."""
         return self._round.ends_at if self._round else None
 
-    def scraped(self, place: Place) -> None:
+    def scraped(self, place: ListenerPlace) -> None:
         """A worker has been asked by a scraper. It gets the sum of a round that begins after this."""
         self._scraped.append(place)
 
-    def told(self, place: Place, message: Message) -> None:
+    def told(self, place: ListenerPlace, message: Message) -> None:
         """A worker has told its numbers."""
         self._fleet.tell(place.number, families_of(message))
         if self._round is not None and place.number in self._round.missing:
             self._round.missing.discard(place.number)
             self._round.answered.add(place.number)
 
-    def died(self, place: Place) -> None:
+    def died(self, place: ListenerPlace) -> None:
         """Its totals stay; nobody waits for it any more."""
         self._fleet.depart(place.number)
         self._scraped = [one for one in self._scraped if one is not place]

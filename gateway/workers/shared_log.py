@@ -11,7 +11,7 @@ import tempfile
 from typing import TextIO
 
 
-class TakingTurns:
+class LockedLog:
     """A stream whose writer waits for its turn; `turns` is of `make_turns`, and common to all.
 
     The lock is a process's own, and is gone when the process is.

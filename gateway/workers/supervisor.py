@@ -27,10 +27,10 @@ from gateway.policy.snapshot import PolicySnapshot, Server
 from gateway.settings import Settings
 from gateway.workers.channel import Channel, Message
 from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
-from gateway.workers.listeners import Place, is_one_for_all, places, require_fork, require_shared
+from gateway.workers.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
 from gateway.workers.scrape import Census
 from gateway.workers.shared_log import make_turns
-from gateway.workers.worker import Berth, run_worker
+from gateway.workers.worker import WorkerSlot, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
 """How long the place of a worker that died stays empty: twice as long each time it dies again …"""
@@ -172,11 +172,11 @@ class Supervisor:
             else:
                 os.kill(place.pid, signal.SIGKILL)
 
-    def _fill(self, place: Place) -> None:
+    def _fill(self, place: ListenerPlace) -> None:
         """Raises OSError where the machine has no room for another process."""
         ours, theirs = socket.socketpair()
         place.channel = Channel(ours)
-        berth = Berth(
+        berth = WorkerSlot(
             place.number, {one.number: one.listeners for one in self._places}, theirs, self._turns, self._policy
         )
         sys.stdout.flush()
@@ -192,7 +192,7 @@ class Supervisor:
         place.is_ready, place.changed_at, place.tended = False, time.monotonic(), []
         self._selector.register(ours, READ, partial(self._hear, place))
 
-    def _refill(self, place: Place, now: float) -> None:
+    def _refill(self, place: ListenerPlace, now: float) -> None:
         try:
             self._fill(place)
         except OSError as error:
@@ -212,7 +212,7 @@ class Supervisor:
             if place.channel is not None:
                 place.channel.close()
 
-    def _hear(self, place: Place) -> None:
+    def _hear(self, place: ListenerPlace) -> None:
         channel = place.channel
         if channel is None:
             return
@@ -225,7 +225,7 @@ class Supervisor:
             channel.close()
             place.channel = None
 
-    def _take(self, place: Place, message: Message) -> None:
+    def _take(self, place: ListenerPlace, message: Message) -> None:
         match message["say"]:
             case "ready":
                 self._welcome(place)
@@ -239,7 +239,7 @@ class Supervisor:
             case "numbers":
                 self._census.told(place, message)
 
-    def _welcome(self, place: Place) -> None:
+    def _welcome(self, place: ListenerPlace) -> None:
         place.is_ready = True
         if self._has_started:
             self._census.restarts += 1
@@ -249,7 +249,7 @@ class Supervisor:
             greet(self._policy, place.url, f", {len(self._places)} workers")
         self._deal()
 
-    def _refuse(self, place: Place, text: str, code: int) -> None:
+    def _refuse(self, place: ListenerPlace, text: str, code: int) -> None:
         if not self._has_started:
             raise WorkerFailed(text, code)
         log.error("worker %d cannot start: %s", place.number, text)
@@ -261,7 +261,7 @@ class Supervisor:
                 if pid:
                     self._empty(place, os.waitstatus_to_exitcode(status))
 
-    def _empty(self, place: Place, code: int) -> None:
+    def _empty(self, place: ListenerPlace, code: int) -> None:
         """Its worker has ended: hear its last words, keep its totals, and plan for the next one."""
         self._hear(place)
         now = time.monotonic()

@@ -31,7 +31,7 @@ from gateway.settings import Settings
 from gateway.workers.channel import MOST_UNREAD_BYTES, Message, pack
 from gateway.workers.heartbeat import STACK_SIGNAL
 from gateway.workers.merge_metrics import Gathered, dump, families_of
-from gateway.workers.shared_log import TakingTurns
+from gateway.workers.shared_log import LockedLog
 
 SUM_S = 1.0
 """How long a scrape waits for the sum of all; after that it gets this worker's own numbers."""
@@ -42,7 +42,7 @@ log = logging.getLogger("gateway.workers")
 
 
 @dataclass(frozen=True, slots=True)
-class Berth:
+class WorkerSlot:
     """What a worker gets from its supervisor: its number, all listeners by number and port, its end of the channel.
 
     `turns` is a descriptor for the lock of the common log. `policy` is what the supervisor started with.
@@ -58,14 +58,14 @@ class Berth:
 class Worker:
     """Runs one gateway at its berth."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], berth: Berth) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> None:
         """Raises ConfigError, StoreUnusable or OSError."""
         self._berth = berth
         self._ports = iter(berth.listeners[berth.number])
         self._awaited: set[asyncio.Future[Collector]] = set()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
-        log_stream = cast("TextIO", TakingTurns(sys.stdout, berth.turns))
+        log_stream = cast("TextIO", LockedLog(sys.stdout, berth.turns))
         post = Post(berth.number, self._listen, self._gather)
         self._gateway = Gateway(settings, environ, log_stream=log_stream, post=post)
         if _fixed(self._gateway.policy) != _fixed(berth.policy):
@@ -152,7 +152,9 @@ class Worker:
                 coming.set_result(sum_of_all)
 
 
-def run_worker(settings: Settings, environ: Mapping[str, str], berth: Berth, let_go: Callable[[], None]) -> NoReturn:
+def run_worker(
+    settings: Settings, environ: Mapping[str, str], berth: WorkerSlot, let_go: Callable[[], None]
+) -> NoReturn:
     """Be a worker, in a process just forked with its signals blocked, until the process ends.
 
     `let_go` gives up what is the supervisor's.
@@ -169,7 +171,7 @@ def run_worker(settings: Settings, environ: Mapping[str, str], berth: Berth, let
         os._exit(code)  # nothing of the supervisor's, whose stack this is, must run
 
 
-def _run(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
+def _run(settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -190,11 +192,11 @@ def _run(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
         return _fail(berth, f"{error.filename}: {reason}" if error.filename else reason, FAILED)
 
 
-async def _serve(settings: Settings, environ: Mapping[str, str], berth: Berth) -> int:
+async def _serve(settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> int:
     return await Worker(settings, environ, berth).run()
 
 
-def _fail(berth: Berth, text: str, code: int) -> int:
+def _fail(berth: WorkerSlot, text: str, code: int) -> int:
     """Let the supervisor say it, once."""
     with contextlib.suppress(OSError):
         berth.channel.sendall(pack({"say": "failed", "text": text, "code": code}))

@@ -22,7 +22,7 @@ from gateway.config.reading.problems import Problem
 from gateway.config.reading.source import read_document
 from gateway.errors import ErrorClass, Phase
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
-from gateway.policy.errors.rules import Phrase, Rule
+from gateway.policy.errors.rules import ErrorRule, Phrase
 from tests.config.support import ROOT
 
 SHIPPED = ROOT / "policies" / "errors"
@@ -94,7 +94,7 @@ r:
     tables, problems = read(tmp_path, groq=text)
 
     assert problems == []
-    assert tables.of("groq").rules[0] == Rule(
+    assert tables.of("groq").rules[0] == ErrorRule(
         name="own groq: r",
         error_class=ErrorClass.TIMEOUT,
         scope="account",

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from gateway.config.policies.errors import ErrorTables
-from gateway.policy.errors.rules import Rule
+from gateway.policy.errors.rules import ErrorRule
 from tests.e2e.harness import Running, start_gateway
 
 READ_BUILT_IN = ErrorTables._read_built_in
@@ -62,11 +62,11 @@ def _shared_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def _built_in_of(folder: Path, name: str) -> tuple[Rule, ...]:
+def _built_in_of(folder: Path, name: str) -> tuple[ErrorRule, ...]:
     return READ_BUILT_IN(ErrorTables({}, (), folder), name)
 
 
-def _built_in(tables: ErrorTables, name: str) -> tuple[Rule, ...]:
+def _built_in(tables: ErrorTables, name: str) -> tuple[ErrorRule, ...]:
     return _built_in_of(tables._folder, name)
 
 

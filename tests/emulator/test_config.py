@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.emulator.config import EmulatorConfig, Limits
+from gateway.emulator.config import EmulatedLimits, EmulatorConfig
 from gateway.emulator.faults import CONNECTION_FAULTS, FAULTS, Fault, FaultRule, parse_rule, parse_script_entry
 
 
@@ -72,7 +72,7 @@ def test_what_is_shown_can_be_read_back_and_holds_no_secret() -> None:
             FaultRule(Fault("cut", after_chunks=3), probability=0.5, to_s=9.0, model="a"),
             FaultRule(Fault("e401"), on_s=1.0, off_s=2.5, key="sk-one"),
         ),
-        model_limits={"a": Limits(rpm=1)},
+        model_limits={"a": EmulatedLimits(rpm=1)},
     )
 
     shown = orjson.dumps(config.to_mapping())

@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulator.answers.reply import Reply
+from gateway.emulator.answers.reply import EmulatedReply
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.dialects import Account, Demand, open_account
-from gateway.emulator.limits import Bucket, Window, go_duration
+from gateway.emulator.dialects import EmulatedAccount, RequestDemand, open_account
+from gateway.emulator.limits import EmulatedBucket, EmulatedWindow, go_duration
 from tests.emulator.conftest import FakeClock
 
 LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."
 
 
-def account(clock: FakeClock, model: str = "gpt-4o-mini", **settings: Any) -> Account:
+def account(clock: FakeClock, model: str = "gpt-4o-mini", **settings: Any) -> EmulatedAccount:
     return open_account(EmulatorConfig(**settings), model, clock.now(), clock.wall)
 
 
-def refused(reply: Reply | None) -> Reply:
+def refused(reply: EmulatedReply | None) -> EmulatedReply:
     assert reply is not None
     assert reply.status == 429
     return reply
 
 
-def error_of(reply: Reply) -> dict[str, Any]:
+def error_of(reply: EmulatedReply) -> dict[str, Any]:
     error: dict[str, Any] = orjson.loads(reply.body)["error"]
     return error
 
@@ -59,7 +59,7 @@ def test_a_bucket_never_grants_more_than_its_capacity_and_its_refill(
 ) -> None:
     """Over any span: granted <= capacity + rate * span."""
     now, granted = 0.0, 0
-    bucket = Bucket(per_minute, now)
+    bucket = EmulatedBucket(per_minute, now)
 
     for pause_s, amount in steps:
         now += pause_s
@@ -74,7 +74,7 @@ def test_a_bucket_never_grants_more_than_its_capacity_and_its_refill(
 def test_waiting_as_told_is_enough(per_minute: int, amount: int) -> None:
     """After the wait that a bucket names, it grants."""
     amount = min(amount, per_minute)
-    bucket = Bucket(per_minute, 0.0)
+    bucket = EmulatedBucket(per_minute, 0.0)
     bucket.spend(per_minute, 0.0)
 
     assert bucket.wait_s(amount, bucket.wait_s(amount, 0.0)) == 0.0
@@ -82,7 +82,7 @@ def test_waiting_as_told_is_enough(per_minute: int, amount: int) -> None:
 
 def test_a_window_starts_anew_and_gives_nothing_before() -> None:
     """All of the capacity comes back at the window's end, none earlier."""
-    window = Window(5, 10.0)
+    window = EmulatedWindow(5, 10.0)
     window.spend(5, 1003.0)
 
     assert window.remaining(1009.9) == 0
@@ -94,7 +94,7 @@ def test_openai_names_both_limits_on_every_answer(clock: FakeClock) -> None:
     """Limit, remaining, and the time until full as a Go duration."""
     opened = account(clock, rpm=500, tpm=30_000)
 
-    assert opened.admit(Demand(prompt_tokens=10, max_tokens=100), clock.now()) is None
+    assert opened.admit(RequestDemand(prompt_tokens=10, max_tokens=100), clock.now()) is None
 
     assert dict(opened.headers(clock.now())) == {
         b"x-ratelimit-limit-requests": b"500",
@@ -109,9 +109,9 @@ def test_openai_names_both_limits_on_every_answer(clock: FakeClock) -> None:
 def test_openai_token_refusal_has_the_exact_body_and_hints(clock: FakeClock) -> None:
     """The captured text: limit, used, requested and the wait; hints are rounded up."""
     opened = account(clock, tpm=200_000)
-    opened.admit(Demand(195_869), clock.now())
+    opened.admit(RequestDemand(195_869), clock.now())
 
-    reply = refused(opened.admit(Demand(4412), clock.now()))
+    reply = refused(opened.admit(RequestDemand(4412), clock.now()))
 
     assert error_of(reply) == {
         "message": "Rate limit reached for gpt-4o-mini in organization org-emulator on tokens per min (TPM): "
@@ -130,9 +130,9 @@ def test_openai_request_refusal_has_the_exact_body_and_hints(clock: FakeClock) -
     """Requests have their own type and their own name."""
     opened = account(clock, rpm=3)
     for _ in range(3):
-        opened.admit(Demand(1), clock.now())
+        opened.admit(RequestDemand(1), clock.now())
 
-    reply = refused(opened.admit(Demand(1), clock.now()))
+    reply = refused(opened.admit(RequestDemand(1), clock.now()))
 
     assert error_of(reply) == {
         "message": "Rate limit reached for gpt-4o-mini in organization org-emulator on requests per min (RPM): "
@@ -143,14 +143,14 @@ def test_openai_request_refusal_has_the_exact_body_and_hints(clock: FakeClock) -
     }
     assert dict(reply.headers)[b"retry-after"] == b"20"
     clock.at_s += 20
-    assert opened.admit(Demand(1), clock.now()) is None
+    assert opened.admit(RequestDemand(1), clock.now()) is None
 
 
 def test_openai_says_when_a_call_can_never_fit(clock: FakeClock) -> None:
     """Requested > limit: no `Used`, no retry hint, and nothing is spent."""
     opened = account(clock, tpm=1000, rpm=10)
 
-    reply = refused(opened.admit(Demand(10, max_tokens=1500), clock.now()))
+    reply = refused(opened.admit(RequestDemand(10, max_tokens=1500), clock.now()))
 
     assert (
         "Request too large for gpt-4o-mini in organization org-emulator on tokens per min (TPM): "
@@ -166,7 +166,7 @@ def test_the_charge_of_a_call_can_be_chosen(clock: FakeClock, charge: str, left:
     """40 in, 100 out at most: 100, 140 or 40 tokens."""
     opened = account(clock, tpm=1000, charge=charge)
 
-    opened.admit(Demand(40, max_tokens=100), clock.now())
+    opened.admit(RequestDemand(40, max_tokens=100), clock.now())
 
     assert dict(opened.headers(clock.now()))[b"x-ratelimit-remaining-tokens"] == left
 
@@ -175,10 +175,10 @@ def test_azure_counts_calls_in_ten_second_windows(clock: FakeClock) -> None:
     """60 RPM is 10 per 10 s, whatever the minute would still allow."""
     opened = account(clock, dialect="azure", rpm=60)
     for _ in range(10):
-        assert opened.admit(Demand(1), clock.now()) is None
+        assert opened.admit(RequestDemand(1), clock.now()) is None
     clock.at_s += 4
 
-    reply = refused(opened.admit(Demand(1), clock.now()))
+    reply = refused(opened.admit(RequestDemand(1), clock.now()))
 
     error = error_of(reply)
     assert error["code"] == "429"
@@ -192,15 +192,15 @@ def test_azure_counts_calls_in_ten_second_windows(clock: FakeClock) -> None:
     assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"6", b"6000")
     assert headers[b"x-ratelimit-reset-requests"] == b"6"
     clock.at_s += 6
-    assert opened.admit(Demand(1), clock.now()) is None
+    assert opened.admit(RequestDemand(1), clock.now()) is None
 
 
 def test_azure_counts_tokens_in_minute_windows(clock: FakeClock) -> None:
     """Input plus max_tokens; everything comes back at the minute."""
     opened = account(clock, dialect="azure", tpm=1000)
-    assert opened.admit(Demand(400, max_tokens=500), clock.now()) is None
+    assert opened.admit(RequestDemand(400, max_tokens=500), clock.now()) is None
 
-    reply = refused(opened.admit(Demand(50, max_tokens=51), clock.now()))
+    reply = refused(opened.admit(RequestDemand(50, max_tokens=51), clock.now()))
 
     assert "exceeded token rate limit" in error_of(reply)["message"]
     headers = dict(reply.headers)
@@ -214,7 +214,7 @@ def test_azure_counts_tokens_in_minute_windows(clock: FakeClock) -> None:
 def test_anthropic_names_instants_and_thousands(clock: FakeClock) -> None:
     """RFC 3339 resets, remaining tokens in thousands, `tokens` shows the tightest limit."""
     opened = account(clock, dialect="anthropic", rpm=50, tpm=30_000, output_tpm=8000)
-    opened.admit(Demand(1500, max_tokens=4000), clock.now())
+    opened.admit(RequestDemand(1500, max_tokens=4000), clock.now())
     opened.emitted(4000, clock.now())
 
     headers = {name.decode().removeprefix("anthropic-ratelimit-"): value for name, value in opened.headers(clock.now())}
@@ -238,10 +238,10 @@ def test_anthropic_names_instants_and_thousands(clock: FakeClock) -> None:
 def test_anthropic_output_limit_holds_after_the_tokens_were_produced(clock: FakeClock) -> None:
     """Admission costs no output tokens; what was produced makes the next call wait."""
     opened = account(clock, dialect="anthropic", output_tpm=600)
-    assert opened.admit(Demand(1, max_tokens=100_000), clock.now()) is None
+    assert opened.admit(RequestDemand(1, max_tokens=100_000), clock.now()) is None
     opened.emitted(609, clock.now())
 
-    reply = refused(opened.admit(Demand(1), clock.now()))
+    reply = refused(opened.admit(RequestDemand(1), clock.now()))
 
     assert error_of(reply)["type"] == "rate_limit_error"
     assert "600 output tokens per minute" in error_of(reply)["message"]
@@ -255,10 +255,10 @@ def test_limit_headers_can_be_turned_off_everywhere(clock: FakeClock, dialect: s
     """Neither the good answer nor the refusal carries a hint."""
     opened = account(clock, dialect=dialect, rpm=6, limit_headers=False)
     for _ in range(6):
-        opened.admit(Demand(1), clock.now())
+        opened.admit(RequestDemand(1), clock.now())
 
     assert opened.headers(clock.now()) == ()
-    refusals = [opened.admit(Demand(1), clock.now()), opened.throttle(3.0, clock.now())]
+    refusals = [opened.admit(RequestDemand(1), clock.now()), opened.throttle(3.0, clock.now())]
     assert all(reply is None or reply.headers == () for reply in refusals)
 
 
@@ -268,10 +268,10 @@ def test_calls_in_flight_are_capped(clock: FakeClock, dialect: str) -> None:
     opened = account(clock, dialect=dialect, max_concurrency=2)
     opened.in_flight = 2
 
-    refused(opened.admit(Demand(1), clock.now()))
+    refused(opened.admit(RequestDemand(1), clock.now()))
 
     opened.in_flight = 1
-    assert opened.admit(Demand(1), clock.now()) is None
+    assert opened.admit(RequestDemand(1), clock.now()) is None
 
 
 def test_a_model_can_have_its_own_limits(clock: FakeClock) -> None:

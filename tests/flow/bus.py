@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.flow.fleet.news import Gossip
+from gateway.flow.fleet.news import FleetNews
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.limits.gate import Gate
 from gateway.ports import Later, NewsItem
@@ -102,10 +102,10 @@ class BusNews:
 class Replica(City):
     """A gateway of the fleet, with providers of its own that all have the same fate."""
 
-    gossip: Gossip
+    gossip: FleetNews
 
     def joins(self, bus: Bus, who: int) -> Replica:
-        self.gossip = Gossip(self.clock, BusNews(bus, who), self.admission, self.bench.draw)
+        self.gossip = FleetNews(self.clock, BusNews(bus, who), self.admission, self.bench.draw)
         return self
 
     def asked(self, since: float = 0.0, number: int = 0) -> int:

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.call import Call
 from gateway.errors import GatewayError, Phase
-from gateway.flow.answer_headers import trail_headers
+from gateway.flow.answer_headers import answer_headers
 from gateway.ingress.render import error_body, error_headers
 from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.retry.retry import Retries
@@ -208,7 +208,7 @@ class Stage:
                 await reply.close()
         except GatewayError as error:
             status, text = error.status, error_body(error)
-            headers = error_headers(error, 0) + trail_headers(call, clock.now)
+            headers = error_headers(error, 0) + answer_headers(call, clock.now)
         await asyncio.sleep(0)  # what breakers do is told at once, but not in the same breath
         return self._tell(call, status, dict(headers), text, bench.meter.moves[moves_before:])
 

@@ -10,7 +10,7 @@ from gateway.call import Call, Endpoint, Reply, Settled
 from gateway.config.policies.errors import read_error_tables
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.admission.admission import Admission
-from gateway.flow.deadlines import Watch
+from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
 from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.openai.capabilities import Capabilities
@@ -201,7 +201,7 @@ class Bench:
     upstreams: list[ScriptedUpstream]
     clock: FakeClock = field(default_factory=FakeClock)
     meter: Recorder = field(default_factory=Recorder)
-    watch: Watch = field(default_factory=Watch)
+    watch: AttemptDeadlines = field(default_factory=AttemptDeadlines)
     include_usage: bool = True
 
     limits: Sequence[Limits] = ()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.emulator.limits import Bucket
+from gateway.emulator.limits import EmulatedBucket
 from gateway.errors import ErrorClass, GatewayError
 from gateway.flow.admission.admission import Admission
-from gateway.flow.fleet.news import Gossip
+from gateway.flow.fleet.news import FleetNews
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.snapshot import Counting, Limits
 from gateway.ports import RawHeaders
@@ -40,7 +40,7 @@ class Taker:
     refused: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.bucket = Bucket(60 * self.per_s, self.clock.now, self.burst)
+        self.bucket = EmulatedBucket(60 * self.per_s, self.clock.now, self.burst)
 
     async def ask(self) -> tuple[float | None, RawHeaders]:
         """For how long it refuses (None: it does not), and its headers."""
@@ -82,7 +82,7 @@ class Crowd:
             if admission.sharing is not None:
                 self.store.listeners.append(admission.sharing.changed)
                 admission.sharing.changed(True)
-                self.gossip.append(Gossip(clock, BusNews(bus, number), admission, lambda: 0.5))
+                self.gossip.append(FleetNews(clock, BusNews(bus, number), admission, lambda: 0.5))
             self.admissions.append((bench, admission))
         self.codes: Counter[str] = Counter()
 

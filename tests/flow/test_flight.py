@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.call import Reply
 from gateway.errors import NoTargetAvailable
 from gateway.flow.raw_relay import StreamBroken
-from gateway.flow.reuse.shared_answer import SLOW_READER, Flight, Reader
+from gateway.flow.reuse.shared_answer import SLOW_READER, AnswerReader, Flight
 from tests.flow.support import Bench, ScriptedUpstream
 
 ROOM = 1000
@@ -34,7 +34,7 @@ def begun(room: int = ROOM) -> Flight:
     return made
 
 
-async def read(made: Flight, reader: Reader) -> bytes:
+async def read(made: Flight, reader: AnswerReader) -> bytes:
     return b"".join([chunk async for chunk in made.chunks(reader)])
 
 

@@ -11,8 +11,16 @@ import pytest
 
 from gateway.flow.admission.gates import MOST_NAMED
 from gateway.flow.fleet import news
-from gateway.flow.fleet.codec import Move, read_hand, read_limits, read_move, write_hand, write_limits, write_move
-from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, Gossip
+from gateway.flow.fleet.codec import (
+    BreakerMove,
+    read_hand,
+    read_limits,
+    read_move,
+    write_hand,
+    write_limits,
+    write_move,
+)
+from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, FleetNews
 from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.limits.provider_headers import Learned, Reading
@@ -310,7 +318,9 @@ def test_news_of_an_account_that_is_not_configured_yet_waits_for_it() -> None:
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, size=1)
         (replica,) = group.replicas
-        replica.gossip.hear(NewsItem("breaker", "two", 20.0, write_move(Move(True, 1, "refused", is_refused=True))))
+        replica.gossip.hear(
+            NewsItem("breaker", "two", 20.0, write_move(BreakerMove(True, 1, "refused", is_refused=True)))
+        )
         target = replace(wildcard(replica), name="p2/m", model="m", account="two")
         policy = replica.bench.policy
         replica.admission.install(replace(policy, models={**policy.models, "n": Model("n", (target,), (target,))}))
@@ -405,9 +415,11 @@ def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
 
 def test_details_survive_the_way() -> None:
     """What is written can be read; a reason is cut rather than refused."""
-    move = Move(True, 300, "ü" * 200, is_refused=True)
-    assert read_move(write_move(move))._replace(reason="") == Move(True, 255, "", True)  # type: ignore[union-attr]
-    assert read_move(write_move(Move(False, 2, "3 probes succeeded"))) == Move(False, 2, "3 probes succeeded")
+    move = BreakerMove(True, 300, "ü" * 200, is_refused=True)
+    assert read_move(write_move(move))._replace(reason="") == BreakerMove(True, 255, "", True)  # type: ignore[union-attr]
+    assert read_move(write_move(BreakerMove(False, 2, "3 probes succeeded"))) == BreakerMove(
+        False, 2, "3 probes succeeded"
+    )
     assert read_hand(write_hand(None, "ab")) == (None, "ab")
     assert read_limits(write_limits({"tokens_per_min": (3e4, 60.0)})) == {"tokens_per_min": (3e4, 60.0)}
 
@@ -419,7 +431,7 @@ def test_other_news_goes_to_those_whom_it_concerns() -> None:
         heard: list[bytes] = []
         replica = Replica([answers_provider()], clock)
         bus = Bus(clock)
-        Gossip(clock, BusNews(bus, 0), replica.admission, lambda: 0.5, heard.append, heard.append)
+        FleetNews(clock, BusNews(bus, 0), replica.admission, lambda: 0.5, heard.append, heard.append)
         bus.tell(1, NewsItem("vector", "v", 0.0, b"one"), lasts=False)
         bus.tell(1, NewsItem("purge", "p", 0.0, b"two"), lasts=False)
         await asyncio.sleep(0.1)
@@ -463,7 +475,7 @@ def test_an_open_one_stays_open_for_the_longest() -> None:
         group.breakers()[0].told_open(clock.now + 1.0, 1, "less", clock.now)
         assert group.breakers()[0].probe_at == pytest.approx(1004.0, abs=0.01)
 
-        group.replicas[0].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(Move(True, 4, "more"))))
+        group.replicas[0].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
 
         assert group.breakers()[0].probe_at - clock.now == pytest.approx(30.0)
         assert group.breakers()[0].ejections == 4
@@ -549,7 +561,7 @@ def test_who_waits_for_a_probe_that_is_put_off_is_sent_on() -> None:
         call = replica.start()
         await asyncio.sleep(0.02)
         assert not call.done()
-        replica.gossip.hear(NewsItem("breaker", "p0/m", 25.0, write_move(Move(True, 2, "a probe failed"))))
+        replica.gossip.hear(NewsItem("breaker", "p0/m", 25.0, write_move(BreakerMove(True, 2, "a probe failed"))))
         told = await call
 
         assert told.result == "circuit_open"
@@ -598,7 +610,9 @@ def test_a_refused_credential_is_refused_for_all() -> None:
         assert not group.gates(1)[2].vitals.is_clear
         assert len(group.bus.told) == 1
 
-        group.replicas[1].gossip.hear(NewsItem("breaker", "one", 0.0, write_move(Move(False, 1, "3 probes succeeded"))))
+        group.replicas[1].gossip.hear(
+            NewsItem("breaker", "one", 0.0, write_move(BreakerMove(False, 1, "3 probes succeeded")))
+        )
         assert (accounts[1].breaker.state, accounts[1].is_refused) == ("closed", False)
         await group.settle()
 

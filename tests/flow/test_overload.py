@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.call import LANES
-from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Overload
+from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
 from gateway.policy.snapshot import QueueBounds
 from gateway.process_memory import container_bytes, resident_bytes
 
@@ -18,9 +18,9 @@ GIB = 1024**3
 BOUNDS = QueueBounds(max_bytes=1000, shed_memory_bytes=GIB, shed_loop_lag_s=0.5)
 
 
-def levels(lags_s: list[float], overload: Overload | None = None) -> list[int]:
+def levels(lags_s: list[float], overload: Shedding | None = None) -> list[int]:
     """The level after each of these lags of the loop, one a second."""
-    overload = overload or Overload()
+    overload = overload or Shedding()
     found = []
     for second, lag_s in enumerate(lags_s):
         overload.observe(1000.0 + second, None, 0, lag_s, BOUNDS)
@@ -28,14 +28,14 @@ def levels(lags_s: list[float], overload: Overload | None = None) -> list[int]:
     return found
 
 
-def shed(overload: Overload) -> list[str]:
+def shed(overload: Shedding) -> list[str]:
     """The lanes that are shed."""
     return [lane for lane in LANES if overload.sheds(lane)]
 
 
 def test_at_first_nothing_is_shed() -> None:
     """Neither before the first look nor when there is nothing to see."""
-    overload = Overload()
+    overload = Shedding()
 
     assert (overload.level, shed(overload)) == (0, [])
     assert levels([0.0] * 5, overload) == [0] * 5
@@ -43,7 +43,7 @@ def test_at_first_nothing_is_shed() -> None:
 
 def test_the_lowest_lane_is_shed_first_and_critical_never() -> None:
     """One lane more with each look at a loop that is late."""
-    overload = Overload()
+    overload = Shedding()
     found = []
 
     for second in range(5):
@@ -82,7 +82,7 @@ def test_memory_held_bytes_and_lag_each_have_their_limit(
     resident: int | None, held: int, lag_s: float, is_too_much: bool
 ) -> None:
     """Of what the queue may hold, a tenth is kept for those who are still let in."""
-    overload = Overload()
+    overload = Shedding()
 
     overload.observe(0.0, resident, held, lag_s, BOUNDS)
 
@@ -91,7 +91,7 @@ def test_memory_held_bytes_and_lag_each_have_their_limit(
 
 def test_memory_is_watched_only_where_a_limit_is_set() -> None:
     """By default there is none; none of 0 bytes makes sense, and a queue that may hold nothing is no overload."""
-    overload = Overload()
+    overload = Shedding()
 
     for bounds in (QueueBounds(), QueueBounds(shed_memory_bytes=0, max_bytes=0)):
         overload.observe(0.0, 100 * GIB, 0, 0.0, bounds)
@@ -101,7 +101,7 @@ def test_memory_is_watched_only_where_a_limit_is_set() -> None:
 
 def test_memory_that_is_not_given_back_does_not_keep_people_out() -> None:
     """Above the limit the lower lanes stay out; interactive calls only while it grows, be it slowly."""
-    overload = Overload()
+    overload = Shedding()
     found = []
 
     for second in range(40):
@@ -117,7 +117,7 @@ def test_memory_that_is_not_given_back_does_not_keep_people_out() -> None:
 
 def test_what_is_left_after_a_peak_keeps_nobody_out() -> None:
     """Nobody is served, and memory stays above its limit: it is calm; from there growth counts, as it did before."""
-    overload = Overload()
+    overload = Shedding()
     for second in range(5):
         overload.observe(second, 2 * GIB, 0, 0.0, BOUNDS)
     assert shed(overload) == ["batch", "background"]
@@ -137,7 +137,7 @@ def test_what_is_left_after_a_peak_keeps_nobody_out() -> None:
 @pytest.mark.parametrize("part", [0.82, 0.99])
 def test_what_is_below_the_limit_for_a_while_keeps_nobody_out_though_calls_never_cease(part: float) -> None:
     """One lane after the other, and again whenever it is too much; above the limit, however steady, nobody comes in."""
-    overload, found = Overload(), []
+    overload, found = Shedding(), []
     for second in range(80):
         is_peak = second < 10 or 40 <= second < 42
         noise = second % 3 * GIB // 400
@@ -153,7 +153,7 @@ def test_what_is_below_the_limit_for_a_while_keeps_nobody_out_though_calls_never
 
 def test_memory_that_stays_above_its_limit_keeps_the_lower_lanes_out() -> None:
     """As long as calls are in flight."""
-    overload = Overload()
+    overload = Shedding()
     for second in range(300):
         overload.observe(second, GIB + GIB // 10, 0, 0.0, BOUNDS)
 
@@ -162,7 +162,7 @@ def test_memory_that_stays_above_its_limit_keeps_the_lower_lanes_out() -> None:
 
 def test_memory_that_was_given_back_counts_again() -> None:
     """The limit is the policy's as soon as there is less at rest."""
-    overload = Overload()
+    overload = Shedding()
     for second, resident in enumerate((2 * GIB, GIB // 2)):
         overload.observe(second, resident, 0, 0.0, BOUNDS, is_at_rest=True)
 
@@ -173,7 +173,7 @@ def test_memory_that_was_given_back_counts_again() -> None:
 
 def test_what_is_at_rest_moves_the_limit_no_further_than_the_container_goes() -> None:
     """Four fifths of it are the limit, 95 % the end: who comes then is one too many, whatever is resident at rest."""
-    overload = Overload(memory_bytes=800)
+    overload = Shedding(memory_bytes=800)
     overload.observe(0, 790, 0, 0.0, QueueBounds(), is_at_rest=True)
 
     overload.observe(1, 940, 0, 0.0, QueueBounds())
@@ -185,7 +185,7 @@ def test_what_is_at_rest_moves_the_limit_no_further_than_the_container_goes() ->
 @given(st.integers(0, 100 * GIB), st.integers(0, 3))
 def test_at_rest_every_level_ends(resident: int, level: int) -> None:
     """Whatever is resident: to send calls away would free none of it."""
-    overload = Overload(memory_bytes=GIB)
+    overload = Shedding(memory_bytes=GIB)
     for second in range(level):
         overload.observe(second, None, 0, 9.0, BOUNDS)
 
@@ -204,7 +204,7 @@ def test_at_rest_every_level_ends(resident: int, level: int) -> None:
 )
 def test_the_level_moves_by_a_step_and_sheds_from_below(seen: list[tuple[int | None, int, float, float]]) -> None:
     """Whatever is observed: no jump, no lane shed above one that is served, `critical` always served."""
-    overload, now = Overload(), 0.0
+    overload, now = Shedding(), 0.0
 
     for resident, held, lag_s, later_s in seen:
         before, now = overload.level, now + later_s
@@ -223,7 +223,7 @@ def test_the_level_moves_by_a_step_and_sheds_from_below(seen: list[tuple[int | N
 
 def test_a_refusal_is_counted_and_asks_for_more_patience_the_more_is_shed() -> None:
     """By lane; the wait in the header is the one in the message."""
-    overload = Overload()
+    overload = Shedding()
     waits = []
 
     for _ in range(MAX_LEVEL):
@@ -258,7 +258,7 @@ def test_the_memory_of_this_process_is_known() -> None:
 
 def test_a_containers_limit_stands_in_for_one_that_is_not_set() -> None:
     """The policy's own number wins."""
-    overload = Overload(memory_bytes=1000)
+    overload = Shedding(memory_bytes=1000)
 
     overload.observe(0.0, 2000, 0, 0.0, QueueBounds(shed_memory_bytes=1_000_000))
     assert overload.level == 0

@@ -21,7 +21,7 @@ from gateway.errors import (
     Phase,
     UpstreamFailed,
 )
-from gateway.flow.reuse.eligibility import ask
+from gateway.flow.reuse.eligibility import plan_reuse
 from gateway.policy.reuse.keys import LARGE_BYTES
 from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.policy.snapshot import Key
@@ -694,7 +694,7 @@ class Later:
         def ask(*args: object) -> object:
             return method(*args) if name in ("put", "release") else asyncio.ensure_future(when_open(*args))
 
-        return ask
+        return plan_reuse
 
 
 def slow(bench: Bench) -> Slow:
@@ -857,7 +857,7 @@ def test_a_large_body_stands_for_itself() -> None:
     bench = Bench([ScriptedUpstream()])
     large = asking("x" * LARGE_BYTES)
     spaced = {**large, "body": large["body"].replace(b'":', b'": ')}
-    keys = [ask(bench.call(**one), recognises=False) for one in (large, large, spaced)]
+    keys = [plan_reuse(bench.call(**one), recognises=False) for one in (large, large, spaced)]
     assert keys[0] is not None
     assert keys[1] is not None
     assert keys[2] is not None

@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gateway.flow.deadlines import SWEEP_S, Watch
+from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
 from tests.flow.support import FakeClock
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def run(story: Callable[[LoopClock], Coroutine[Any, Any, T]]) -> T:
 class Sweep:
     """Lets a watch look at its attempts every 50 ms, until it is cancelled."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: AttemptDeadlines) -> None:
         self._watch = watch
         self._look()
 

@@ -19,7 +19,7 @@ from openai import APIError, AsyncOpenAI
 
 from gateway.call import LANES, Call
 from gateway.flow.keepalive import KeepAlive, waiting_for
-from gateway.flow.shedding import Overload
+from gateway.flow.shedding import Shedding
 from gateway.ingress.edge import Edge
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_front
@@ -59,7 +59,7 @@ class Front:
     server: HttpServer
     inflight: InFlight
     keepalive: KeepAlive
-    overload: Overload
+    overload: Shedding
 
     @property
     def url(self) -> str:
@@ -105,7 +105,7 @@ async def front(
     meter = EdgeRecorder()
     bench = Bench([ScriptedUpstream(*scripts)], meter=meter)
     policies = Policies(replace(bench.call().policy, keys=keys or {}, lane_deadline_s=dict.fromkeys(LANES, 30.0)))
-    inflight, overload, keepalive = InFlight(), Overload(), KeepAlive(describe)
+    inflight, overload, keepalive = InFlight(), Shedding(), KeepAlive(describe)
     edge = Edge(bench.pipeline, policies, meter, bench.clock, inflight, overload, keepalive)
     server = HttpServer(build_front(edge, policies, [], meter), bind("127.0.0.1", 0), meter.refused)
     await server.start()

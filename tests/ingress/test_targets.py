@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.errors import CircuitOpen
 from gateway.ingress.admin.views import breaker_states, retry_levels, show_targets
 from gateway.policy.health.breaker import Breaker, BreakerRules
-from gateway.policy.health.target_health import Vitals
+from gateway.policy.health.target_health import TargetHealth
 from gateway.policy.retry.retry import Retries
 from gateway.policy.snapshot import Limits
 from tests.e2e.conftest import StartGateway
@@ -51,7 +51,7 @@ def bench_of(**options: Any) -> Bench:
     return Bench([ScriptedUpstream(), ScriptedUpstream()], breaker=RULES, **options)
 
 
-def vitals_of(bench: Bench, name: str = "p0/m") -> Vitals:
+def vitals_of(bench: Bench, name: str = "p0/m") -> TargetHealth:
     return bench.admission.gates.lines[name].gate.vitals
 
 

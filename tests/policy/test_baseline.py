@@ -16,8 +16,8 @@ from gateway.policy.health.baseline import (
     MOST_AT_FIRST,
     MOST_USUAL,
     Baseline,
-    Tally,
-    Window,
+    OutcomeCounts,
+    OutcomeWindow,
     longest_run,
     surprise,
 )
@@ -26,8 +26,8 @@ BOUNDED = settings(deadline=None, derandomize=True)
 SHARES = st.floats(1e-6, 0.9)
 
 
-def seen(calls: int, failures: int = 0, *, first_byte_s: float | None = None, call_s: float = 1.0) -> Tally:
-    tally = Tally()
+def seen(calls: int, failures: int = 0, *, first_byte_s: float | None = None, call_s: float = 1.0) -> OutcomeCounts:
+    tally = OutcomeCounts()
     tally.calls, tally.failures = calls, failures
     tally.busy_s = call_s * (calls - failures)
     if first_byte_s is not None:
@@ -35,9 +35,9 @@ def seen(calls: int, failures: int = 0, *, first_byte_s: float | None = None, ca
     return tally
 
 
-def count(window: Window, now: float, failed: bool = False) -> Tally:
+def count(window: OutcomeWindow, now: float, failed: bool = False) -> OutcomeCounts:
     """One call ended; returns what left the window."""
-    gone = window.turn(window.span_s, now) if now >= window.ends_at else Tally()
+    gone = window.turn(window.span_s, now) if now >= window.ends_at else OutcomeCounts()
     window.present.calls += 1
     window.present.failures += failed
     return gone
@@ -50,7 +50,7 @@ def count(window: Window, now: float, failed: bool = False) -> Tally:
 @BOUNDED
 def test_the_window_holds_what_is_recent(gaps: list[float]) -> None:
     """All of the last 55 s, and nothing older than 60: one bucket is forgotten at a time; nothing is lost on the way."""
-    window, now, ends, gone = Window(60.0, 0.0), 0.0, [], 0
+    window, now, ends, gone = OutcomeWindow(60.0, 0.0), 0.0, [], 0
     for gap in gaps:
         now += gap
         gone += count(window, now).calls
@@ -64,7 +64,7 @@ def test_the_window_holds_what_is_recent(gaps: list[float]) -> None:
 
 def test_recent_goes_back_bucket_by_bucket() -> None:
     """The present first, the whole window last."""
-    window = Window(60.0, 0.0)
+    window = OutcomeWindow(60.0, 0.0)
     count(window, 1.0, failed=True)
     count(window, 7.0)
     count(window, 13.0, failed=True)
@@ -78,7 +78,7 @@ def test_recent_goes_back_bucket_by_bucket() -> None:
 
 def test_a_window_that_grows_keeps_what_it_has() -> None:
     """Calls have become longer: the buckets from here on are, too."""
-    window = Window(60.0, 0.0)
+    window = OutcomeWindow(60.0, 0.0)
     count(window, 1.0)
 
     assert window.turn(600.0, 5.0).calls == 0
@@ -88,7 +88,7 @@ def test_a_window_that_grows_keeps_what_it_has() -> None:
 
 def test_the_rate_of_a_young_window_is_of_its_own_time() -> None:
     """Not of the whole span; and a burst in the first moment is no rate per microsecond."""
-    window = Window(60.0, 100.0)
+    window = OutcomeWindow(60.0, 100.0)
     for _ in range(50):
         count(window, 100.1)
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.emulator.config import EmulatorConfig
-from gateway.emulator.dialects import Demand, open_account
+from gateway.emulator.dialects import RequestDemand, open_account
 from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS
 from gateway.errors import ErrorClass, Phase
 from gateway.policy.errors import body as error_body
 from gateway.policy.errors.body import BODY_BYTES, TEXT_CHARS, normalised, numberless, read_body
 from gateway.policy.errors.classify import Diagnosis, ErrorTable, error_object, in_band_status, is_openai_shaped
-from gateway.policy.errors.rules import Phrase, Rule
+from gateway.policy.errors.rules import ErrorRule, Phrase
 from tests.policy.error_rows import BY_STATUS, ROWS, WALL, Row
 from tests.policy.mutations import mutated
 from tests.policy.tables import built_in, table_of
@@ -228,7 +228,7 @@ def test_the_servers_delay_is_never_undercut_but_may_be_raised() -> None:
 def test_a_daily_reset_is_the_next_one(at: str, delay_s: float) -> None:
     """In UTC, whatever the hour."""
     now = WALL if not at else WALL - 4 * 3600 - (60 if "59" in at else 0)
-    table = ErrorTable((Rule("r", E.QUOTA_EXHAUSTED, resets_daily_at_s=8 * 3600.0),))
+    table = ErrorTable((ErrorRule("r", E.QUOTA_EXHAUSTED, resets_daily_at_s=8 * 3600.0),))
 
     assert table.diagnose(Phase.ANSWERED, 429, (), b"", now).delay_s == delay_s
 
@@ -259,7 +259,7 @@ def test_phrases_are_text_with_gaps_and_numbers(phrase: str, text: str, is_there
 
 def test_conditions_of_a_rule_must_all_hold() -> None:
     """Phase, status, code, type, body status, words and headers; each one alone breaks it."""
-    rule = Rule(
+    rule = ErrorRule(
         "r",
         E.TIMEOUT,
         phases=frozenset([Phase.SENT]),
@@ -322,7 +322,7 @@ def test_the_emulators_throttles_are_rate_limits(dialect: str, is_bare: bool) ->
 def test_what_the_emulator_can_never_serve_never_fits() -> None:
     """OpenAI's words for a request above the limit itself."""
     config = EmulatorConfig(tpm=1000)
-    reply = open_account(config, "m", 0.0, lambda: WALL).admit(Demand(5000), 0.0)
+    reply = open_account(config, "m", 0.0, lambda: WALL).admit(RequestDemand(5000), 0.0)
     assert reply is not None
     diagnosis = table_of("openai").diagnose(Phase.ANSWERED, reply.status, reply.headers, reply.body, WALL)
 

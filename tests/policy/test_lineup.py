@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.call import LANES, Lane
-from gateway.policy.limits.fair_queue import Lineup, Place, Ticket
+from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.limits import NOTHING, Cost
 
 LOW = LANES.index("background")
@@ -25,7 +25,7 @@ class Watched(Ticket):
     """A ticket that can be referred to weakly: who holds on to it can be seen."""
 
 
-class Counted(Place):
+class Counted(Waiter):
     """A place that counts how often anybody looks at it: the work of a lineup, without a clock."""
 
     looks = 0
@@ -44,8 +44,8 @@ class Counted(Place):
 class Stand:
     """A lineup and the tickets it gives out, numbered in the order of their making."""
 
-    def __init__(self, lineup: Lineup[Ticket] | None = None, place: Callable[..., Place] = Place) -> None:
-        self.lineup: Lineup[Ticket] = Lineup(aged_percent=0) if lineup is None else lineup
+    def __init__(self, lineup: FairQueue[Ticket] | None = None, place: Callable[..., Waiter] = Waiter) -> None:
+        self.lineup: FairQueue[Ticket] = FairQueue(aged_percent=0) if lineup is None else lineup
         self._place = place
         self._seq = 0
 
@@ -198,7 +198,7 @@ def test_looking_changes_nothing() -> None:
 
 def test_nobody_waits_in_an_empty_line() -> None:
     """No turn, no one ahead, free for everyone."""
-    lineup: Lineup[Ticket] = Lineup()
+    lineup: FairQueue[Ticket] = FairQueue()
 
     assert lineup.peek(0.0) is None
     assert len(lineup) == 0
@@ -314,7 +314,7 @@ def test_a_tenant_who_leaves_and_returns_gains_nothing() -> None:
 
 def aged_shares(lanes: tuple[Lane, ...], percent: float, turns: int = 1000) -> Counter[Lane]:
     """How often each lane went, all of them always waiting, their calls older than an hour."""
-    stand = Stand(Lineup({"batch": 60.0, "background": 600.0}, percent))
+    stand = Stand(FairQueue({"batch": 60.0, "background": 600.0}, percent))
     for lane in lanes:
         for _ in range(turns):
             stand.add(lane=lane)
@@ -336,7 +336,7 @@ def test_without_a_share_lanes_are_strict() -> None:
 
 def test_no_lane_starves_behind_two_busy_ones() -> None:
     """Of several aged calls the one that has waited longest goes."""
-    stand = Stand(Lineup({"batch": 60.0, "background": 600.0}, 5.0))
+    stand = Stand(FairQueue({"batch": 60.0, "background": 600.0}, 5.0))
     for number in range(200):
         stand.add(lane="background", at=number)
         stand.add(lane="batch", at=number + 0.5)
@@ -350,7 +350,7 @@ def test_no_lane_starves_behind_two_busy_ones() -> None:
 
 def test_only_what_has_waited_too_long_is_aged() -> None:
     """A young call of a lower lane, and a lane without such a limit, wait for the higher lanes."""
-    stand = Stand(Lineup({"batch": 60.0}, 100.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 100.0))
     stand.add()
     stand.add(lane="batch", at=0.0)
     stand.add(lane="background", at=-1e6)
@@ -366,7 +366,7 @@ def test_only_what_has_waited_too_long_is_aged() -> None:
 
 def test_an_aged_call_need_not_leave_anything_over() -> None:
     """Else the reserve would starve it; in its own turn it must."""
-    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 50.0))
     stand.add()
     batch = stand.add(lane="batch", keep=10.0)
     stand.next(100.0)
@@ -380,7 +380,7 @@ def test_an_aged_call_need_not_leave_anything_over() -> None:
 
 def test_what_an_aged_call_saves_up_is_left_over_by_the_others() -> None:
     """So it never makes them wait for all that it costs, however much that is."""
-    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 50.0))
     stand.add(lane="batch", tokens=1000)
     for _ in range(20):
         stand.add(tokens=100)
@@ -395,7 +395,7 @@ def test_what_an_aged_call_saves_up_is_left_over_by_the_others() -> None:
 
 def test_the_share_of_aged_calls_is_of_the_turns_taken_from_them() -> None:
     """Turns that nobody below had to wait for do not count."""
-    stand = Stand(Lineup({"batch": 60.0}, 20.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 20.0))
     for _ in range(20):
         stand.add()
     for _ in range(10):
@@ -625,7 +625,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @initialize(aged=st.sampled_from([0.0, 5.0, 100.0]))
     def start(self, aged: float) -> None:
-        self.stand = Stand(Lineup({"batch": 5.0, "background": 5.0}, aged))
+        self.stand = Stand(FairQueue({"batch": 5.0, "background": 5.0}, aged))
         self.is_strict = not aged
 
     @rule(
@@ -755,7 +755,7 @@ TestAgainstAModel.settings = settings(max_examples=80, stateful_step_count=40, d
 
 def test_what_was_saved_up_and_is_gone_is_saved_up_again() -> None:
     """Where a provider says that less is left than was thought, the others do not wait for the aged call either."""
-    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 50.0))
     batch = stand.add(lane="batch")
     for _ in range(3):
         stand.add()
@@ -774,7 +774,7 @@ def test_what_was_saved_up_and_is_gone_is_saved_up_again() -> None:
 
 def test_tokens_are_saved_up_only_where_they_are_limited() -> None:
     """Elsewhere the turns alone count: a large call is no burden."""
-    stand = Stand(Lineup({"batch": 60.0}, 50.0))
+    stand = Stand(FairQueue({"batch": 60.0}, 50.0))
     batch = stand.add(lane="batch", tokens=1000)
     for _ in range(2):
         stand.add(tokens=1)

@@ -15,8 +15,8 @@ from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
 from gateway.policy.objects.objects import (
     RESPONSES,
     Concern,
+    ObjectPath,
     ObjectRules,
-    Place,
     ids_in_path,
     key_of,
     read_path,
@@ -34,26 +34,26 @@ def named(body: bytes, content_type: bytes = JSON) -> set[str]:
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/files", Place("files")),
-        ("/files/", Place("files")),
-        ("/files/file-1", Place("files", "file-1")),
-        ("/files/file-1/content", Place("files", "file-1", "content")),
-        ("/FILES/file-A", Place("files", "file-A")),
-        ("/%66iles/%66ile-1", Place("files", "file-1")),
-        ("/fine_tuning/jobs/ftjob-1/events", Place("fine_tuning/jobs", "ftjob-1", "events")),
+        ("/files", ObjectPath("files")),
+        ("/files/", ObjectPath("files")),
+        ("/files/file-1", ObjectPath("files", "file-1")),
+        ("/files/file-1/content", ObjectPath("files", "file-1", "content")),
+        ("/FILES/file-A", ObjectPath("files", "file-A")),
+        ("/%66iles/%66ile-1", ObjectPath("files", "file-1")),
+        ("/fine_tuning/jobs/ftjob-1/events", ObjectPath("fine_tuning/jobs", "ftjob-1", "events")),
         ("/fine_tuning/alpha/graders/run", None),
-        ("/chat/completions/chatcmpl-1/messages", Place("chat/completions", "chatcmpl-1", "messages")),
-        ("/threads/runs", Place("threads", verb="runs")),
-        ("/threads/thread_1/runs/run_1", Place("threads", "thread_1", "runs/run_1")),
-        ("/responses/compact", Place("responses", verb="compact")),
-        ("/videos/characters/char_1", Place("videos/characters", "char_1")),
-        ("/vector_stores/vs_1/files/file-1", Place("vector_stores", "vs_1", "files/file-1")),
+        ("/chat/completions/chatcmpl-1/messages", ObjectPath("chat/completions", "chatcmpl-1", "messages")),
+        ("/threads/runs", ObjectPath("threads", verb="runs")),
+        ("/threads/thread_1/runs/run_1", ObjectPath("threads", "thread_1", "runs/run_1")),
+        ("/responses/compact", ObjectPath("responses", verb="compact")),
+        ("/videos/characters/char_1", ObjectPath("videos/characters", "char_1")),
+        ("/vector_stores/vs_1/files/file-1", ObjectPath("vector_stores", "vs_1", "files/file-1")),
         ("/audio/translations", None),
         ("/filesystem", None),
         ("/", None),
     ],
 )
-def test_a_path_is_about_objects_or_not(path: str, place: Place | None) -> None:
+def test_a_path_is_about_objects_or_not(path: str, place: ObjectPath | None) -> None:
     assert read_path(path) == place
 
 
@@ -211,7 +211,7 @@ def test_what_hides_an_id_in_a_large_body_is_refused(body: bytes) -> None:
 
 
 def test_a_cursor_is_an_id_as_well() -> None:
-    found = [*ids_in_path(Concern(Place("files"), "GET"), b"limit=2&after=file-1&before=file-2&order=asc")]
+    found = [*ids_in_path(Concern(ObjectPath("files"), "GET"), b"limit=2&after=file-1&before=file-2&order=asc")]
 
     assert found == ["file-1", "file-2"]
 
@@ -241,34 +241,39 @@ def test_tenants_below_one_that_names_others_are_known() -> None:
 @pytest.mark.parametrize(
     ("place", "method", "answer", "ids"),
     [
-        (Place("files"), "POST", {"id": "f"}, ["f"]),
-        (Place("files", "f"), "GET", {"id": "f", "output_file_id": "g"}, []),
-        (Place("batches", "b"), "GET", {"id": "b", "output_file_id": "o", "error_file_id": None}, ["o"]),
-        (Place("batches", "b", "cancel"), "POST", {"id": "b", "error_file_id": "e"}, ["e"]),
-        (Place("threads", verb="runs"), "POST", {"id": "run", "thread_id": "t"}, ["t"]),
-        (Place("threads", "t", "messages"), "POST", {"id": "msg"}, []),
-        (Place("uploads", "u", "complete"), "POST", {"id": "u", "file": {"id": "f"}}, ["f"]),
-        (Place("videos", "v", "remix"), "POST", {"id": "w"}, ["w"]),
+        (ObjectPath("files"), "POST", {"id": "f"}, ["f"]),
+        (ObjectPath("files", "f"), "GET", {"id": "f", "output_file_id": "g"}, []),
+        (ObjectPath("batches", "b"), "GET", {"id": "b", "output_file_id": "o", "error_file_id": None}, ["o"]),
+        (ObjectPath("batches", "b", "cancel"), "POST", {"id": "b", "error_file_id": "e"}, ["e"]),
+        (ObjectPath("threads", verb="runs"), "POST", {"id": "run", "thread_id": "t"}, ["t"]),
+        (ObjectPath("threads", "t", "messages"), "POST", {"id": "msg"}, []),
+        (ObjectPath("uploads", "u", "complete"), "POST", {"id": "u", "file": {"id": "f"}}, ["f"]),
+        (ObjectPath("videos", "v", "remix"), "POST", {"id": "w"}, ["w"]),
         (
-            Place("threads"),
+            ObjectPath("threads"),
             "POST",
             {"id": "t", "tool_resources": {"file_search": {"vector_store_ids": ["vs"]}}},
             ["t", "vs"],
         ),
-        (Place("responses", "r"), "GET", {"output": [{"type": "code_interpreter_call", "container_id": "c"}]}, ["c"]),
-        (Place("responses", "r"), "GET", {"output": [{"type": "message", "container_id": "c"}, None, 1]}, []),
-        (Place("files"), "POST", {"id": {"x": 1}}, []),
         (
-            Place("responses"),
+            ObjectPath("responses", "r"),
+            "GET",
+            {"output": [{"type": "code_interpreter_call", "container_id": "c"}]},
+            ["c"],
+        ),
+        (ObjectPath("responses", "r"), "GET", {"output": [{"type": "message", "container_id": "c"}, None, 1]}, []),
+        (ObjectPath("files"), "POST", {"id": {"x": 1}}, []),
+        (
+            ObjectPath("responses"),
             "POST",
             {"id": "r", "output": [{"id": "rs_1", "type": "reasoning"}, {"id": "msg_1", "content": [{"id": "x"}]}]},
             ["r", "rs_1", "msg_1"],
         ),
-        (Place("responses", "r", "input_items"), "GET", {"data": [{"id": "msg_1"}]}, []),
+        (ObjectPath("responses", "r", "input_items"), "GET", {"data": [{"id": "msg_1"}]}, []),
     ],
 )
 def test_answers_name_what_becomes_the_tenants(
-    place: Place, method: str, answer: dict[str, Any], ids: list[str]
+    place: ObjectPath, method: str, answer: dict[str, Any], ids: list[str]
 ) -> None:
     assert ids_in_answer(Concern(place, method), answer) == ids
 
@@ -302,7 +307,7 @@ def test_a_stream_names_each_of_its_items_once() -> None:
         {"type": "response.output_item.done", "item": item},
         {"type": "response.completed", "response": {"id": "resp_1", "output": [item, {"id": "rs_1"}]}},
     ]
-    for concern, own in ((Concern(RESPONSES), ["resp_1"]), (Concern(Place("responses", "resp_1"), "GET"), [])):
+    for concern, own in ((Concern(RESPONSES), ["resp_1"]), (Concern(ObjectPath("responses", "resp_1"), "GET"), [])):
         announced = Announcements(concern)
         found = [announced.read(b"data: %b\n\n" % orjson.dumps(event)) for event in events]
 

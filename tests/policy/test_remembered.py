@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.idle_gates import MOST_REMEMBERED, Kept, Remembered, Used
+from gateway.policy.limits.idle_gates import MOST_REMEMBERED, IdleGateState, Remembered, Used
 
 SALT = b"0123456789abcdef"
 MOST_BYTES = 256
@@ -23,7 +23,7 @@ def test_what_is_kept_comes_back_once(at: float, pause_s: float, refusals: int, 
     remembered = Remembered(SALT)
     used = [one._replace(full_at=at + one.full_at % 86_400) for one in used]
 
-    remembered.keep("p/m@1", Kept(at, at + pause_s, -inf, refusals, tuple(used)))
+    remembered.keep("p/m@1", IdleGateState(at, at + pause_s, -inf, refusals, tuple(used)))
     assert remembered.take("p/m@2") is None
     kept = remembered.take("p/m@1")
 
@@ -41,7 +41,7 @@ def test_the_longest_unused_goes_first() -> None:
     """And begins anew; whatever else is kept stays."""
     remembered = Remembered(SALT, most=3)
     for name in ("a", "b", "a", "c", "d"):
-        remembered.keep(name, Kept(1.0, 2.0, -inf, 1))
+        remembered.keep(name, IdleGateState(1.0, 2.0, -inf, 1))
 
     assert len(remembered) == 3
     assert [name for name in "abcd" if remembered.take(name) is not None] == ["a", "c", "d"]
@@ -56,7 +56,7 @@ def test_a_hundred_thousand_take_little_room() -> None:
         before = tracemalloc.get_traced_memory()[0]
         for number, name in enumerate(names):
             used = tuple(Used(limit, 0.5 * number, 7.0 + number) for limit in range(5))
-            remembered.keep(name, Kept(1.0 + number, 2.0 + number, 3.0 + number, 3, used))
+            remembered.keep(name, IdleGateState(1.0 + number, 2.0 + number, 3.0 + number, 3, used))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

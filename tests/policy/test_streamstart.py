@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.openai.first_event import FAILED_REASONS, Word, first_error, first_word
+from gateway.policy.openai.first_event import FAILED_REASONS, FirstEventKind, first_error, first_word
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -72,30 +72,30 @@ NEWS = {
 @pytest.mark.parametrize("event", ANNOUNCEMENTS.values(), ids=ANNOUNCEMENTS.keys())
 def test_announcements_say_nothing_yet(event: bytes) -> None:
     """After one of them another target may still try."""
-    assert first_word(event) is Word.NOTHING
+    assert first_word(event) is FirstEventKind.NOTHING
     assert first_error(event) is None
 
 
 @pytest.mark.parametrize("event", NEWS.values(), ids=NEWS.keys())
 def test_output_and_ends_are_never_held_back(event: bytes) -> None:
     """A first token, of whatever kind, is never late."""
-    assert first_word(event) is Word.SOMETHING
+    assert first_word(event) is FirstEventKind.SOMETHING
     assert first_error(event) is None
 
 
 @pytest.mark.parametrize(
     ("event", "word"),
     [
-        (b"data: [DONE]\n\n", Word.DONE),
-        (b"data:[DONE] \r\n\r\n", Word.DONE),
-        (b"data: what is this\n\n", Word.NONSENSE),
-        (b'data: {"choices":[{"del\n\n', Word.NONSENSE),
-        (b"data: [1]\n\n", Word.NONSENSE),
-        (b"<html>\n\n", Word.NONSENSE),
-        (b'{"detail":"x"}\n\n', Word.NONSENSE),
+        (b"data: [DONE]\n\n", FirstEventKind.DONE),
+        (b"data:[DONE] \r\n\r\n", FirstEventKind.DONE),
+        (b"data: what is this\n\n", FirstEventKind.NONSENSE),
+        (b'data: {"choices":[{"del\n\n', FirstEventKind.NONSENSE),
+        (b"data: [1]\n\n", FirstEventKind.NONSENSE),
+        (b"<html>\n\n", FirstEventKind.NONSENSE),
+        (b'{"detail":"x"}\n\n', FirstEventKind.NONSENSE),
     ],
 )
-def test_ends_and_nonsense_are_told(event: bytes, word: Word) -> None:
+def test_ends_and_nonsense_are_told(event: bytes, word: FirstEventKind) -> None:
     """Neither begins an answer."""
     assert first_word(event) is word
 
@@ -131,7 +131,7 @@ def test_a_chunk_is_held_back_only_if_no_choice_has_anything(deltas: list[dict[s
     event = data({"choices": [{"index": n, "delta": delta} for n, delta in enumerate(deltas)]})
     says = any(value for delta in deltas for name, value in delta.items() if name != "role")
 
-    assert first_word(event) is (Word.SOMETHING if says else Word.NOTHING)
+    assert first_word(event) is (FirstEventKind.SOMETHING if says else FirstEventKind.NOTHING)
 
 
 names = st.sampled_from(["choices", "delta", "type", "item", "part", "error", "finish_reason", "response"])
@@ -143,4 +143,4 @@ objects = st.recursive(st.none() | st.text(max_size=3), lambda some: st.lists(so
 def test_no_bytes_are_too_strange(event: bytes) -> None:
     """Every event has a meaning."""
     first_error(event)
-    assert isinstance(first_word(event), Word)
+    assert isinstance(first_word(event), FirstEventKind)

@@ -7,12 +7,12 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.health.suspects import FIRST_WINDOW, SPAN_S, Suspicion, Waiting, is_suspect
+from gateway.policy.health.suspects import FIRST_WINDOW, SPAN_S, SilentAttempt, Suspicion, is_suspect
 
 
-def queue(count: int, every_s: float, oldest_s: float, usual_s: float = 4.0) -> list[Waiting]:
+def queue(count: int, every_s: float, oldest_s: float, usual_s: float = 4.0) -> list[SilentAttempt]:
     """Calls that came one after the other, the first of them so long ago; none has heard anything."""
-    return [Waiting(1000.0 + n * every_s, oldest_s - n * every_s, usual_s) for n in range(count)]
+    return [SilentAttempt(1000.0 + n * every_s, oldest_s - n * every_s, usual_s) for n in range(count)]
 
 
 def test_several_calls_one_after_the_other_that_hear_nothing() -> None:
@@ -43,18 +43,20 @@ def test_who_serves_is_not_suspect() -> None:
 
 def test_each_call_has_its_own_time() -> None:
     """One that thinks is not overdue yet; it neither accuses nor excuses."""
-    patient = [Waiting(1000.0 + n, 60.0 - n, 120.0) for n in range(20)]
+    patient = [SilentAttempt(1000.0 + n, 60.0 - n, 120.0) for n in range(20)]
 
     assert is_suspect(patient, 5, inf) is None
     assert is_suspect([*patient, *queue(11, 0.2, 60.0)], 5, inf) is not None
 
 
 @given(
-    waiting=st.lists(st.builds(Waiting, st.floats(0, 1e4), st.floats(0, 1e4), st.floats(2.0, 500.0)), max_size=30),
+    waiting=st.lists(
+        st.builds(SilentAttempt, st.floats(0, 1e4), st.floats(0, 1e4), st.floats(2.0, 500.0)), max_size=30
+    ),
     at_least=st.integers(2, 10),
     unserved_s=st.floats(0, 1e4),
 )
-def test_nobody_is_suspect_for_little(waiting: list[Waiting], at_least: int, unserved_s: float) -> None:
+def test_nobody_is_suspect_for_little(waiting: list[SilentAttempt], at_least: int, unserved_s: float) -> None:
     """As many as it takes are without a sign of life for half of their time at least, one for all of it."""
     if is_suspect(waiting, at_least, unserved_s) is not None:
         half = [one for one in waiting if one.silent_s >= one.usual_s / 2]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.health.suspects import Suspicion
-from gateway.policy.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Permit, Vitals
+from gateway.policy.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Permit, TargetHealth
 from gateway.policy.retry.retry import Doubt
 
 RULES = BreakerRules(consecutive_failures=3, open_s=10.0, jitter_percent=0.0, probes=2, ramp_s=5.0)
@@ -19,11 +19,11 @@ BACKGROUND, INTERACTIVE = 3, 1
 NOW = 1000.0
 
 
-def new_vitals(account: Account | None = None, name: str = "p/m") -> Vitals:
-    return Vitals(name, account or Account("p", RULES, NOW), RULES, NOW, None)
+def new_vitals(account: Account | None = None, name: str = "p/m") -> TargetHealth:
+    return TargetHealth(name, account or Account("p", RULES, NOW), RULES, NOW, None)
 
 
-def fail(vitals: Vitals, times: int, now: float = NOW) -> None:
+def fail(vitals: TargetHealth, times: int, now: float = NOW) -> None:
     for _ in range(times):
         vitals.failed(vitals.take(now), now, 0.0, "server_error")
 
@@ -160,7 +160,7 @@ def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
     draw = Random(seed)
     account = Account("p", RULES, NOW)
     pair = [new_vitals(account), new_vitals(account, "p/n")]
-    out: list[tuple[Vitals, Permit]] = []
+    out: list[tuple[TargetHealth, Permit]] = []
     now = NOW
     for _ in range(200):
         now += draw.choice([0.0, 0.01, 1.0, 8.0])
@@ -181,7 +181,7 @@ def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
         assert breaker.state != "half_open" or breaker._probes.out == 0
 
 
-def _give_back(draw: Random, vitals: Vitals, permit: Permit, now: float) -> None:
+def _give_back(draw: Random, vitals: TargetHealth, permit: Permit, now: float) -> None:
     news = draw.randrange(3)
     if news == 0:
         vitals.succeeded(permit, now, None)
@@ -244,7 +244,7 @@ def test_a_silent_target_is_tried_by_one_that_has_failed_at_a_time() -> None:
 def test_without_a_breaker_nothing_is_in_doubt() -> None:
     """Nobody wants to know."""
     rules = BreakerRules(is_enabled=False)
-    vitals = Vitals("p/m", Account("p", rules, NOW), rules, NOW, None)
+    vitals = TargetHealth("p/m", Account("p", rules, NOW), rules, NOW, None)
     vitals.heard.trials.update(dict.fromkeys(range(100), NOW))
 
     assert vitals.doubt(NOW) is None

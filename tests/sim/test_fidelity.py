@@ -11,7 +11,7 @@ import pytest
 
 from gateway.call import Lane
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
-from gateway.flow.deadlines import Watch
+from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
 from gateway.ports import Answer, Meter, Outgoing, StoreBounds
 from gateway.store.memory.store import MemoryStore
@@ -99,7 +99,7 @@ class PipelineWorld(World):
     def __post_init__(self) -> None:
         self.sites = [replace(site, upstream=SimUpstream(self.clock, site.provider)) for site in self.sites]
         super().__post_init__()
-        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), Watch(), self.admission, STORE)
+        self._pipeline = Pipeline(self.clock, cast(Meter, BookKeeper()), AttemptDeadlines(), self.admission, STORE)
 
     async def serve(self, call: SimCall) -> SimCall:
         self.calls.append(call)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.flow.admission.queue import DelayQueue, Held
-from gateway.policy.limits.fair_queue import Lineup, Next
+from gateway.policy.limits.fair_queue import FairQueue, Next
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost
 from tests.sim.cases import requests_site
@@ -39,12 +39,12 @@ def test_it_has_nothing_to_say_when_all_is_well() -> None:
 def test_it_sees_a_lane_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lowest lane first."""
 
-    def lowest(lineup: Lineup[Any], now: float, *, counts_tokens: bool = True) -> Next[Any] | None:
+    def lowest(lineup: FairQueue[Any], now: float, *, counts_tokens: bool = True) -> Next[Any] | None:
         ticket = lineup.youngest(-1)
         return None if ticket is None else Next(ticket, 0.0)
 
-    monkeypatch.setattr(Lineup, "peek", lowest)
-    monkeypatch.setattr(Lineup, "pop", Lineup.left)
+    monkeypatch.setattr(FairQueue, "peek", lowest)
+    monkeypatch.setattr(FairQueue, "pop", FairQueue.left)
 
     _, oracle = looked_at(until_s=2)
 

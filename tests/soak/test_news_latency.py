@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from gateway.clock import SystemClock
-from gateway.flow.fleet.news import Gossip
+from gateway.flow.fleet.news import FleetNews
 from gateway.policy.limits.gate import Gate
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
@@ -71,7 +71,7 @@ async def test_pauses_and_openings_reach_all_gates_within_50_ms(report: Report) 
 def _gates(news: RedisNews) -> list[Gate]:
     """Of a replica with as many targets as there are moves."""
     bench = Bench([ScriptedUpstream() for _ in range(MOVES)], clock=cast("FakeClock", SystemClock()))
-    Gossip(SystemClock(), news, bench.admission, lambda: 0.5)
+    FleetNews(SystemClock(), news, bench.admission, lambda: 0.5)
     return [line.gate for line in bench.admission.gates.lines.values()]
 
 

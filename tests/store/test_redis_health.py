@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.store.redis_link import health
-from gateway.store.redis_link.health import Health
+from gateway.store.redis_link.health import ServerHealth
 
 
 class Server:
@@ -20,7 +20,7 @@ class Server:
         self.probes = 0
         self.changes: list[bool] = []
         self.lost: list[str] = []
-        self.health = Health("the store", self.probe, self.lost.append, self.changes.append, timeout_s=0.05)
+        self.health = ServerHealth("the store", self.probe, self.lost.append, self.changes.append, timeout_s=0.05)
 
     async def probe(self) -> None:
         self.probes += 1

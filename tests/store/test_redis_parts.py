@@ -10,7 +10,7 @@ from redis import Redis
 
 from gateway.call import Kept
 from gateway.ports import Claim
-from gateway.store.redis.chunks import AT_ONCE, PART_BYTES, Parts, is_head
+from gateway.store.redis.chunks import AT_ONCE, PART_BYTES, ChunkedValue, is_head
 from gateway.store.redis.store import RedisStore
 from gateway.store.redis_link.link import StoreGone
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked
@@ -97,7 +97,7 @@ async def test_a_long_answer_that_lost_its_parts_is_none(lends: Lender, wall: Wa
 
 async def test_parts_of_two_values_are_never_mixed(lends: Lender) -> None:
     """Whoever reads while another writes has the one or the other, or nothing."""
-    parts, place = Parts(lends.link), lends.link.key("place")
+    parts, place = ChunkedValue(lends.link), lends.link.key("place")
     head, staged = await parts.stage(place, BODY)
     with Redis.from_url(lends.url) as client:
         client.rename(staged, place)

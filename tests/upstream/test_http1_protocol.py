@@ -11,8 +11,8 @@ import pytest
 from gateway.errors import Phase
 from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Http1Connection
 from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import Turns
-from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, Timeouts, encode, read_timeouts
+from gateway.upstream.http1_turns import LoopTurns
+from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, WireTimeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered
@@ -58,7 +58,7 @@ class Pool:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.read_buffer = memoryview(bytearray(1024))
-        self.turns = Turns()
+        self.turns = LoopTurns()
 
     def release(self, connection: Http1Connection) -> None:
         self.told.append("release")
@@ -70,13 +70,13 @@ class Pool:
         self.told.append("closed_while_unused")
 
 
-def connect(method: str = "POST", timeouts: Timeouts | None = None) -> tuple[Http1Connection, Exchange, Wire, Pool]:
+def connect(method: str = "POST", timeouts: WireTimeouts | None = None) -> tuple[Http1Connection, Exchange, Wire, Pool]:
     """A connection that has just written a request."""
     wire, pool = Wire(), Pool()
     connection = Http1Connection(pool, lambda: 0.0)
     connection.connection_made(wire)
     outgoing = EncodedRequest(b"HEAD\r\n\r\n", b"", None, 0, method != "HEAD")
-    return connection, connection.start(outgoing, timeouts or Timeouts()), wire, pool
+    return connection, connection.start(outgoing, timeouts or WireTimeouts()), wire, pool
 
 
 async def body_of(exchange: Exchange) -> bytes:
@@ -257,7 +257,7 @@ async def test_a_request_still_unsent_spends_the_connection() -> None:
 
 async def test_reading_pauses_while_the_caller_lags() -> None:
     """Above the high water mark nothing is read until the caller has drained the buffer; no clock runs meanwhile."""
-    connection, exchange, transport, _ = connect(timeouts=Timeouts(read_s=5.0))
+    connection, exchange, transport, _ = connect(timeouts=WireTimeouts(read_s=5.0))
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     connection.data_received(b"a" * HIGH_WATER_BYTES)
     assert not transport.is_paused()
@@ -355,9 +355,9 @@ async def test_a_method_must_be_a_token(method: str) -> None:
 async def test_timeouts_are_read_from_the_extension() -> None:
     """`first_byte` falls back to `read`; None and absent are no limit."""
     given = {"connect": 1.0, "read": 2.0, "write": None}
-    assert read_timeouts({"timeout": given}) == Timeouts(1.0, inf, inf, 2.0, 2.0)
+    assert read_timeouts({"timeout": given}) == WireTimeouts(1.0, inf, inf, 2.0, 2.0)
     assert read_timeouts({"timeout": {**given, "first_byte": 9.0}}).first_byte_s == 9.0
-    assert read_timeouts({}) == Timeouts()
+    assert read_timeouts({}) == WireTimeouts()
 
 
 async def test_a_foreign_error_is_judged_by_its_type() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from gateway.upstream import http1_connection, http1_pool
 from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import LONG_TURN_S, MOST_PIECES, Turns
+from gateway.upstream.http1_turns import LONG_TURN_S, MOST_PIECES, LoopTurns
 from tests.upstream.test_http1_protocol import connect
 
 READERS = 300
@@ -15,7 +15,7 @@ READERS = 300
 class Greedy:
     """Asks for another piece in the turn after each, as a stream at full speed does."""
 
-    def __init__(self, turns: Turns, read: list[Greedy]) -> None:
+    def __init__(self, turns: LoopTurns, read: list[Greedy]) -> None:
         self._turns = turns
         self._read = read
 
@@ -39,7 +39,7 @@ class Clock:
 async def test_300_readers_at_full_speed_take_a_few_pieces_a_turn_in_order() -> None:
     """Nobody is left out, nobody comes twice before all others have come once."""
     read: list[Greedy] = []
-    turns = Turns(Clock())
+    turns = LoopTurns(Clock())
     everybody = [Greedy(turns, read) for _ in range(READERS)]
     for one in everybody:
         turns.ask(one)
@@ -56,7 +56,7 @@ async def test_300_readers_at_full_speed_take_a_few_pieces_a_turn_in_order() -> 
 async def test_fewer_pieces_fit_where_turns_are_long() -> None:
     """One a turn at the least; as many as before when turns are short again."""
     clock, read = Clock(), list[Greedy]()
-    turns = Turns(clock)
+    turns = LoopTurns(clock)
     for _ in range(READERS):
         turns.ask(Greedy(turns, read))
 
@@ -77,7 +77,7 @@ async def test_fewer_pieces_fit_where_turns_are_long() -> None:
 async def test_a_lone_reader_reads_on_at_once_and_leaves_nothing_behind() -> None:
     """What few streams bring is not put off, and an idle loop has nothing to do."""
     read: list[Greedy] = []
-    turns = Turns()
+    turns = LoopTurns()
 
     class Once(Greedy):
         def read_on(self) -> None:

@@ -32,7 +32,7 @@ FindTokenizer = Callable[[str], Callable[[str], int] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CountingRule:
     """How providers of one kind count a call against their limits."""
 
     charge: ChargeRule
@@ -40,27 +40,27 @@ class Rule:
     windows: Windows = "continuous"
 
 
-BUILT_IN_RULES: Final[Mapping[Kind, Rule]] = {
-    "openai": Rule("max"),
-    "azure": Rule("sum", windows="azure"),
-    "anthropic": Rule("input", excludes_cached=True),
-    "groq": Rule("sum", excludes_cached=True),
-    "mistral": Rule("sum", windows="minute"),
-    "together": Rule("sum"),
-    "fireworks": Rule("input", excludes_cached=True),
-    "xai": Rule("sum"),
-    "gemini": Rule("input", windows="minute"),
-    "openrouter": Rule("sum"),
-    "deepseek": Rule("sum"),
-    "vertex": Rule("real"),
-    "cohere": Rule("real"),
-    "bedrock": Rule("sum"),
-    "vllm": Rule("real"),
-    "sglang": Rule("real"),
-    "ollama": Rule("real"),
-    "llamacpp": Rule("real"),
-    "tgi": Rule("real"),
-    "other": Rule("real"),
+BUILT_IN_RULES: Final[Mapping[Kind, CountingRule]] = {
+    "openai": CountingRule("max"),
+    "azure": CountingRule("sum", windows="azure"),
+    "anthropic": CountingRule("input", excludes_cached=True),
+    "groq": CountingRule("sum", excludes_cached=True),
+    "mistral": CountingRule("sum", windows="minute"),
+    "together": CountingRule("sum"),
+    "fireworks": CountingRule("input", excludes_cached=True),
+    "xai": CountingRule("sum"),
+    "gemini": CountingRule("input", windows="minute"),
+    "openrouter": CountingRule("sum"),
+    "deepseek": CountingRule("sum"),
+    "vertex": CountingRule("real"),
+    "cohere": CountingRule("real"),
+    "bedrock": CountingRule("sum"),
+    "vllm": CountingRule("real"),
+    "sglang": CountingRule("real"),
+    "ollama": CountingRule("real"),
+    "llamacpp": CountingRule("real"),
+    "tgi": CountingRule("real"),
+    "other": CountingRule("real"),
 }
 SELF_HOSTED: Final[frozenset[Kind]] = frozenset(("vllm", "sglang", "tgi", "ollama", "llamacpp"))
 # Hosts that `hints` does not list: their headers need no reading of their own, but they count and fail in their own way.
@@ -78,7 +78,7 @@ _HOSTS: Final[Mapping[str, Kind]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionRules:
     """One set of admission.yaml."""
 
     include_usage: bool
@@ -86,7 +86,7 @@ class Admission:
     first_output_tokens: int
     arrival_lag_s: float
     is_exact: bool
-    rules: Mapping[Kind, Rule]
+    rules: Mapping[Kind, CountingRule]
 
     def counting(self, kind: Kind, *, adaptive: bool, find_tokenizer: FindTokenizer | None) -> Counting:
         """How a target at a provider of this kind is counted; `find_tokenizer` is used where the set is exact."""
@@ -132,14 +132,14 @@ def windows_of(style: Style) -> str:
     return next(name for name, known in WINDOWS.items() if known == style)
 
 
-def read_admission(document: Document | None) -> dict[str, Admission]:
+def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
     """Every set of admission.yaml; None: there is no such file."""
     sets = check_sets(AdmissionSet, document)
     for name, entry in sets.items():
         if document is not None and entry.tokenizer == "exact" and not tokenizers.is_installed():
             document.complain((name, "tokenizer"), tokenizers.NOT_INSTALLED)
     return {
-        name: Admission(
+        name: AdmissionRules(
             include_usage=entry.include_usage,
             learns=entry.learn_limits,
             first_output_tokens=entry.first_answer_tokens,
@@ -151,7 +151,7 @@ def read_admission(document: Document | None) -> dict[str, Admission]:
     }
 
 
-def _rules(document: Document | None, path: Path) -> dict[Kind, Rule]:
+def _rules(document: Document | None, path: Path) -> dict[Kind, CountingRule]:
     said = document.at(path) if document is not None else None
     if document is None or not isinstance(said, dict):
         return dict(BUILT_IN_RULES)
@@ -161,10 +161,10 @@ def _rules(document: Document | None, path: Path) -> dict[Kind, Rule]:
     return {kind: _rule(check(CountingEntry, document, (*path, kind)), rule) for kind, rule in BUILT_IN_RULES.items()}
 
 
-def _rule(entry: CountingEntry | None, built_in: Rule) -> Rule:
+def _rule(entry: CountingEntry | None, built_in: CountingRule) -> CountingRule:
     if entry is None:
         return built_in
-    return Rule(
+    return CountingRule(
         entry.charge or built_in.charge,
         built_in.excludes_cached if entry.excludes_cached is None else entry.excludes_cached,
         entry.windows or built_in.windows,

@@ -19,7 +19,7 @@ from gateway.config.reading.problems import Document, Problem, did_you_mean, quo
 from gateway.config.reading.source import read_document
 from gateway.errors import Phase
 from gateway.policy.errors.classify import ErrorTable
-from gateway.policy.errors.rules import Rule
+from gateway.policy.errors.rules import ErrorRule
 
 DEFAULT: Final = "default"
 NAMES: Final = (DEFAULT, *KINDS)
@@ -34,12 +34,14 @@ class ErrorTables:
     Keep it for as long as a config is loaded: the tables are what targets keep.
     """
 
-    def __init__(self, own: Mapping[str, tuple[Rule, ...]], documents: tuple[Document, ...], folder: FilePath) -> None:
+    def __init__(
+        self, own: Mapping[str, tuple[ErrorRule, ...]], documents: tuple[Document, ...], folder: FilePath
+    ) -> None:
         self.documents = documents
         """The user's files."""
         self._own = own
         self._folder = folder
-        self._built_in: dict[str, tuple[Rule, ...]] = {}
+        self._built_in: dict[str, tuple[ErrorRule, ...]] = {}
         self._made: dict[str, ErrorTable] = {}
 
     def of(self, kind: str) -> ErrorTable:
@@ -51,12 +53,12 @@ class ErrorTables:
             self._made[kind] = table = ErrorTable(rules, "" if kind == "other" else kind)
         return table
 
-    def _rules(self, name: str) -> tuple[Rule, ...]:
+    def _rules(self, name: str) -> tuple[ErrorRule, ...]:
         own = self._own.get(name, ())
         replaced = {rule.name.removeprefix(_OWN) for rule in own}
         return (*own, *(rule for rule in self._read_built_in(name) if rule.name not in replaced))
 
-    def _read_built_in(self, name: str) -> tuple[Rule, ...]:
+    def _read_built_in(self, name: str) -> tuple[ErrorRule, ...]:
         """Raises RuntimeError where the installation is broken: these files are tested before they are shipped."""
         rules = self._built_in.get(name)
         if rules is None:
@@ -95,7 +97,7 @@ def read_error_tables(files: Iterable[FilePath], environ: Mapping[str, str], pro
     return ErrorTables(own, tuple(documents.values()), folder)
 
 
-def _read_rules(document: Document, table: str, prefix: str) -> tuple[Rule, ...]:
+def _read_rules(document: Document, table: str, prefix: str) -> tuple[ErrorRule, ...]:
     """The rules of a file as far as they are sound, in its order."""
     if not isinstance(document.data, dict):
         document.complain(
@@ -127,8 +129,8 @@ def _read_rule(document: Document, name: str) -> RuleEntry | None:
     return check(RuleEntry, document, (name,))
 
 
-def _rule(label: str, entry: RuleEntry, document: Document, name: str) -> Rule:
-    return Rule(
+def _rule(label: str, entry: RuleEntry, document: Document, name: str) -> ErrorRule:
+    return ErrorRule(
         name=label,
         error_class=entry.error_class,
         scope=entry.scope,

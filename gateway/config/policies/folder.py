@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
 
-from gateway.config.policies.admission import Admission, read_admission
+from gateway.config.policies.admission import AdmissionRules, read_admission
 from gateway.config.policies.breakers import read_breakers
 from gateway.config.policies.cache import CachePolicies, read_caching
 from gateway.config.policies.errors import ErrorTables, read_error_tables
@@ -29,10 +29,10 @@ FILES: Final = ("admission.yaml", "breakers.yaml", "cache.yaml", "queue.yaml", "
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
+class PolicySets:
     """The sets of every policy file by name, and the error tables by kind of provider."""
 
-    admission: Mapping[str, Admission]
+    admission: Mapping[str, AdmissionRules]
     queue: QueuePolicies
     retries: Mapping[str, Retries]
     breakers: Mapping[str, BreakerRules]
@@ -56,7 +56,7 @@ def list_error_files(folder: FilePath) -> list[FilePath]:
 
 def read_policies(
     folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
-) -> Policies:
+) -> PolicySets:
     """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
 
     What they name by a relative path is found from the folder `beside`, that of the config.
@@ -68,7 +68,7 @@ def read_policies(
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
     errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
-    return Policies(
+    return PolicySets(
         read_admission(documents.get("admission.yaml")),
         read_queue(documents.get("queue.yaml")),
         read_retries(documents.get("retries.yaml")),

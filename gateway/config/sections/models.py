@@ -13,7 +13,7 @@ from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
 from gateway.config.policies.cache import check_caching, with_routes
-from gateway.config.policies.folder import Policies
+from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check, check_part
 from gateway.config.reading.fields import is_label, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean
@@ -21,7 +21,7 @@ from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, Pri
 from gateway.config.sections.credentials import Groups
 from gateway.config.sections.fail_closed import check_fail_closed
 from gateway.config.sections.shared_limits import share_limits
-from gateway.config.sections.targets import Parts, Place, build_targets
+from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
 from gateway.config.sections.vendors import bind_credentials
 from gateway.policy.snapshot import Model, Target
 
@@ -32,7 +32,7 @@ class Route:
 
     name: str
     entry: ModelEntry
-    places: tuple[Place, ...]
+    places: tuple[TargetPlace, ...]
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
@@ -44,7 +44,7 @@ def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str]
 # --- checking ---
 
 
-def check_routes(document: Document, config: ConfigFile, policies: Policies) -> dict[str, Route]:
+def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -> dict[str, Route]:
     """Every entry that can be read; whatever is wrong with it or between entries is noted in the document."""
     routes: dict[str, Route] = {}
     for name in config.models:
@@ -61,8 +61,8 @@ def check_routes(document: Document, config: ConfigFile, policies: Policies) -> 
     return routes
 
 
-def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Place, ...]:
-    places: list[Place] = []
+def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[TargetPlace, ...]:
+    places: list[TargetPlace] = []
     listed = document.at(("models", name, "targets"))
     for index in range(len(listed) if isinstance(listed, list) else 0):
         path: Path = ("models", name, "targets", index)
@@ -79,8 +79,8 @@ def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Pl
     return tuple(places)
 
 
-def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Place:
-    return Place(
+def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
+    return TargetPlace(
         entry,
         entry.model or (None if is_pattern(name) else name),
         check_part(CapabilitiesEntry, document, (*path, "capabilities")),
@@ -88,7 +88,7 @@ def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Pla
     )
 
 
-def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: Policies) -> None:
+def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: PolicySets) -> None:
     """What the entry picks by name must be there."""
     for field, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
         for index, other in enumerate(names):
@@ -135,14 +135,14 @@ def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 # --- building ---
 
 
-def places_of(routes: Mapping[str, Route]) -> Iterator[Place]:
+def places_of(routes: Mapping[str, Route]) -> Iterator[TargetPlace]:
     """All places, those of several models as often."""
     for route in routes.values():
         yield from route.places
 
 
 def build_models(
-    routes: Mapping[str, Route], policies: Policies, parts: Parts
+    routes: Mapping[str, Route], policies: PolicySets, parts: TargetParts
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """The models of sound routes, and a word on targets that several models describe differently."""
     apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
@@ -154,7 +154,7 @@ def _model(
     route: Route,
     routes: Mapping[str, Route],
     targets: Mapping[str, tuple[Target, ...]],
-    policies: Policies,
+    policies: PolicySets,
     groups: Groups,
 ) -> Model:
     name, entry = route.name, route.entry

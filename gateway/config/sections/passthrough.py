@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.config.policies.folder import Policies
+from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import ConfigFile, PassthroughEntry
 from gateway.config.sections.credentials import account_of
-from gateway.config.sections.targets import Parts
+from gateway.config.sections.targets import TargetParts
 from gateway.policy.snapshot import Provider, Target
 
 
@@ -35,7 +35,7 @@ def passthrough_section(
     return entry if provider is not None else None
 
 
-def passthrough_target(provider: Provider, policies: Policies, parts: Parts) -> Target:
+def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetParts) -> Target:
     """Its answers come from endpoints of every kind: what they tell of limits is not that of the models."""
     kind = parts.kinds[provider.group]
     timeouts = policies.timeouts["default"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.config.policies.admission import FindTokenizer
-from gateway.config.policies.folder import Policies
+from gateway.config.policies.folder import PolicySets
 from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sections.credentials import Groups, account_of
 from gateway.config.sections.fail_closed import closed_limits
@@ -26,7 +26,7 @@ FindRates = Callable[[str], Rates | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetPlace:
     """One checked entry of a model's `targets:`; `model` is None where the client's own name goes on."""
 
     entry: TargetEntry
@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TargetParts:
     """What targets are made of besides what their entries say.
 
     Groups, kinds and prices are found by a provider's name in the config, upstreams by that of the credential.
@@ -54,7 +54,7 @@ class Parts:
     find_tokenizer: FindTokenizer | None = None
 
 
-def pairs_of(places: Iterable[Place], groups: Groups) -> Iterator[Pair]:
+def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
     """Every provider and model that some target needs."""
     for place in places:
         for provider in groups[place.entry.provider]:
@@ -65,7 +65,9 @@ UNTOLD_BURST_S = 10.0
 """A provider's burst that nobody tells; many take no more at once than a few seconds' worth of their limit."""
 
 
-def build_targets(places: tuple[Place, ...], entry: ModelEntry, policies: Policies, parts: Parts) -> tuple[Target, ...]:
+def build_targets(
+    places: tuple[TargetPlace, ...], entry: ModelEntry, policies: PolicySets, parts: TargetParts
+) -> tuple[Target, ...]:
     """The targets of one model."""
     built = [
         _build(place, provider, entry, policies, parts)
@@ -75,7 +77,9 @@ def build_targets(places: tuple[Place, ...], entry: ModelEntry, policies: Polici
     return tuple(sorted(built, key=lambda target: target.order))
 
 
-def _build(place: Place, provider: Provider, model: ModelEntry, policies: Policies, parts: Parts) -> Target:
+def _build(
+    place: TargetPlace, provider: Provider, model: ModelEntry, policies: PolicySets, parts: TargetParts
+) -> Target:
     entry = place.entry
     kind = parts.kinds[entry.provider]
     timeouts = policies.timeouts[model.timeouts]

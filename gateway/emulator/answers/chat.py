@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.answers.reply import SLOT, Reply, Stream, around, frame, json_reply
+from gateway.emulator.answers.reply import SLOT, EmulatedReply, Stream, around, frame, json_reply
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.writer import Draft, Writer, example_of
 
@@ -21,7 +21,7 @@ _SAFE = {"filtered": False, "severity": "safe"}
 _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence": _SAFE}
 
 
-def answer_chat(ask: Ask, writer: Writer) -> Reply | Stream:
+def answer_chat(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
     """A chat completion as JSON or as a stream."""
     drafts = [_draft(ask, writer, choice) for choice in range(ask.choices)]
     head = {
@@ -37,7 +37,7 @@ def answer_chat(ask: Ask, writer: Writer) -> Reply | Stream:
     return json_reply(head | {"choices": choices, "usage": usage_of(ask, drafts)}, _tokens(drafts))
 
 
-def answer_completion(ask: Ask, writer: Writer) -> Reply | Stream:
+def answer_completion(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
     """A legacy text completion as JSON or as a stream."""
     drafts = [writer.prose(ask, choice) for choice in range(ask.choices)]
     head = {

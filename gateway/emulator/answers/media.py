@@ -11,12 +11,12 @@ import struct
 import wave
 import zlib
 
-from gateway.emulator.answers.reply import Reply, json_reply
+from gateway.emulator.answers.reply import EmulatedReply, json_reply
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.writer import Writer
 
 
-def answer_image(ask: Ask, writer: Writer) -> Reply:
+def answer_image(ask: Ask, writer: Writer) -> EmulatedReply:
     """One grey pixel per image asked for, as base64 PNG."""
     image = {"b64_json": _PIXEL, "revised_prompt": ask.prompt}
     usage = {"input_tokens": ask.prompt_tokens, "output_tokens": ask.choices, "total_tokens": 0}
@@ -25,12 +25,12 @@ def answer_image(ask: Ask, writer: Writer) -> Reply:
     return json_reply({"created": writer.created(), "data": [image] * ask.choices, "usage": usage | details})
 
 
-def answer_speech(_ask: Ask, _writer: Writer) -> Reply:
+def answer_speech(_ask: Ask, _writer: Writer) -> EmulatedReply:
     """A twentieth of a second of silence, as WAV whatever format was asked for."""
-    return Reply(body=_SILENCE, content_type=b"audio/wav")
+    return EmulatedReply(body=_SILENCE, content_type=b"audio/wav")
 
 
-def answer_transcription(_ask: Ask, _writer: Writer) -> Reply:
+def answer_transcription(_ask: Ask, _writer: Writer) -> EmulatedReply:
     """The text of any recording."""
     return json_reply({"text": "emulated transcription"})
 

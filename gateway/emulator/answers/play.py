@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from gateway.emulator.answers.reply import SSE, Headers, Reply, Stream
-from gateway.emulator.call import Call
-from gateway.emulator.dialects import Account
+from gateway.emulator.answers.reply import SSE, EmulatedReply, Headers, Stream
+from gateway.emulator.call import EmulatedCall
+from gateway.emulator.dialects import EmulatedAccount
 from gateway.emulator.faults import Fault
 from gateway.emulator.problems import CDN_PAGE, FAULT_PROBLEMS, overloaded_503
 
@@ -32,31 +32,37 @@ _UNFRAMED = frozenset({"truncated", "wrong_length"})
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EmulatedPace:
     """Seconds until the first token and between the next."""
 
     ttft_s: float
     per_token_s: float
 
 
-def refusal_of(fault: Fault, account: Account, dialect: str, now: float) -> Reply | None:
+def refusal_of(fault: Fault, account: EmulatedAccount, dialect: str, now: float) -> EmulatedReply | None:
     """The whole reply that `fault` consists of, or None for the faults that break a good answer."""
     match fault.kind:
         case "rate_limit" | "rate_limit_bare":
             return account.throttle(fault.seconds or 0.0, now, is_bare=fault.kind == "rate_limit_bare")
         case "html502":
-            return Reply(status=502, body=CDN_PAGE, content_type=b"text/html", is_foreign=True)
+            return EmulatedReply(status=502, body=CDN_PAGE, content_type=b"text/html", is_foreign=True)
         case "empty_200":
-            return Reply(body=b"")
+            return EmulatedReply(body=b"")
         case "error_in_200":
-            return Reply(body=overloaded_503(dialect).render(dialect))
+            return EmulatedReply(body=overloaded_503(dialect).render(dialect))
     problem = FAULT_PROBLEMS.get(fault.kind)
     if problem is None:
         return None
     return problem(dialect).reply(dialect, _retry_after(fault), is_bare=fault.kind in _BEFORE_LIMITS)
 
 
-async def perform(call: Call, answer: Reply | Stream, fault: Fault | None, pace: Pace, account: Account) -> None:
+async def perform(
+    call: EmulatedCall,
+    answer: EmulatedReply | Stream,
+    fault: Fault | None,
+    pace: EmulatedPace,
+    account: EmulatedAccount,
+) -> None:
     """Plays `answer` at `pace`, as `fault` bends it."""
     if fault is not None and fault.kind == "silence":
         await call.hang()
@@ -66,7 +72,7 @@ async def perform(call: Call, answer: Reply | Stream, fault: Fault | None, pace:
     wait_s = pace.ttft_s
     if fault is not None and fault.kind == "slow_first_token":
         wait_s += fault.seconds or 0.0
-    if isinstance(answer, Reply):
+    if isinstance(answer, EmulatedReply):
         wait_s += max(0, answer.tokens - 1) * pace.per_token_s
     if wait_s:
         await call.sleep(wait_s)
@@ -78,7 +84,7 @@ async def perform(call: Call, answer: Reply | Stream, fault: Fault | None, pace:
         await _play_reply(call, answer, fault, account)
 
 
-async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Account) -> None:
+async def _play_reply(call: EmulatedCall, reply: EmulatedReply, fault: Fault | None, account: EmulatedAccount) -> None:
     account.emitted(reply.tokens, call.now())
     half = len(reply.body) // 2
     match fault.kind if fault else None:
@@ -89,7 +95,7 @@ async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Ac
         case "malformed":
             await call.reply(replace(reply, body=reply.body[:half]))
         case kind if kind in _ERRORS_IN_200:
-            await call.reply(Reply(body=overloaded_503("openai").render("openai")))
+            await call.reply(EmulatedReply(body=overloaded_503("openai").render("openai")))
         case kind if fault is not None and kind in _DRIPS:
             await _drip_reply(call, reply, fault)
         case "refusal":
@@ -98,12 +104,14 @@ async def _play_reply(call: Call, reply: Reply, fault: Fault | None, account: Ac
             await call.reply(reply)
 
 
-async def _play_stream(call: Call, stream: Stream, fault: Fault | None, per_token_s: float, account: Account) -> None:
+async def _play_stream(
+    call: EmulatedCall, stream: Stream, fault: Fault | None, per_token_s: float, account: EmulatedAccount
+) -> None:
     kind, chunks = (fault.kind, fault.after_chunks) if fault else ("", None)
     left = iter(() if kind == "opening_error" else stream.frames)
     frames = _with_broken_frame(stream, chunks) if kind == "malformed" else islice(left, chunks)
     call.watch()
-    await call.start(Reply(body=b"", content_type=SSE), None)
+    await call.start(EmulatedReply(body=b"", content_type=SSE), None)
     if stream.lead and chunks != 0:
         await call.write(stream.lead)
     await _play_frames(call, frames, per_token_s, account.emitted)
@@ -126,7 +134,7 @@ async def _play_stream(call: Call, stream: Stream, fault: Fault | None, per_toke
 
 
 async def _play_frames(
-    call: Call, frames: Iterable[bytes], per_token_s: float, emitted: Callable[[int, float], None]
+    call: EmulatedCall, frames: Iterable[bytes], per_token_s: float, emitted: Callable[[int, float], None]
 ) -> None:
     # Each frame has its own due time from the first on: late wake-ups do not add up.
     due = call.now()
@@ -141,7 +149,9 @@ async def _play_frames(
         emitted(1, due)
 
 
-async def _drip(call: Call, pieces: Iterable[bytes], fault: Fault, emitted: Callable[[int, float], None]) -> None:
+async def _drip(
+    call: EmulatedCall, pieces: Iterable[bytes], fault: Fault, emitted: Callable[[int, float], None]
+) -> None:
     gap_s = fault.seconds or 0.0
     for each in pieces:
         await call.sleep(gap_s)
@@ -151,7 +161,7 @@ async def _drip(call: Call, pieces: Iterable[bytes], fault: Fault, emitted: Call
             gap_s = min(2 * gap_s, _LONGEST_GAP_S)
 
 
-async def _drip_reply(call: Call, reply: Reply, fault: Fault) -> None:
+async def _drip_reply(call: EmulatedCall, reply: EmulatedReply, fault: Fault) -> None:
     size = -(-len(reply.body) // _PIECES)
     pieces = [reply.body[start : start + size] for start in range(0, len(reply.body), size)]
     at_once = fault.after_chunks or 0
@@ -161,7 +171,7 @@ async def _drip_reply(call: Call, reply: Reply, fault: Fault) -> None:
     await call.finish()
 
 
-async def _break_off(call: Call, kind: str) -> None:
+async def _break_off(call: EmulatedCall, kind: str) -> None:
     match kind:
         case "cut":
             await call.close()
@@ -171,7 +181,7 @@ async def _break_off(call: Call, kind: str) -> None:
             await call.hang()
 
 
-async def _misframe(call: Call, reply: Reply, kind: str) -> None:
+async def _misframe(call: EmulatedCall, reply: EmulatedReply, kind: str) -> None:
     if kind == "truncated":
         await call.start(reply, len(reply.body))
         await call.write(reply.body[: len(reply.body) // 2])
@@ -183,10 +193,10 @@ async def _misframe(call: Call, reply: Reply, kind: str) -> None:
     call.smuggle(reply.body[told:])
 
 
-def _whole(answer: Reply | Stream) -> Reply:
-    if isinstance(answer, Reply):
+def _whole(answer: EmulatedReply | Stream) -> EmulatedReply:
+    if isinstance(answer, EmulatedReply):
         return answer
-    return Reply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=SSE)
+    return EmulatedReply(body=answer.lead + b"".join(answer.frames) + answer.tail, content_type=SSE)
 
 
 def _with_broken_frame(stream: Stream, chunks: int | None) -> Iterator[bytes]:

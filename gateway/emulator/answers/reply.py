@@ -20,7 +20,7 @@ SSE = b"text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class EmulatedReply:
     """A whole answer; `tokens` are the output tokens it holds, which pace it and count against output limits."""
 
     body: bytes
@@ -43,9 +43,9 @@ class Stream:
     error_frame: Callable[[bytes], bytes]
 
 
-def json_reply(value: Mapping[str, Any], tokens: int = 0) -> Reply:
+def json_reply(value: Mapping[str, Any], tokens: int = 0) -> EmulatedReply:
     """A 200 with `value` as JSON."""
-    return Reply(body=orjson.dumps(value), tokens=tokens)
+    return EmulatedReply(body=orjson.dumps(value), tokens=tokens)
 
 
 def frame(value: Mapping[str, Any], event: str | None = None) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.problems import Problem, ProblemError
+from gateway.emulator.problems import EmulatedProblem, ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ def read_json(body: bytes, deployment: str | None, default_model: str | None = N
         data = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
         text = f"We could not parse the JSON body of your request: {exc}."
-        raise ProblemError(Problem(400, text)) from None
+        raise ProblemError(EmulatedProblem(400, text)) from None
     if not isinstance(data, dict):
-        raise ProblemError(Problem(400, f"Invalid body: expected a JSON object, but got {_an(data)} instead."))
+        raise ProblemError(EmulatedProblem(400, f"Invalid body: expected a JSON object, but got {_an(data)} instead."))
     if deployment:
         data["model"] = deployment
     if isinstance(data.get("prompt"), dict):  # a stored prompt of the Responses API names its own model
         default_model = default_model or STORED_PROMPTS_MODEL
     model = data.setdefault("model", default_model)
     if model is None or model == "":
-        raise ProblemError(Problem(400, "you must provide a model parameter"))
+        raise ProblemError(EmulatedProblem(400, "you must provide a model parameter"))
     if not isinstance(model, str):
         raise _wrong_type("model", "a string", model)
     return data
@@ -84,7 +84,7 @@ def read_multipart(body: bytes, deployment: str | None) -> dict[str, Any]:
     found = _MULTIPART_MODEL.search(body)
     model = deployment or (found[1].decode("utf-8", "replace") if found else "")
     if not model:
-        raise ProblemError(Problem(400, "you must provide a model parameter"))
+        raise ProblemError(EmulatedProblem(400, "you must provide a model parameter"))
     return {"model": model}
 
 
@@ -131,7 +131,7 @@ def read_embedding(data: dict[str, Any]) -> Ask:
     _check_numbers(data)
     if data.get("encoding_format", "float") not in ("float", "base64"):
         text = "Invalid value for 'encoding_format': supported values are: 'float' and 'base64'."
-        raise ProblemError(Problem(400, text, param="encoding_format", code="invalid_value"))
+        raise ProblemError(EmulatedProblem(400, text, param="encoding_format", code="invalid_value"))
     return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
 
 
@@ -207,7 +207,7 @@ def _array(data: Mapping[str, Any], name: str) -> list[Any]:
         text = (
             f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty array instead."
         )
-        raise ProblemError(Problem(400, text, param=name, code="empty_array"))
+        raise ProblemError(EmulatedProblem(400, text, param=name, code="empty_array"))
     return given
 
 
@@ -231,22 +231,22 @@ def _check_stream(data: Mapping[str, Any]) -> None:
         raise _wrong_type("stream", "a boolean", stream)
     if data.get("stream_options") is not None and not stream:
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
-        raise ProblemError(Problem(400, text, param="stream_options"))
+        raise ProblemError(EmulatedProblem(400, text, param="stream_options"))
 
 
-def _outside(name: str, kind: str, side: str, bound: str, value: float) -> Problem:
+def _outside(name: str, kind: str, side: str, bound: str, value: float) -> EmulatedProblem:
     text = f"Invalid '{name}': {kind} {side} value. Expected a value {bound}, but got {value} instead."
-    return Problem(400, text, param=name, code=f"{kind}_{side.replace(' ', '_').replace('imum', '')}_value")
+    return EmulatedProblem(400, text, param=name, code=f"{kind}_{side.replace(' ', '_').replace('imum', '')}_value")
 
 
 def _missing(name: str) -> ProblemError:
     text = f"Missing required parameter: '{name}'."
-    return ProblemError(Problem(400, text, param=name, code="missing_required_parameter"))
+    return ProblemError(EmulatedProblem(400, text, param=name, code="missing_required_parameter"))
 
 
 def _wrong_type(name: str, expected: str, value: object) -> ProblemError:
     text = f"Invalid type for '{name}': expected {expected}, but got {_an(value)} instead."
-    return ProblemError(Problem(400, text, param=name, code="invalid_type"))
+    return ProblemError(EmulatedProblem(400, text, param=name, code="invalid_type"))
 
 
 def _an(value: object) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.emulator.answers.chat import shaped
-from gateway.emulator.answers.reply import Reply, Stream, json_reply
+from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.response_events import stream_of
 from gateway.emulator.answers.writer import Draft, Writer
 
 
-def answer_response(ask: Ask, writer: Writer) -> Reply | Stream:
+def answer_response(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
     """A response as JSON or as a stream of named events: a message, or a call of one of the tools that came along."""
     draft = _draft(ask, writer)
     opened = _response(ask, writer)
@@ -28,7 +28,7 @@ def answer_response(ask: Ask, writer: Writer) -> Reply | Stream:
     return json_reply(closed, len(draft.pieces))
 
 
-def answer_compaction(ask: Ask, writer: Writer) -> Reply:
+def answer_compaction(ask: Ask, writer: Writer) -> EmulatedReply:
     """A conversation made shorter: what users have said, and one item that only a provider could read."""
     summary = writer.prose(ask)
     given = ask.data.get("input")
@@ -45,7 +45,7 @@ def answer_compaction(ask: Ask, writer: Writer) -> Reply:
     return json_reply(value, len(summary.pieces))
 
 
-def answer_input_tokens(ask: Ask, _writer: Writer) -> Reply:
+def answer_input_tokens(ask: Ask, _writer: Writer) -> EmulatedReply:
     """How many tokens a call would send."""
     return json_reply({"object": "response.input_tokens", "input_tokens": ask.prompt_tokens})
 

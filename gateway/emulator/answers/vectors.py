@@ -13,7 +13,7 @@ import struct
 from hashlib import blake2b
 from typing import Any
 
-from gateway.emulator.answers.reply import Reply, json_reply
+from gateway.emulator.answers.reply import EmulatedReply, json_reply
 from gateway.emulator.answers.requests import Ask
 from gateway.emulator.answers.writer import Writer
 
@@ -22,7 +22,7 @@ _DEFAULT_DIMENSIONS = 1536
 _LARGE_DIMENSIONS = 3072
 
 
-def answer_embedding(ask: Ask, _writer: Writer) -> Reply:
+def answer_embedding(ask: Ask, _writer: Writer) -> EmulatedReply:
     """An embeddings list, as floats or base64 of little-endian float32."""
     default = _LARGE_DIMENSIONS if "large" in ask.model else _DEFAULT_DIMENSIONS
     dimensions = min(ask.data.get("dimensions") or default, _LARGE_DIMENSIONS)
@@ -36,7 +36,7 @@ def answer_embedding(ask: Ask, _writer: Writer) -> Reply:
     return json_reply({"object": "list", "data": data, "model": ask.model, "usage": usage})
 
 
-def answer_moderation(ask: Ask, writer: Writer) -> Reply:
+def answer_moderation(ask: Ask, writer: Writer) -> EmulatedReply:
     """A moderation list; a text with the word `violence` is flagged."""
     results = [_verdict(text) for text in ask.inputs]
     return json_reply({"id": writer.new_id("modr-"), "model": ask.model, "results": results})

@@ -24,7 +24,7 @@ from gateway.errors import (
 from gateway.flow.admission.budgets import CallBudgets, KeyBudgets, token_cost
 from gateway.flow.admission.candidates import RANKS, Planner, estimate_of
 from gateway.flow.admission.gates import Gates
-from gateway.flow.admission.health import Outages
+from gateway.flow.admission.health import HealthPropagation
 from gateway.flow.admission.key_limits import KeyLimits
 from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
 from gateway.flow.admission.refusals import left_without_turn, too_late
@@ -68,7 +68,7 @@ class Admission:
         self.queue = DelayQueue(clock, policy.queue)
         self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
         self.gates = Gates(clock, self.queue, policy, self._breaker_changed, self.sharing)
-        self.outages = Outages(clock, meter, self.gates, self.queue, draw)
+        self.outages = HealthPropagation(clock, meter, self.gates, self.queue, draw)
         self.planner = Planner(clock, self.gates, draw)
         self.keys = KeyLimits(self.sharing)
         self.budgets = KeyBudgets(clock, self.sharing)

@@ -12,7 +12,7 @@ from gateway.call import Attempt, Call
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
 from gateway.flow.fleet.leases import Sharing
-from gateway.policy.fleet.shared_sum import Tally
+from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.limits.gate import Gate
 from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
 from gateway.policy.retry.retry import Doubt, Retries
@@ -51,7 +51,7 @@ class KeyBudgets:
         self._spending = Spending()
         self._flying: dict[str, Flying] = {}
         """Of each key, while it has calls in flight."""
-        self._tallies: dict[str, tuple[int, Tally]] = {}
+        self._tallies: dict[str, tuple[int, FleetSum]] = {}
         """Of each key, on its day."""
 
     async def reserve(self, call: Call, price: Price) -> None:
@@ -183,7 +183,7 @@ class KeyBudgets:
         # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
         return tally.total if tally.is_known else tally.total * self._sharing.replicas
 
-    def _tally(self, sharing: Sharing, key: str) -> Tally:
+    def _tally(self, sharing: Sharing, key: str) -> FleetSum:
         day, known = self.today(), self._tallies.get(key)
         if known is not None and known[0] == day:
             return known[1]

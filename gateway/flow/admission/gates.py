@@ -23,7 +23,7 @@ from gateway.flow.admission.queue import DelayQueue, Line
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.health.breaker import account_rules
 from gateway.policy.health.signs_of_life import Heard
-from gateway.policy.health.target_health import Account, OnChange, Vitals
+from gateway.policy.health.target_health import Account, OnChange, TargetHealth
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.idle_gates import Remembered
 from gateway.policy.openai.thinking import is_thinker
@@ -229,7 +229,7 @@ class Gates:
             return line
         now = self._clock.monotonic()
         account = self._account(target, now)
-        vitals = Vitals(name, account, target.breaker, now, self._on_change, None if kin is None else kin.vitals)
+        vitals = TargetHealth(name, account, target.breaker, now, self._on_change, None if kin is None else kin.vitals)
         # A caller's own account has a name that no other replica knows.
         share_out = None if self._sharing is None or kin is not None else self._sharing.of_target(name)
         calibration = None if kin is None else kin.calibration

@@ -32,7 +32,7 @@ def missing_model(target: str) -> str:
     return f"the provider knows no model '{target.partition('/')[2]}', or not for this account"
 
 
-class Outages:
+class HealthPropagation:
     """Carries the news from one gate to the others, and to those who wait."""
 
     __slots__ = ("_clock", "_draw", "_gates", "_meter", "_queue", "on_change", "on_force")

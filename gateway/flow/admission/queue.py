@@ -16,7 +16,7 @@ from math import inf
 
 from gateway.call import Lane
 from gateway.clock import Clock, Timer
-from gateway.policy.limits.fair_queue import Lineup, Place, Ticket
+from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.gate import Gate, Grant
 from gateway.policy.limits.limits import Cost
 from gateway.policy.snapshot import QueueBounds
@@ -70,7 +70,7 @@ class Option:
         return self.line.gate.take(self.cost, now, self.estimate, self.max_tokens)
 
 
-class Held(Place):
+class Held(Waiter):
     """One call that waits. `wake` is called once when it waits no more; then `left` says why."""
 
     __slots__ = ("_joined_as", "deadline", "grant", "left", "model", "option", "size", "tickets", "wake", "wider")
@@ -126,7 +126,7 @@ class Line:
 
     __slots__ = ("gate", "lineup", "promised_until", "served", "waits_for", "wakes_at", "wanted")
 
-    def __init__(self, gate: Gate, lineup: Lineup[_Standing]) -> None:
+    def __init__(self, gate: Gate, lineup: FairQueue[_Standing]) -> None:
         self.gate = gate
         self.lineup = lineup
         self.waits_for: _Standing | None = None
@@ -191,7 +191,7 @@ class DelayQueue:
         """The line of a gate; made with its first use."""
         line = self._lines.get(gate.name)
         if line is None:
-            lineup: Lineup[_Standing] = Lineup(self._bounds.age_after_s, self._bounds.aged_percent)
+            lineup: FairQueue[_Standing] = FairQueue(self._bounds.age_after_s, self._bounds.aged_percent)
             line = self._lines[gate.name] = Line(gate, lineup)
         return line
 

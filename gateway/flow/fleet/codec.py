@@ -21,7 +21,7 @@ Amount = tuple[float, float]
 """So much, in so many seconds."""
 
 
-class Move(NamedTuple):
+class BreakerMove(NamedTuple):
     """A breaker has moved by itself."""
 
     is_open: bool
@@ -34,20 +34,20 @@ class Move(NamedTuple):
     """The share of failures that was seen, 0 to 1."""
 
 
-def write_move(move: Move) -> bytes:
+def write_move(move: BreakerMove) -> bytes:
     """One letter, two numbers, the reason."""
     letter = _CLOSED if not move.is_open else _REFUSED if move.is_refused else _OPEN
     reason = move.reason.encode()[:MOST_REASON]
     return bytes((letter, min(move.ejections, _MOST_EJECTIONS), round(move.rate * _PERCENT))) + reason
 
 
-def read_move(detail: bytes) -> Move | None:
+def read_move(detail: bytes) -> BreakerMove | None:
     """The inverse of `write_move`."""
     if len(detail) < _HEAD or detail[0] not in (_OPEN, _CLOSED, _REFUSED):
         return None
     letter, ejections, percent = detail[:_HEAD]
     reason = detail[_HEAD : _HEAD + MOST_REASON].decode(errors="replace")
-    return Move(letter != _CLOSED, ejections, reason, letter == _REFUSED, min(1.0, percent / _PERCENT))
+    return BreakerMove(letter != _CLOSED, ejections, reason, letter == _REFUSED, min(1.0, percent / _PERCENT))
 
 
 def write_hand(to: Hand, token: str) -> bytes:

@@ -20,7 +20,7 @@ from gateway.call import LANES
 from gateway.clock import Clock, Timer
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.fleet.leased_part import Share
-from gateway.policy.fleet.shared_sum import Tally
+from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.limits.limits import NOTHING, Cost, Shared, ShareOut, parts_of
 from gateway.ports import LeaseReply, Leases, LimitKind
 
@@ -32,7 +32,7 @@ BACK_WITHIN_S = 0.2
 """Shares come back to the store spread over this time."""
 _EARLY_S = 0.001  # timers are as exact as that
 _LEAST = 1e-9  # somebody waits, though not for this target alone
-_Part: TypeAlias = Share | Tally
+_Part: TypeAlias = Share | FleetSum
 
 
 class Sharing:
@@ -97,17 +97,17 @@ class Sharing:
         self._of_keys.setdefault(f"key|{key}", WeakSet())
         return partial(self._share, f"key|{key}")
 
-    def tally(self, key: str, what: str) -> Tally:
+    def tally(self, key: str, what: str) -> FleetSum:
         """What all replicas have used up of something of this key's; to be made once."""
         owner, now = f"tally|{key}", self._clock.monotonic()
-        tally = Tally(owner, what, now, self._woken)
+        tally = FleetSum(owner, what, now, self._woken)
         self._shares.add(tally)
         if not self._is_up:
             tally.alone(self.replicas, now)
         tally.look()
         return tally
 
-    def forget(self, tally: Tally) -> None:
+    def forget(self, tally: FleetSum) -> None:
         """Nobody counts it any more."""
         self._active.pop(id(tally), None)
 
@@ -148,13 +148,13 @@ class Sharing:
             else:
                 del self._wanted[owner]
 
-    async def learn(self, tally: Tally, until: float) -> None:
+    async def learn(self, tally: FleetSum, until: float) -> None:
         """Hear what has been added elsewhere, where nothing is known of it yet; not longer than until then (monotonic)."""
         if not tally.is_known and not tally.is_alone:
             self._round([tally] if tally.is_hungry else [])
             await self._rounds_end(until)
 
-    async def tell(self, tally: Tally, until: float) -> bool:
+    async def tell(self, tally: FleetSum, until: float) -> bool:
         """Let the store know all that was added here, and hear what was elsewhere; False: not until then (monotonic)."""
         while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
             if not tally.is_asked:

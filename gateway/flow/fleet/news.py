@@ -27,7 +27,7 @@ from gateway.flow.admission.health import Hand
 from gateway.flow.admission.queue import Line
 from gateway.flow.fleet.codec import (
     Amount,
-    Move,
+    BreakerMove,
     read_hand,
     read_limits,
     read_move,
@@ -35,7 +35,7 @@ from gateway.flow.fleet.codec import (
     write_limits,
     write_move,
 )
-from gateway.flow.fleet.probe_turns import Turns
+from gateway.flow.fleet.probe_turns import ProbeTurns
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.target_health import Account
 from gateway.policy.limits.gate import BURST, Gate
@@ -96,7 +96,7 @@ class _Unmet(NamedTuple):
     item: NewsItem
 
 
-class Gossip:
+class FleetNews:
     """Between the gates and breakers of this process and the news of the fleet; in the loop's thread."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Gossip:
         self._gates = admission.gates
         self._outages = admission.outages
         self._queue = admission.queue
-        self._turns = Turns(clock, news, self._gates, self._outages, self._queue, draw)
+        self._turns = ProbeTurns(clock, news, self._gates, self._outages, self._queue, draw)
         self._handlers = {"vector": on_vector, "purge": on_purge}
         self._ends: dict[About, float] = {}  # of pauses and quotas, as told or heard; of breakers, as told
         self._limits: dict[str, _Known] = {}
@@ -190,7 +190,7 @@ class Gossip:
         else:
             self._note_end(("breaker", name), now + left_s, now)
         is_refused = account is not None and account.is_refused
-        move = Move(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
+        move = BreakerMove(is_open, breaker.ejections, reason, is_refused, breaker.failure_rate(now))
         self._news.tell(NewsItem("breaker", name, left_s, write_move(move)), lasts=True)
 
     def _forced(self, name: str, to: Hand) -> None:
@@ -236,7 +236,7 @@ class Gossip:
         self._forget_ends(name)
         self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
         self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
-        self._news.tell(NewsItem("breaker", name, 0.0, write_move(Move(False, 0, "closed by hand"))), lasts=True)
+        self._news.tell(NewsItem("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True)
 
     def _forget_ends(self, name: str) -> None:
         self._ends.pop(("pause", name), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gateway.clock import Clock, Timer
 from gateway.flow.admission.gates import Gates
-from gateway.flow.admission.health import Outages
+from gateway.flow.admission.health import HealthPropagation
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.health.breaker import Breaker
 from gateway.ports import News
@@ -27,13 +27,19 @@ FEW = 100
 """Whoever joins a line in the hope of a probe is among so many; longer lines are of those who can wait."""
 
 
-class Turns:
+class ProbeTurns:
     """Asks for slots on behalf of breakers, and keeps them while they are of use."""
 
     __slots__ = ("_clock", "_draw", "_gates", "_held", "_news", "_outages", "_queue")
 
     def __init__(
-        self, clock: Clock, news: News, gates: Gates, outages: Outages, queue: DelayQueue, draw: Callable[[], float]
+        self,
+        clock: Clock,
+        news: News,
+        gates: Gates,
+        outages: HealthPropagation,
+        queue: DelayQueue,
+        draw: Callable[[], float],
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
         self._clock = clock

@@ -28,7 +28,7 @@ from gateway.semantic.question import SemanticQuery, last_question
 
 
 @dataclass(slots=True)
-class Asked:
+class ReusePlan:
     """What may be kept or shared of a call, and under which keys; an empty key: not there."""
 
     caching: Caching
@@ -56,7 +56,7 @@ class Asked:
         return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
 
 
-def ask(call: Call, *, recognises: bool) -> Asked | None:
+def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     """What may be kept or shared of the call; None: nothing. `recognises`: questions can be judged by their meaning."""
     parsed, caching = call.parsed, call.model.caching
     if call.endpoint.request == "any":
@@ -71,7 +71,7 @@ def ask(call: Call, *, recognises: bool) -> Asked | None:
     directives = read_directives(call.cache_control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
-    asked = Asked(caching, directives, is_kept=is_kept)
+    asked = ReusePlan(caching, directives, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         asked.exact = exact_key(call, parsed, caching)
         if means:

@@ -109,7 +109,7 @@ def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def spare(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
+def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
     """Note on the call that it gets this answer."""
     replay = call.replay = call.replay or Replay()
     replay.layer, replay.result = layer, result

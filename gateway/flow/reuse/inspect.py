@@ -14,8 +14,8 @@ from gateway.call import Call, Endpoint, Kept, Replay
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.reuse import entries
-from gateway.flow.reuse.eligibility import Asked
-from gateway.flow.reuse.records import said
+from gateway.flow.reuse.eligibility import ReusePlan
+from gateway.flow.reuse.records import result_or_default
 from gateway.flow.reuse.reuse import Replays
 from gateway.policy.reuse.rules import ExactRule
 from gateway.policy.snapshot import Model, PolicySnapshot
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SAME = "taken for the same"
 
 
-class CacheDesk:
+class CacheInspector:
     """Answers for whatever keeps answers."""
 
     def __init__(self, clock: Clock, policy: Callable[[], PolicySnapshot], store: Store, replays: Replays) -> None:
@@ -44,7 +44,7 @@ class CacheDesk:
         """Forget the answers that match all that is given; idempotency records stay, for they are promised."""
         if self._replays.semantic is not None:
             await self._replays.semantic.forget(key=key, model=model, tenant=tenant)
-        return await said(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
+        return await result_or_default(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
         """What each layer would say of this request now; a semantic one may have to have its question embedded.
@@ -61,7 +61,7 @@ class CacheDesk:
             return replay
         self._explain_flight(asked, replay)
         if asked.is_kept:
-            found = await said(self._store.answers.get(asked.exact, asked.caching.name), None)
+            found = await result_or_default(self._store.answers.get(asked.exact, asked.caching.name), None)
             self._explain_exact(call, found, replay, asked.caching.exact)
         else:
             replay.why.append("exact: no answer is kept of such a request (exact.requests in cache.yaml)")
@@ -82,7 +82,7 @@ class CacheDesk:
         if match is not None and not replay.layer:
             replay.result, replay.layer, replay.similarity = "semantic", "semantic", match.similarity
 
-    def _explain_flight(self, asked: Asked, replay: Replay) -> None:
+    def _explain_flight(self, asked: ReusePlan, replay: Replay) -> None:
         if not asked.flight:
             replay.why.append("single_flight: such a request is not shared (coalesce in cache.yaml)")
             return
@@ -114,7 +114,7 @@ class CacheDesk:
             )
         else:
             if not replay.layer:
-                entries.spare(call, kept, "exact", "hit", wall)
+                entries.mark_served_from(call, kept, "exact", "hit", wall)
             replay.why.append(f"exact: {about}, fresh for {kept.fresh_until - wall:.0f} s")
 
     def _call(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Call:

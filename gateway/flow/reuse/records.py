@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from gateway.clock import Clock, Timer
-from gateway.flow.reuse.eligibility import Asked
+from gateway.flow.reuse.eligibility import ReusePlan
 from gateway.ports import Claim, Later, Store
 
 T = TypeVar("T")
@@ -15,12 +15,12 @@ STORE_S = 2.0
 """No call waits longer for a store."""
 
 
-class Lease:
+class RecordClaim:
     """The claim of a record, renewed as long as its holder works."""
 
     __slots__ = ("_asked", "_clock", "_store", "_timer")
 
-    def __init__(self, clock: Clock, store: Store, asked: Asked) -> None:
+    def __init__(self, clock: Clock, store: Store, asked: ReusePlan) -> None:
         self._clock = clock
         self._store = store
         self._asked = asked
@@ -40,7 +40,7 @@ class Lease:
             self._timer = self._set()
 
 
-async def claimed(store: Store, asked: Asked) -> Claim:
+async def claimed(store: Store, asked: ReusePlan) -> Claim:
     """What the store says of the record; where it does not in time, the call runs without a claim.
 
     A claim that comes when nobody waits for it any more is given back: it would lock its key until the lease ends.
@@ -64,7 +64,7 @@ def _give_back(store: Store, record: bytes, claim: Claim) -> None:
         store.records.release(record, claim.fence)
 
 
-async def said(answer: Later[T], otherwise: T) -> T:
+async def result_or_default(answer: Later[T], otherwise: T) -> T:
     """What a store says, or what holds when it does not say so in time."""
     if not isinstance(answer, asyncio.Future):
         return answer

@@ -24,12 +24,12 @@ from gateway.errors import (
     NotCached,
     ShuttingDown,
 )
-from gateway.flow.answer_headers import trail_headers
+from gateway.flow.answer_headers import answer_headers
 from gateway.flow.raw_relay import INTERNAL_ERROR, StreamBroken, why_stopped
 from gateway.flow.reuse import entries
-from gateway.flow.reuse.eligibility import Asked, ask
+from gateway.flow.reuse.eligibility import ReusePlan, plan_reuse
 from gateway.flow.reuse.forms import Forms
-from gateway.flow.reuse.records import Lease, claimed, said
+from gateway.flow.reuse.records import RecordClaim, claimed, result_or_default
 from gateway.flow.reuse.shared_answer import Flight
 from gateway.flow.reuse.single_flight import Flights
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
@@ -71,9 +71,9 @@ class Replays:
         """Wait for what is being kept. To be called when no reader is left."""
         await self.flights.aclose()
 
-    def ask(self, call: Call) -> Asked | None:
+    def ask(self, call: Call) -> ReusePlan | None:
         """What may be kept or shared of the call; None: nothing."""
-        return ask(call, recognises=self.semantic is not None)
+        return plan_reuse(call, recognises=self.semantic is not None)
 
     def instead(self, call: Call, status: int) -> Reply | None:
         """A stale answer in place of an error with this status, where there is one; its account is not closed."""
@@ -84,7 +84,7 @@ class Replays:
 
     # --- serving ---
 
-    async def serve(self, call: Call, asked: Asked) -> Reply:
+    async def serve(self, call: Call, asked: ReusePlan) -> Reply:
         """The answer, from wherever it comes first. Raises as the pipeline does; the account is settled in any case."""
         try:
             while True:
@@ -106,7 +106,7 @@ class Replays:
             self._accounts.settle(call, 500, INTERNAL_ERROR)
             raise InternalError() from defect
 
-    def _joinable(self, call: Call, asked: Asked) -> Flight | None:
+    def _joinable(self, call: Call, asked: ReusePlan) -> Flight | None:
         """The flight that the call can join. Raises KeyReused, or KeyInUse for one that takes nobody any more."""
         if asked.record:
             flight = self.flights.get(asked.record)
@@ -119,7 +119,7 @@ class Replays:
             return None  # its own record has to be kept, whoever answers
         return self._shared(call, asked)
 
-    def _shared(self, call: Call, asked: Asked) -> Flight | None:
+    def _shared(self, call: Call, asked: ReusePlan) -> Flight | None:
         """A flight that brings the same answer, and no later than the call's own would."""
         flight = self.flights.get(asked.flight) if asked.flight else None
         if flight is None or not flight.takes_readers or flight.call is call:
@@ -128,7 +128,7 @@ class Replays:
             return None  # it may wait behind others in a lower lane
         return flight
 
-    def _at_hand(self, call: Call, asked: Asked) -> Reply | None:
+    def _at_hand(self, call: Call, asked: ReusePlan) -> Reply | None:
         """What this process's own memory has for the call."""
         store = self._store
         if asked.record and store.is_local:
@@ -151,7 +151,7 @@ class Replays:
         self._accounts.settle(call, reply.status, call.outcome)
         return reply
 
-    def _claimed(self, call: Call, asked: Asked, claim: Claim) -> Kept | None:
+    def _claimed(self, call: Call, asked: ReusePlan, claim: Claim) -> Kept | None:
         """What the record holds; else the claim, if there is one, is noted. Raises KeyReused."""
         if claim.state == "mismatch":
             raise _reused(call)
@@ -160,7 +160,7 @@ class Replays:
             _note(call, "idempotency", "miss")
         return claim.kept
 
-    def _exact(self, call: Call, asked: Asked, kept: Kept | None) -> Reply | None:
+    def _exact(self, call: Call, asked: ReusePlan, kept: Kept | None) -> Reply | None:
         """The reply that an exact answer makes, if it may be given; a stale one is remembered for worse times."""
         asked.found = None
         if kept is not None:
@@ -182,10 +182,10 @@ class Replays:
         body = self._forms.body(call, kept)
         if body is None:  # a layer further on may do better
             return None
-        entries.spare(call, kept, layer, result, self._clock.wall())
+        entries.mark_served_from(call, kept, layer, result, self._clock.wall())
         call.outcome = kept.outcome
         shared = entries.replay_headers(call, kept)
-        headers = [*shared, *trail_headers(call, self._clock.monotonic())]
+        headers = [*shared, *answer_headers(call, self._clock.monotonic())]
         pace_s = call.model.caching.exact.pace_s
         reply = Reply(kept.status, headers, body, shared=shared)
         if pace_s and call.stream and entries.is_stream(shared):
@@ -199,7 +199,7 @@ class Replays:
 
     # --- flying ---
 
-    def _start(self, call: Call, asked: Asked) -> Flight:
+    def _start(self, call: Call, asked: ReusePlan) -> Flight:
         """A flight of the call's own."""
         flight = Flight(call, entries.room_of(asked.caching, is_keyed=bool(asked.record)))
         flight.fingerprint = asked.fingerprint
@@ -211,15 +211,15 @@ class Replays:
         self.flights.start(flight, self._fly(flight, asked))
         return flight
 
-    def _offer(self, flight: Flight, asked: Asked) -> None:
+    def _offer(self, flight: Flight, asked: ReusePlan) -> None:
         """From here on the call's answer is a new one: whoever asks the same may have it."""
         self.flights.offer(flight, asked.flight)
         _note(flight.call, "single_flight", "miss")
 
-    async def _fly(self, flight: Flight, asked: Asked) -> None:
+    async def _fly(self, flight: Flight, asked: ReusePlan) -> None:
         """Everything that may have to be waited for, up to the last byte and what is kept of it."""
         call = flight.call
-        lease: Lease | None = None
+        lease: RecordClaim | None = None
         try:
             reply = await self._stored(call, asked)
             if reply is not None:
@@ -227,7 +227,7 @@ class Replays:
                 await self._carry(flight, asked, reply)
                 return
             if asked.fence and not self._store.is_local:
-                lease = Lease(self._clock, self._store, asked)
+                lease = RecordClaim(self._clock, self._store, asked)
             if asked.directives.only_if_cached:
                 raise NotCached("Only a cached answer was asked for (only-if-cached), and there is none.")
             await self._carry(flight, asked, await self._origin(flight, asked))
@@ -253,7 +253,7 @@ class Replays:
                 self._store.records.release(asked.record, asked.fence)
             self.flights.forget(flight)
 
-    async def _origin(self, flight: Flight, asked: Asked) -> Reply:
+    async def _origin(self, flight: Flight, asked: ReusePlan) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
         call, beside = flight.call, asked.beside
         asked.beside = None
@@ -268,7 +268,7 @@ class Replays:
                 return reply
         return await self._answer(call)
 
-    async def _stored(self, call: Call, asked: Asked) -> Reply | None:
+    async def _stored(self, call: Call, asked: ReusePlan) -> Reply | None:
         """What a store has that could not say so at once."""
         if asked.record and not asked.fence:
             kept = await self._claim(call, asked)
@@ -281,16 +281,16 @@ class Replays:
         if asked.found is None and asked.record and asked.is_kept:
             asked.found = self._store.answers.get(asked.exact, asked.caching.name)
         if asked.found is not None:
-            reply = self._exact(call, asked, await said(asked.found, None))
+            reply = self._exact(call, asked, await result_or_default(asked.found, None))
             if reply is not None:
                 return reply
         return None if asked.semantic is None else await self._similar(call, asked, asked.semantic)
 
-    async def _similar(self, call: Call, asked: Asked, ask: SemanticQuery) -> Reply | None:
+    async def _similar(self, call: Call, asked: ReusePlan, ask: SemanticQuery) -> Reply | None:
         """The answer to a question that means the same."""
         match = None if self.semantic is None else await self.semantic.find(call, ask)
         if match is not None and self.semantic is not None and call.replay is not None:
-            kept = await said(self._store.answers.get(match.key, asked.caching.name), None)
+            kept = await result_or_default(self._store.answers.get(match.key, asked.caching.name), None)
             if kept is None:
                 self.semantic.lost(match)
             elif self._is_young(asked, kept, ask.rule.ttl_s):
@@ -302,11 +302,11 @@ class Replays:
         _note(call, "semantic", "miss")
         return None
 
-    def _is_young(self, asked: Asked, kept: Kept, ttl_s: float) -> bool:
+    def _is_young(self, asked: ReusePlan, kept: Kept, ttl_s: float) -> bool:
         age_s = self._clock.wall() - kept.stored_at
         return age_s >= -CLOCK_S and serves(asked.directives, max(0.0, age_s), ttl_s - age_s)
 
-    async def _claim(self, call: Call, asked: Asked) -> Kept | None:
+    async def _claim(self, call: Call, asked: ReusePlan) -> Kept | None:
         """What the record holds, or None with the claim noted; waits for a holder elsewhere. Raises KeyReused or KeyInUse."""
         began_at = self._clock.monotonic()
         while True:
@@ -320,7 +320,7 @@ class Replays:
             pause_s = min(max(POLL_S, (now - began_at) / 2), LONGEST_POLL_S, claim.lease_left_s)
             await self._clock.sleep(max(0.001, pause_s))
 
-    async def _carry(self, flight: Flight, asked: Asked, reply: Reply) -> None:
+    async def _carry(self, flight: Flight, asked: ReusePlan, reply: Reply) -> None:
         """Pass the answer on, and keep it."""
 
         async def keep(reply: Reply, body: bytes) -> None:
@@ -328,7 +328,7 @@ class Replays:
 
         await self.flights.carry(flight, reply, keep, is_recorded=asked.fence > 0)
 
-    async def _keep(self, call: Call, asked: Asked, reply: Reply, body: bytes) -> None:
+    async def _keep(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
         """Keep what may be given again, in each layer that the call asks."""
         replay = call.replay
         if replay is not None and replay.result == "stale":
@@ -337,27 +337,27 @@ class Replays:
         if asked.fence and entries.is_terminal(call, reply.status) and len(body) <= asked.caching.max_record_bytes:
             record = entries.keep_answer(call, reply, body, wall)
             record.fresh_until = record.stale_until = wall + asked.caching.keep_s
-            await said(self._store.records.complete(asked.record, asked.fence, record), False)
+            await result_or_default(self._store.records.complete(asked.record, asked.fence, record), False)
             asked.fence = 0
         is_new = replay is None or not replay.layer  # else whoever it comes from has kept it
         if is_new and not asked.directives.no_store and len(body) <= asked.caching.exact.max_entry_bytes:
             self._keep_answer(call, asked, reply, body)
 
-    def _keep_answer(self, call: Call, asked: Asked, reply: Reply, body: bytes) -> None:
+    def _keep_answer(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
         """Keep it for those who ask the same, or what means the same."""
-        ask = asked.semantic
-        if not (asked.is_kept or ask is not None) or not entries.is_worth_keeping(call, reply, body):
+        plan_reuse = asked.semantic
+        if not (asked.is_kept or plan_reuse is not None) or not entries.is_worth_keeping(call, reply, body):
             return
         wall, rule = self._clock.wall(), asked.caching.exact
         kept = entries.keep_answer(call, reply, body, wall)
         kept.group = asked.caching.name
-        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or ask is None else ask.rule.ttl_s)
+        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or plan_reuse is None else plan_reuse.rule.ttl_s)
         kept.stale_until = kept.fresh_until + rule.stale_if_error_s
-        if ask is not None:
-            kept.stale_until = max(kept.stale_until, wall + ask.rule.ttl_s)
+        if plan_reuse is not None:
+            kept.stale_until = max(kept.stale_until, wall + plan_reuse.rule.ttl_s)
         self._store.answers.put(asked.exact, kept)
-        if ask is not None and self.semantic is not None:
-            self.semantic.keep(call, ask, asked.exact)
+        if plan_reuse is not None and self.semantic is not None:
+            self.semantic.keep(call, plan_reuse, asked.exact)
 
 
 def _note(call: Call, layer: str, result: str) -> None:

@@ -21,7 +21,7 @@ from gateway.flow.reuse.shared_answer import Flight
 from gateway.flow.settle import CLIENT_GONE
 from gateway.ports import RawHeaders
 
-LOTS = 256
+BUCKETS_BY_LENGTH = 256
 """Calls are kept in so many lots, by the length of their bodies."""
 
 Ended = Reply | Flight | GatewayError | None
@@ -35,19 +35,19 @@ class Running:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lots: list[dict[int, Call]] = [{} for _ in range(LOTS)]  # by identity, the oldest first
+        self._lots: list[dict[int, Call]] = [{} for _ in range(BUCKETS_BY_LENGTH)]  # by identity, the oldest first
         self._ends: dict[int, asyncio.Future[Ended]] = {}  # of those that are followed; these are in no lot
 
     def enter(self, call: Call) -> Call | None:
         """Note the call; returns the one that it repeats, if that is running and nobody follows it."""
-        lot = self._lots[len(call.body) % LOTS]
+        lot = self._lots[len(call.body) % BUCKETS_BY_LENGTH]
         twin = next((one for one in lot.values() if _repeats(call, one)), None) if call.sdk_retry else None
         lot[id(call)] = call
         return twin
 
     def leave(self, call: Call, ended: Ended) -> None:
         """It has ended, or its answer has begun; whoever follows it is told."""
-        self._lots[len(call.body) % LOTS].pop(id(call), None)
+        self._lots[len(call.body) % BUCKETS_BY_LENGTH].pop(id(call), None)
         if self._ends:
             end = self._ends.pop(id(call), None)
             if end is not None and not end.done():
@@ -76,7 +76,7 @@ class Running:
     async def _end_of(self, twin: Call, call: Call) -> Ended:
         end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._ends[id(twin)] = end
-        lot = self._lots[len(twin.body) % LOTS]
+        lot = self._lots[len(twin.body) % BUCKETS_BY_LENGTH]
         del lot[id(twin)]
         since = self._clock.monotonic()
         timer = self._clock.call_at(call.deadline, lambda: _time_is_up(end)) if call.deadline_is_callers else None

@@ -25,7 +25,7 @@ SLOW_READER = "slow_client"
 """The outcome of a call whose client was let go because others waited for it."""
 
 
-class Reader:
+class AnswerReader:
     """One who waits for, or reads, the answer of a flight."""
 
     __slots__ = ("at", "is_cut", "outcome", "turn")
@@ -84,7 +84,7 @@ class Flight:
         self._chunks: list[bytes] = []
         self._dropped = 0  # chunks that everybody has taken, where there is no room for them
         self._size = 0
-        self._readers: set[Reader] = set()
+        self._readers: set[AnswerReader] = set()
         self._pilot: asyncio.Future[None] | None = None
 
     @property
@@ -162,13 +162,13 @@ class Flight:
 
     # --- who reads ---
 
-    def enter(self) -> Reader:
+    def enter(self) -> AnswerReader:
         """Somebody waits for it."""
-        reader = Reader()
+        reader = AnswerReader()
         self._readers.add(reader)
         return reader
 
-    def leave(self, reader: Reader, why: str) -> bool:
+    def leave(self, reader: AnswerReader, why: str) -> bool:
         """The reader wants no more; the last one takes the work with it, unless that is done. True: it was the last."""
         self._readers.discard(reader)
         self._resume()
@@ -179,14 +179,14 @@ class Flight:
             self.task.cancel(why)
         return True
 
-    async def opened(self, reader: Reader) -> None:
+    async def opened(self, reader: AnswerReader) -> None:
         """Wait until the answer has begun. Raises the GatewayError that there is instead."""
         while self.reply is None and not self.is_ended:
             await self._news(reader)
         if self.reply is None:
             self._raise()
 
-    async def chunks(self, reader: Reader) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, reader: AnswerReader) -> AsyncGenerator[bytes, None]:
         """The answer from its first byte, as it comes. Raises StreamBroken where it breaks off."""
         try:
             while True:
@@ -211,7 +211,7 @@ class Flight:
             reader.outcome = why_stopped(stopped)
             raise
 
-    def _take(self, reader: Reader) -> bytes:
+    def _take(self, reader: AnswerReader) -> bytes:
         """What comes next for it: no more than a socket takes well, for what a reader holds nobody else can let go."""
         chunks, start = self._chunks, reader.at - self._dropped
         end, size = start, 0
@@ -221,7 +221,7 @@ class Flight:
         reader.at += end - start
         return chunks[start] if end - start == 1 else b"".join(chunks[start:end])
 
-    async def _news(self, reader: Reader) -> None:
+    async def _news(self, reader: AnswerReader) -> None:
         turn = reader.turn = asyncio.get_running_loop().create_future()
         await turn
 
@@ -240,7 +240,7 @@ class Flight:
         raise StreamBroken("the answer broke off")
 
 
-def time_is_up(reader: Reader) -> None:
+def time_is_up(reader: AnswerReader) -> None:
     """Let a reader go whose own deadline has passed."""
     turn, reader.turn = reader.turn, None
     if turn is not None and not turn.done():

@@ -23,10 +23,10 @@ from gateway.errors import (
     TargetsTimedOut,
     WaitTooLong,
 )
-from gateway.flow.answer_headers import trail_headers
+from gateway.flow.answer_headers import answer_headers
 from gateway.flow.raw_relay import StreamBroken, why_stopped
 from gateway.flow.reuse import entries
-from gateway.flow.reuse.shared_answer import Flight, Reader, time_is_up
+from gateway.flow.reuse.shared_answer import AnswerReader, Flight, time_is_up
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 
 Keep = Callable[[Reply, bytes], Awaitable[None]]
@@ -34,7 +34,7 @@ Keep = Callable[[Reply, bytes], Awaitable[None]]
 
 ABOUT_AS_LONG_S = 1.0
 """Who has hardly more time than the one it followed need not try what that could not do in time."""
-LAST_WORDS = tuple(
+TERMINAL_EVENTS = tuple(
     field + blank + word
     for blank in (b" ", b"")
     for field, words in (
@@ -144,10 +144,10 @@ class Flights:
                 call.queue_s += self._clock.monotonic() - since
         return self._reply(call, flight, reader)
 
-    def _alarm(self, call: Call, reader: Reader) -> Timer:
+    def _alarm(self, call: Call, reader: AnswerReader) -> Timer:
         return self._clock.call_at(call.deadline, lambda: time_is_up(reader))
 
-    def _reply(self, call: Call, flight: Flight, reader: Reader) -> Reply:
+    def _reply(self, call: Call, flight: Flight, reader: AnswerReader) -> Reply:
         made = flight.reply
         assert made is not None  # noqa: S101  # it has opened
         is_own = flight.call is call
@@ -159,7 +159,7 @@ class Flights:
                 return made
             entries.count_saved(call, flight.call)
             self._accounts.settle(call, made.status, flight.call.outcome)
-        headers = made.headers if is_own else [*made.shared, *trail_headers(call, self._clock.monotonic())]
+        headers = made.headers if is_own else [*made.shared, *answer_headers(call, self._clock.monotonic())]
         if made.chunks is None:
             return Reply(made.status, headers, made.body, shared=made.shared)
         chunks = flight.chunks(reader)
@@ -170,7 +170,7 @@ class Flights:
 
         return Reply(made.status, headers, chunks=chunks, close=close, shared=made.shared)
 
-    def _left(self, call: Call, flight: Flight, reader: Reader, why: str) -> None:
+    def _left(self, call: Call, flight: Flight, reader: AnswerReader, why: str) -> None:
         """The call reads no more: its account is closed, unless it is the one that works for others."""
         if self._leave(call, flight, reader, why) and flight.call is call:
             return  # whoever flies settles
@@ -182,7 +182,7 @@ class Flights:
         status = made.status if made is not None else CLIENT_GONE_STATUS if why == CLIENT_GONE else ShuttingDown.status
         self._accounts.settle(call, status, why)
 
-    def _leave(self, call: Call, flight: Flight, reader: Reader, why: str) -> bool:
+    def _leave(self, call: Call, flight: Flight, reader: AnswerReader, why: str) -> bool:
         was_last = flight.leave(reader, why)
         if was_last and not flight.is_ended:
             self.forget(flight)  # it is being cancelled: nobody may join it any more
@@ -247,7 +247,7 @@ async def _close(reply: Reply) -> None:
 
 def is_last_word(chunk: bytes) -> bool:
     """Whether one of these events tells the client that it has everything."""
-    return any(chunk.startswith(words) or b"\n" + words in chunk for words in LAST_WORDS)
+    return any(chunk.startswith(words) or b"\n" + words in chunk for words in TERMINAL_EVENTS)
 
 
 def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:

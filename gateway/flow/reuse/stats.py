@@ -39,7 +39,7 @@ _STORY_OF = attrgetter(*_TOLD)
 
 
 @dataclass(slots=True)
-class Tally:
+class SavingsRow:
     """What one layer did for the calls of one model and one key."""
 
     asked: int = 0
@@ -69,7 +69,7 @@ class Savings:
     __slots__ = ("_last", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], dict[str, Tally]] = {}
+        self._rows: dict[tuple[str, str], dict[str, SavingsRow]] = {}
         self._last: dict[str, tuple[tuple[Any, ...], str, str, str, str]] = {}
 
     def note(self, call: Call) -> None:
@@ -89,7 +89,7 @@ class Savings:
         if replay.layer:
             _add(rows[replay.layer], replay)
 
-    def totals(self) -> Mapping[tuple[str, str, str], Tally]:
+    def totals(self) -> Mapping[tuple[str, str, str], SavingsRow]:
         """By layer (or `PROVIDER`), model and key, all named as in the config."""
         return {
             (layer, model, key): tally
@@ -118,7 +118,7 @@ class Savings:
         if len(last) > MOST_REMEMBERED:
             del last[next(iter(last))]
 
-    def _rows_of(self, call: Call) -> dict[str, Tally]:
+    def _rows_of(self, call: Call) -> dict[str, SavingsRow]:
         names = call.model.name, call.key.name
         rows = self._rows.get(names)
         if rows is None:
@@ -126,14 +126,14 @@ class Savings:
         return rows
 
 
-def _row(rows: dict[str, Tally], layer: str) -> Tally:
+def _row(rows: dict[str, SavingsRow], layer: str) -> SavingsRow:
     row = rows.get(layer)
     if row is None:
-        row = rows[layer] = Tally()
+        row = rows[layer] = SavingsRow()
     return row
 
 
-def _add(row: Tally, replay: Replay) -> None:
+def _add(row: SavingsRow, replay: Replay) -> None:
     """The layer has answered."""
     row.answered += 1
     saved = replay.saved

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.call import Replay
-from gateway.flow.reuse.stats import PROVIDER, Tally
+from gateway.flow.reuse.stats import PROVIDER, SavingsRow
 from gateway.ports import StoreBounds
 
-Rows = Mapping[tuple[str, str, str], Tally]
+Rows = Mapping[tuple[str, str, str], SavingsRow]
 """By layer, model and key."""
 LAYERS = ("idempotency", "single_flight", "exact", "semantic", PROVIDER)
 """In the order in which they are asked."""
@@ -73,7 +73,7 @@ def _of_layer(layer: str, rows: Rows) -> dict[str, Any]:
     return _sums(sum(tally.asked for tally in rows.values()), rows.values())
 
 
-def _sums(calls: int, spared: Iterable[Tally]) -> dict[str, Any]:
+def _sums(calls: int, spared: Iterable[SavingsRow]) -> dict[str, Any]:
     spared = [*spared]
     hits = sum(tally.answered for tally in spared)
     return {
@@ -91,9 +91,9 @@ def _rank(group: tuple[str, object]) -> int:
     return LAYERS.index(group[0]) if group[0] in LAYERS else len(LAYERS)
 
 
-def _grouped(rows: Rows, place: int) -> dict[str, dict[tuple[str, str, str], Tally]]:
+def _grouped(rows: Rows, place: int) -> dict[str, dict[tuple[str, str, str], SavingsRow]]:
     """The rows by one of their three names."""
-    groups: dict[str, dict[tuple[str, str, str], Tally]] = {}
+    groups: dict[str, dict[tuple[str, str, str], SavingsRow]] = {}
     for names, tally in rows.items():
         groups.setdefault(names[place], {})[names] = tally
     return groups

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gateway.errors import InvalidRequest, Phase
 from gateway.policy.errors.body import read_body
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
-from gateway.policy.errors.rules import Answer, Rule, answer_of
+from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, answer_of
 from gateway.ports import RawHeaders
 
 _SHOWN_CHARS = 200
@@ -36,7 +36,7 @@ def read_headers(told: Sequence[str]) -> RawHeaders:
     return [(name.strip().lower().encode("latin-1", "replace"), value.strip().encode()) for name, _, value in pairs]
 
 
-def _lines(table: ErrorTable, diagnosis: Diagnosis, answer: Answer) -> Iterator[str]:
+def _lines(table: ErrorTable, diagnosis: Diagnosis, answer: ErrorAnswer) -> Iterator[str]:
     rule = table.rule_named(diagnosis.rule)
     yield f"class       {diagnosis.error_class}"
     yield f"concerns    {_SCOPES[diagnosis.scope]}"
@@ -55,7 +55,7 @@ def _delay(delay_s: float | None) -> str:
     return "the provider does not say" if delay_s is None else f"in {delay_s:.6g} s at the earliest"
 
 
-def _matched(rule: Rule, answer: Answer) -> Iterator[str]:
+def _matched(rule: ErrorRule, answer: ErrorAnswer) -> Iterator[str]:
     """The conditions of the rule, as this answer meets them."""
     wording = answer.wording
     if rule.phases:

@@ -22,7 +22,7 @@ from gateway.policy.errors.body import (
     resets_at,
     status_in,
 )
-from gateway.policy.errors.rules import Answer, Rule, Scope, answer_of
+from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, Scope, answer_of
 from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
 from gateway.policy.limits.reset_times import parse_reset
 from gateway.ports import RawHeaders
@@ -51,7 +51,7 @@ _RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_
 _LIMITS = _RATE_LIMITS | {ErrorClass.QUOTA_EXHAUSTED}
 _PASSES = _LIMITS | {ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR, ErrorClass.TIMEOUT, ErrorClass.CONNECTION}
 """What may be better after a while. A delay that is named with any other error is a word of the request."""
-_NO_RULE = Rule("", ErrorClass.UNKNOWN)
+_NO_RULE = ErrorRule("", ErrorClass.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Diagnosis:
 class ErrorTable:
     """The rules of one kind of provider, in order, those for everybody last."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ErrorRule, ...] = ()
     kind: str = ""
     """Whose headers to expect, as in `policy.hints`."""
 
@@ -97,11 +97,11 @@ class ErrorTable:
             return self._diagnose_in_band(phase, read, headers, wall_now, kind)
         return self._told(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now, kind)
 
-    def rule_for(self, answer: Answer) -> Rule | None:
+    def rule_for(self, answer: ErrorAnswer) -> ErrorRule | None:
         """The first rule that holds."""
         return next((rule for rule in self.rules if rule.holds(answer)), None)
 
-    def rule_named(self, name: str) -> Rule | None:
+    def rule_named(self, name: str) -> ErrorRule | None:
         """The rule that a diagnosis names."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
@@ -115,7 +115,7 @@ class ErrorTable:
             answer = answer_of(phase, 500, headers, read.wording)
         return self._told(answer, error, _as_bytes(error), wall_now, kind)
 
-    def _told(self, answer: Answer, error: Json | None, body: bytes, wall_now: float, kind: str) -> Diagnosis:
+    def _told(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float, kind: str) -> Diagnosis:
         """The verdict of the first rule that holds, with what the server says about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
         hinted = _hints_in(body)
@@ -140,7 +140,7 @@ def in_band_status(error: Json, diagnosis: Diagnosis) -> int:
     return own if own is not None and own != 500 else _STATUS_OF.get(diagnosis.error_class, 502)
 
 
-def _at_least(rule: Rule, told_s: float | None, wall_now: float) -> float | None:
+def _at_least(rule: ErrorRule, told_s: float | None, wall_now: float) -> float | None:
     """The server's delay is never undercut; a daily reset counts where it names none."""
     if told_s is None and rule.resets_daily_at_s is not None:
         told_s = (rule.resets_daily_at_s - wall_now) % _DAY_S

@@ -64,7 +64,7 @@ class Phrase:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ErrorRule:
     """Conditions, which must all hold (an empty one always does), and what they mean."""
 
     name: str
@@ -88,7 +88,7 @@ class Rule:
     where: str = ""
     """File and line."""
 
-    def holds(self, answer: Answer) -> bool:
+    def holds(self, answer: ErrorAnswer) -> bool:
         """Whether all its conditions do, the cheapest asked first."""
         return (
             (not self.phases or answer.phase in self.phases)
@@ -97,7 +97,7 @@ class Rule:
             and all(answer.has_header(name, phrases) for name, phrases in self.headers)
         )
 
-    def _takes_status(self, answer: Answer) -> bool:
+    def _takes_status(self, answer: ErrorAnswer) -> bool:
         """An error inside a 200 has only the status that it names; where it names none, its words have to do."""
         if answer.status in self.statuses:
             return True
@@ -117,7 +117,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ErrorAnswer:
     """Everything the rules are asked about."""
 
     phase: Phase
@@ -134,11 +134,11 @@ class Answer:
 
 def answer_of(
     phase: Phase, status: int | None, headers: RawHeaders, wording: Wording, *, is_in_band: bool = False
-) -> Answer:
+) -> ErrorAnswer:
     """What the rules are asked about; AWS names the type in a header."""
     named = [value for name, value in headers if name == b"x-amzn-errortype"]
     types = (value[:_HEADER_BYTES].decode("latin-1").partition(":")[0].strip().lower() for value in named)
-    return Answer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
+    return ErrorAnswer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
 
 
 def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = False) -> bool:

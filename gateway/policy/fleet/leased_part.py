@@ -16,7 +16,7 @@ from math import ceil, floor, inf, isfinite
 from typing import TypeAlias
 
 from gateway.policy.fleet.demand import Demand
-from gateway.policy.fleet.own_part import OwnPart, own_bucket, own_slots, own_window
+from gateway.policy.fleet.own_part import LocalShare, own_bucket, own_slots, own_window
 from gateway.ports import LeaseAsk, LeaseReply, LimitKind
 
 LOW = 0.5
@@ -145,7 +145,7 @@ class Share:
         self._asked_at = now
         self._window = 0
         self._ends_at = inf if kind != "window" else -inf
-        self._own: OwnPart | None = None
+        self._own: LocalShare | None = None
         self._is_closed = False
         self._is_unmet = False  # more was wanted than there was
         self._away_s = 0.0
@@ -437,7 +437,7 @@ class Share:
 
     # --- by itself ---
 
-    def _bring(self, own: OwnPart, now: float) -> None:
+    def _bring(self, own: LocalShare, now: float) -> None:
         """Hold what is left of the own part: what was used is what was granted less that, so nothing else has to change."""
         if self.kind == "slots":
             self._held, self._given = 0.0, self._granted - self._in_use
@@ -479,7 +479,7 @@ class Share:
         refilled_s = max(0.0, now - self._known_at - self._away_s)
         return max(0.0, min(self.capacity, self._level + refilled_s * self.rate_per_s))
 
-    def _note_lowered(self, own: OwnPart, before: float, now: float) -> None:
+    def _note_lowered(self, own: LocalShare, before: float, now: float) -> None:
         """The store hears of it when it is back."""
         level = own.limit.level_at(now)
         if level < before and self.kind != "slots":

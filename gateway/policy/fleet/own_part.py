@@ -13,7 +13,7 @@ from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.ports import LimitKind
 
 
-class OwnPart:
+class LocalShare:
     """The part, and since when the replica lives on it."""
 
     __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
@@ -68,32 +68,32 @@ class OwnPart:
 
 def own_bucket(
     rate_per_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
-) -> OwnPart:
+) -> LocalShare:
     """`common` is what nobody held, None: never heard of; then the replica takes all of its part."""
     part = capacity / replicas
     free, borrowed = _free(part, held, common, replicas)
-    return OwnPart("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)
+    return LocalShare("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)
 
 
 def own_window(
     window_s: float, ends_in_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
-) -> OwnPart:
+) -> LocalShare:
     """As `own_bucket`, to begin with in the window that ends then; at least one call fits."""
     part = max(1.0, capacity / replicas)
     if ends_in_s <= 0:  # none is open
-        return OwnPart("window", Window(part, window_s, now), part, 0.0, now)
+        return LocalShare("window", Window(part, window_s, now), part, 0.0, now)
     free, borrowed = _free(part, held, common, replicas)
     window = Window(part, window_s, now)
     window.force(0.0, now)  # it has begun
     window.align(ends_in_s, now, now)
-    return OwnPart("window", window, free, borrowed, now)
+    return LocalShare("window", window, free, borrowed, now)
 
 
-def own_slots(capacity: float, in_use: float, replicas: int, now: float) -> OwnPart:
+def own_slots(capacity: float, in_use: float, replicas: int, now: float) -> LocalShare:
     """At least one; those in use are its own."""
     slots = Slots(max(1.0, floor(capacity / replicas)))
     slots.force(in_use, now)
-    return OwnPart("slots", slots, 0.0, None, now)
+    return LocalShare("slots", slots, 0.0, None, now)
 
 
 def _free(part: float, held: float, common: float | None, replicas: int) -> tuple[float, float | None]:

@@ -18,7 +18,7 @@ REPORT_S = 0.2
 REFRESH_S = 1.0
 
 
-class Tally:
+class FleetSum:
     """One replica's account of one sum."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Tally:
         "retry_at",
     )
 
-    def __init__(self, owner: str, name: str, now: float, wake: Callable[[Tally], None]) -> None:
+    def __init__(self, owner: str, name: str, now: float, wake: Callable[[FleetSum], None]) -> None:
         """`wake` is called when there is something to tell, or to hear."""
         self.owner = owner
         self.name = name

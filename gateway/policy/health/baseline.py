@@ -1,6 +1,6 @@
 """What is usual at one target: how many of its calls fail, how long its first byte and its whole calls take.
 
-    outcomes -> `Window` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
+    outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
 
 So the present is judged by the past, and an outage that opens the breaker never teaches. The baseline moves slowly and
 within bounds: what fails more often than `MOST_USUAL` is sick, however long it has been so. It must not know states,
@@ -32,7 +32,7 @@ _DOUBT_CALLS = 50
 _LEAST_USUAL = 1e-8
 
 
-class Tally:
+class OutcomeCounts:
     """The outcomes of some calls. `busy_s`: of those that succeeded; `first_byte_s`: of the `timed` ones."""
 
     __slots__ = ("busy_s", "calls", "failures", "first_byte_s", "slow", "timed")
@@ -45,7 +45,7 @@ class Tally:
         self.calls = self.failures = self.timed = self.slow = 0
         self.busy_s = self.first_byte_s = 0.0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: OutcomeCounts) -> None:
         """These, too."""
         self.calls += other.calls
         self.failures += other.failures
@@ -55,13 +55,13 @@ class Tally:
         self.first_byte_s += other.first_byte_s
 
 
-class Window:
+class OutcomeWindow:
     """The last `span_s` seconds, as a ring of buckets. Outcomes go to `present`, until `ends_at`; then it has to `turn`."""
 
     __slots__ = ("_began_at", "_buckets", "_index", "ends_at", "present", "span_s")
 
     def __init__(self, span_s: float, now: float) -> None:
-        self._buckets = [Tally() for _ in range(BUCKETS)]
+        self._buckets = [OutcomeCounts() for _ in range(BUCKETS)]
         self.restart(span_s, now)
 
     def restart(self, span_s: float, now: float) -> None:
@@ -74,12 +74,12 @@ class Window:
         self.present = self._buckets[0]
         self.ends_at = now + span_s / BUCKETS
 
-    def turn(self, span_s: float, now: float) -> Tally:
+    def turn(self, span_s: float, now: float) -> OutcomeCounts:
         """Begin the bucket that `now` belongs to; `span_s` is the length from here on. Returns what has left the window."""
         self.span_s = span_s
         step_s = span_s / BUCKETS
         steps = int((now - self.ends_at) / step_s) + 1
-        gone = Tally()
+        gone = OutcomeCounts()
         for _ in range(min(steps, BUCKETS)):
             self._index = (self._index + 1) % BUCKETS
             self.present = self._buckets[self._index]
@@ -88,9 +88,9 @@ class Window:
         self.ends_at += steps * step_s
         return gone
 
-    def total(self) -> Tally:
+    def total(self) -> OutcomeCounts:
         """Everything in it."""
-        total = Tally()
+        total = OutcomeCounts()
         for bucket in self._buckets:
             total.add(bucket)
         return total
@@ -132,7 +132,7 @@ class Baseline:
         self.call_s = 0.0
         self.known_calls = 0
 
-    def learn(self, seen: Tally, span_s: float) -> None:
+    def learn(self, seen: OutcomeCounts, span_s: float) -> None:
         """These outcomes, of `span_s` seconds, were nothing to worry about."""
         if seen.calls <= 0:
             return

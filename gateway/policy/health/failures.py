@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.policy.health.baseline import BEYOND_CHANCE, BUCKETS, Baseline, Tally, Window, longest_run, surprise
+from gateway.policy.health.baseline import (
+    BEYOND_CHANCE,
+    BUCKETS,
+    Baseline,
+    OutcomeCounts,
+    OutcomeWindow,
+    longest_run,
+    surprise,
+)
 
 if TYPE_CHECKING:
     from gateway.policy.health.breaker import BreakerRules
@@ -27,7 +35,7 @@ class Health:
 
     def __init__(self, rules: BreakerRules, now: float) -> None:
         self.baseline = Baseline()
-        self.window = Window(rules.window_s, now)
+        self.window = OutcomeWindow(rules.window_s, now)
         self.run = 0
         """Failures in a row."""
         self.configure(rules)
@@ -97,7 +105,7 @@ class Health:
         gone = self.window.turn(self.baseline.window_s(self.rules.window_s), now)
         self._learn(gone, self.window.span_s / BUCKETS)
 
-    def _was_slow(self, present: Tally) -> str | None:
+    def _was_slow(self, present: OutcomeCounts) -> str | None:
         """It teaches no more than what is still usual."""
         rules, slow_after_s = self.rules, self.slow_after_s
         present.slow += 1
@@ -118,7 +126,7 @@ class Health:
         seen.failures -= but
         self._learn(seen, self.window.span_s)
 
-    def _learn(self, seen: Tally, span_s: float) -> None:
+    def _learn(self, seen: OutcomeCounts, span_s: float) -> None:
         if self.rules.is_enabled:
             self.baseline.learn(seen, span_s)
             self.configure(self.rules)

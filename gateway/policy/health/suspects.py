@@ -18,7 +18,7 @@ FIRST_WINDOW = 3
 _LARGEST_WINDOW = 1 << 20
 
 
-class Waiting(NamedTuple):
+class SilentAttempt(NamedTuple):
     """One call that waits for its target: when it was sent, since when it has shown no sign of life, how long that is usual."""
 
     begun_at: float
@@ -26,7 +26,7 @@ class Waiting(NamedTuple):
     usual_s: float
 
 
-def is_suspect(waiting: Sequence[Waiting], at_least: int, unserved_s: float) -> str | None:
+def is_suspect(waiting: Sequence[SilentAttempt], at_least: int, unserved_s: float) -> str | None:
     """Why the target is suspect, in words; None: it is not. `unserved_s` is the time since it has served anybody.
 
     The one that has waited longest must be overdue; the others, who came after it, as good as.

@@ -19,7 +19,7 @@ from gateway.policy.retry.retry import Doubt
 OnChange = Callable[[str, str, str], None]
 """Told of each change of a breaker: its name, its new state, and why."""
 CLIENT_GONE = "client_gone"
-HOPELESS = 2 / 3
+PANIC_FAILURE_SHARE = 2 / 3
 """Of the calls failed: then even the last target is left alone."""
 LATELY_S = 10.0
 """After so long a third of the calls that were in flight together still counts as active."""
@@ -62,7 +62,7 @@ class Account:
         """The provider does not take the credential."""
 
 
-class Vitals:
+class TargetHealth:
     """The state of one target."""
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Vitals:
         rules: BreakerRules,
         now: float,
         on_change: OnChange | None,
-        kin: Vitals | None = None,
+        kin: TargetHealth | None = None,
     ) -> None:
         """`kin` is of the same target, seen by another caller: how well the target is, they tell each other."""
         self.account = account
@@ -155,7 +155,7 @@ class Vitals:
         """
         breaker = self.breaker
         is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
-        if not is_open or self.heard.has_lost_model or breaker.failure_rate(now) > HOPELESS:
+        if not is_open or self.heard.has_lost_model or breaker.failure_rate(now) > PANIC_FAILURE_SHARE:
             return False
         breaker.trust("nothing else is left, and it does serve calls", now)
         return True

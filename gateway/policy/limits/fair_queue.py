@@ -22,7 +22,7 @@ _ENOUGH = 1 - 1e-9
 _MOST_ROUNDS = 32  # a call of any size gets its turn after so many rounds
 
 
-class Place:
+class Waiter:
     """What all tickets of one held call share. `seq` is its age: smaller came first."""
 
     __slots__ = ("is_gone", "joined_at", "lane", "rank", "seq", "tenant")
@@ -42,7 +42,7 @@ class Ticket:
 
     __slots__ = ("cost", "is_home", "keep_percent", "place", "tokens")
 
-    def __init__(self, place: Place, cost: Cost, keep_percent: float) -> None:
+    def __init__(self, place: Waiter, cost: Cost, keep_percent: float) -> None:
         self.place = place
         self.cost = cost
         self.keep_percent = keep_percent
@@ -63,7 +63,7 @@ class Next(NamedTuple, Generic[TicketT]):
     keep_tokens: float = 0.0
 
 
-class Lineup(Generic[TicketT]):
+class FairQueue(Generic[TicketT]):
     """The calls that wait at one gate. `age_after_s`: per lane, after which wait its next call has waited too long.
 
     An aged call of a lower lane saves up its share: `aged_percent` of what others are granted is left over by them until

@@ -19,9 +19,9 @@ from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.health.latency import Latency
-from gateway.policy.health.target_health import UNHEALTHY, Account, Vitals
+from gateway.policy.health.target_health import UNHEALTHY, Account, TargetHealth
 from gateway.policy.limits.estimate import Calibration, charge
-from gateway.policy.limits.idle_gates import Kept
+from gateway.policy.limits.idle_gates import IdleGateState
 from gateway.policy.limits.latency_cap import AdaptiveCap
 from gateway.policy.limits.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
 from gateway.policy.limits.provider_headers import Learned, Reading, read_limit_headers
@@ -179,7 +179,7 @@ class Gate:
         limits: Limits,
         counting: Counting,
         now: float,
-        vitals: Vitals | None = None,
+        vitals: TargetHealth | None = None,
         share_out: ShareOut | None = None,
         calibration: Calibration | None = None,
     ) -> None:
@@ -189,7 +189,7 @@ class Gate:
         """
         self.name = name
         rules = BreakerRules()
-        self.vitals = vitals or Vitals(name, Account(name, rules, now), rules, now, None)
+        self.vitals = vitals or TargetHealth(name, Account(name, rules, now), rules, now, None)
         self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
         self.calibration = calibration or Calibration(counting.first_output_tokens)
         self.answer_s = 0.0
@@ -487,14 +487,14 @@ class Gate:
         self.exhausted_until = -inf
         self._barren = 0
 
-    def kept(self, now: float) -> Kept | None:
+    def kept(self, now: float) -> IdleGateState | None:
         """What is to be known of it when it is used again; None: nothing. Only to be asked when no call is in flight."""
         used = self.limits.used(now)
         if self.paused_until <= now and not used:
             return None
-        return Kept(now, self._pause.until, self.exhausted_until, self._barren, used)
+        return IdleGateState(now, self._pause.until, self.exhausted_until, self._barren, used)
 
-    def remember(self, kept: Kept, now: float) -> None:
+    def remember(self, kept: IdleGateState, now: float) -> None:
         """It is used again, under the same name; a quota that was spent is spent until it resets."""
         self.limits.use_again(kept.used, now)
         self._barren = kept.refusals

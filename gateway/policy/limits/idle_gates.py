@@ -27,7 +27,7 @@ class Used(NamedTuple):
     full_at: float
 
 
-class Kept(NamedTuple):
+class IdleGateState(NamedTuple):
     """All that is kept of one gate. Times are monotonic seconds."""
 
     at: float
@@ -52,7 +52,7 @@ class Remembered:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, name: str, kept: Kept) -> None:
+    def keep(self, name: str, kept: IdleGateState) -> None:
         """The gate of this name goes."""
         key = self._key(name)
         self._kept.pop(key, None)
@@ -62,14 +62,14 @@ class Remembered:
         head = _HEAD.pack(at, kept.paused_until - at, kept.exhausted_until - at, min(kept.refusals, 255))
         self._kept[key] = head + b"".join([_USED.pack(one.limit, one.level, one.full_at - at) for one in kept.used])
 
-    def take(self, name: str) -> Kept | None:
+    def take(self, name: str) -> IdleGateState | None:
         """What was kept of the gate of this name, which is back; None: nothing."""
         packed = self._kept.pop(self._key(name), None) if self._kept else None
         if packed is None:
             return None
         at, paused_s, exhausted_s, refusals = _HEAD.unpack_from(packed)
         used = [Used(limit, level, at + full_s) for limit, level, full_s in _USED.iter_unpack(packed[_HEAD.size :])]
-        return Kept(at, at + paused_s, at + exhausted_s, refusals, tuple(used))
+        return IdleGateState(at, at + paused_s, at + exhausted_s, refusals, tuple(used))
 
     def _key(self, name: str) -> int:
         data = name.encode("utf-8", "surrogatepass")

@@ -97,7 +97,7 @@ class LimitRow(NamedTuple):
     next_free_s: float | None
 
 
-class _Row:
+class _LimitState:
     """One limit of a set, which part of a cost it counts, and the operator's own number (None: learned)."""
 
     __slots__ = ("amount", "configured", "limit", "name", "part", "since")
@@ -151,7 +151,7 @@ class LimitSet:
         """How many requests go at once, where nobody has written it down."""
         self._fail_closed: frozenset[str] = frozenset()
         self._smallest = inf  # of the token limits: what is below fits them all
-        self._rows: list[_Row] = []
+        self._rows: list[_LimitState] = []
         self._taken = [0.0, 0.0, 0.0, 0.0, 0.0]  # of each part of a cost, whether or not a limit counts it yet
         self.configure(limits, now)
 
@@ -189,7 +189,7 @@ class LimitSet:
         """Nobody uses these limits any more; what is held of those that are shared goes back."""
         self._keep_rows([])
 
-    def _keep_rows(self, rows: list[_Row]) -> None:
+    def _keep_rows(self, rows: list[_LimitState]) -> None:
         for row in self._rows:
             if row not in rows and isinstance(row.limit, Share):
                 row.limit.retire()
@@ -441,14 +441,14 @@ class LimitSet:
             for row in self._rows
         ]
 
-    def _taken_since(self, row: _Row, mark: tuple[float, ...] | None) -> float:
+    def _taken_since(self, row: _LimitState, mark: tuple[float, ...] | None) -> float:
         return 0.0 if mark is None else self._taken[row.part] - mark[row.part]
 
     def _size_up(self) -> None:
         """To be called when limits have come, gone or changed."""
         self._smallest = min([row.limit.capacity for row in self._rows if row.part in _TOKEN_PARTS], default=inf)
 
-    def _find(self, name: str) -> _Row | None:
+    def _find(self, name: str) -> _LimitState | None:
         for row in self._rows:
             if row.name == name:
                 return row
@@ -456,13 +456,13 @@ class LimitSet:
 
     def _put(
         self, name: str, amount: float, now: float, *, configured: float | None = None, reading: Reading | None = None
-    ) -> _Row:
+    ) -> _LimitState:
         """Makes or resizes the limit `name` to `amount` per its period."""
         row = self._find(name)
         if row is None:
             if name == "requests_per_min":
                 self._begin_burst(amount)
-            row = _Row(name, self._make(name, amount, now, reading), amount, configured, now)
+            row = _LimitState(name, self._make(name, amount, now, reading), amount, configured, now)
             self._rows.append(row)
             return row
         if configured is not None:
@@ -524,7 +524,7 @@ class LimitSet:
         self.untold = UntoldBurst(rate_per_s, max(1.0, most), is_told=self.untold is not None and self.untold.is_told)
 
     def _open_as_told(
-        self, untold: UntoldBurst, row: _Row, reading: Reading, now: float, mark: tuple[float, ...] | None
+        self, untold: UntoldBurst, row: _LimitState, reading: Reading, now: float, mark: tuple[float, ...] | None
     ) -> None:
         """What headers say is left may go at once."""
         left = (reading.remaining or 0.0) + reading.grain
@@ -548,7 +548,7 @@ class LimitSet:
         return self._style.request_window_s if name == "requests_per_min" else self._style.token_window_s
 
     def _reconcile(
-        self, row: _Row, reading: Reading, now: float, sent_at: float | None, mark: tuple[float, ...] | None
+        self, row: _LimitState, reading: Reading, now: float, sent_at: float | None, mark: tuple[float, ...] | None
     ) -> None:
         limit = row.limit
         taken_since = self._taken_since(row, mark)
@@ -588,7 +588,7 @@ def _parts(cost: Cost, slots: float) -> tuple[float, float, float, float, float]
     return requests, input_tokens, output_tokens, input_tokens + output_tokens, slots
 
 
-def _may_raise(row: _Row, reading: Reading) -> bool:
+def _may_raise(row: _LimitState, reading: Reading) -> bool:
     """Whether the provider's bucket is ours. Where we are to use less of it, its level says nothing about our share."""
     is_same = row.configured is None or (
         reading.limit is not None and reading.limit * (_period_s(row.name) / reading.period_s) <= row.configured

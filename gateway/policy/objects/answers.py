@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
-from gateway.policy.objects.objects import CHAT, RESPONSES, Concern, Place
+from gateway.policy.objects.objects import CHAT, RESPONSES, Concern, ObjectPath
 from gateway.policy.openai.sse import event_data, json_object
 
 MOST_PAGES = 10
@@ -42,10 +42,10 @@ def ids_in_answer(concern: Concern, answer: Mapping[str, Any]) -> list[str]:
 
 def ids_of_item(kind: str, item: Mapping[str, Any]) -> list[str]:
     """Those that an object of the caller's own shows in a list."""
-    return [id for id in _made(Place(kind), item) if isinstance(id, str) and id]
+    return [id for id in _made(ObjectPath(kind), item) if isinstance(id, str) and id]
 
 
-def _created(place: Place, answer: Mapping[str, Any]) -> Iterator[Any]:
+def _created(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
     if place.kind == "threads" and place.verb == "runs" and not place.id:
         yield answer.get("thread_id")
     elif not place.id or place.verb == "remix":
@@ -54,7 +54,7 @@ def _created(place: Place, answer: Mapping[str, Any]) -> Iterator[Any]:
         yield _at(answer, "file", "id")
 
 
-def _made(place: Place, answer: Mapping[str, Any]) -> Iterator[Any]:
+def _made(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
     """What came into being besides."""
     if place.kind == "batches":
         yield from (answer.get("output_file_id"), answer.get("error_file_id"))

@@ -44,7 +44,7 @@ _UNLISTED = frozenset(("DELETE", "HEAD", "PUT", "PATCH"))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObjectPath:
     """What a path is about: all objects of a `kind`, or the one called `id`, or what is below it."""
 
     kind: str
@@ -58,7 +58,7 @@ class Place:
 class Concern:
     """What one request has to do with objects."""
 
-    place: Place | None
+    place: ObjectPath | None
     """None: only its body may name some."""
     method: str = "POST"
     is_stored: bool = True
@@ -85,7 +85,7 @@ class Concern:
 
 _MADE_LATER = frozenset(("batches", "fine_tuning/jobs", "responses"))
 """Objects that bring forth others while nobody asks: their ids are seen in later answers."""
-CHAT, RESPONSES = Place("chat/completions"), Place("responses")
+CHAT, RESPONSES = ObjectPath("chat/completions"), ObjectPath("responses")
 _HOT = {"chat": CHAT, "responses": RESPONSES}
 
 
@@ -125,7 +125,7 @@ def scope_of(base_url: str) -> bytes:
     return blake2b(base_url.rstrip("/").lower().encode(), digest_size=KEY_BYTES).digest()
 
 
-def read_path(path: str) -> Place | None:
+def read_path(path: str) -> ObjectPath | None:
     """What a path below the base URL is about, as it was sent; None: no objects of ours."""
     for _ in range(_MOST_DECODINGS):
         path = unquote(path)
@@ -137,10 +137,10 @@ def read_path(path: str) -> Place | None:
         return None
     kind, rest = "/".join(lower[:depth]), steps[depth:]
     if not rest:
-        return Place(kind)
+        return ObjectPath(kind)
     if lower[depth] in verbs:
-        return Place(kind, verb=lower[depth])
-    return Place(kind, rest[0], "/".join(lower[depth + 1 :]))
+        return ObjectPath(kind, verb=lower[depth])
+    return ObjectPath(kind, rest[0], "/".join(lower[depth + 1 :]))
 
 
 def concern_of(call: Call, may_name: bool) -> Concern | None:

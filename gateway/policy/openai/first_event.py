@@ -27,7 +27,7 @@ _ANNOUNCEMENTS = frozenset(
 )
 
 
-class Word(Enum):
+class FirstEventKind(Enum):
     """What one event of a stream that has not begun yet is."""
 
     NOTHING = "nothing"
@@ -40,17 +40,17 @@ class Word(Enum):
     """Neither JSON nor SSE."""
 
 
-def first_word(event: bytes) -> Word:
+def first_word(event: bytes) -> FirstEventKind:
     """What an event means as long as nothing was said before it; errors are told by `first_error`."""
     data = sse.event_data(event).strip()
     if not data:
-        return Word.NOTHING if sse.is_silent(event) else Word.NONSENSE
+        return FirstEventKind.NOTHING if sse.is_silent(event) else FirstEventKind.NONSENSE
     if data == sse.DONE:
-        return Word.DONE
+        return FirstEventKind.DONE
     parsed = sse.json_object(data)
     if parsed is None:
-        return Word.NONSENSE
-    return Word.NOTHING if says_nothing(parsed) else Word.SOMETHING
+        return FirstEventKind.NONSENSE
+    return FirstEventKind.NOTHING if says_nothing(parsed) else FirstEventKind.SOMETHING
 
 
 def first_error(event: bytes) -> dict[str, Any] | None:
@@ -64,10 +64,10 @@ def first_error(event: bytes) -> dict[str, Any] | None:
     if reason is None:
         return None
     kind = "overloaded_error" if reason == "insufficient_system_resource" else "server_error"
-    return {"message": gave_up(reason), "type": kind, "param": None, "code": reason}
+    return {"message": failed_finish_message(reason), "type": kind, "param": None, "code": reason}
 
 
-def gave_up(reason: str) -> str:
+def failed_finish_message(reason: str) -> str:
     """In words, for whoever reads the error."""
     return f'the provider gave up on the answer (finish_reason "{reason}")'
 

@@ -68,7 +68,7 @@ def piece_at(body: bytes, at: int, size: int) -> bytes:
     return without_escapes(piece)
 
 
-class Tally:
+class TokenCounter:
     """What has been counted in a body so far."""
 
     __slots__ = ("_counts_numbers", "_in_data", "_max_values", "data_bytes", "data_strings", "values")
@@ -116,7 +116,7 @@ class Container:
 
     __slots__ = ("_above", "_depth", "_in_string", "_last", "_tally")
 
-    def __init__(self, tally: Tally, depth: int) -> None:
+    def __init__(self, tally: TokenCounter, depth: int) -> None:
         """`depth` is that of what it stands in."""
         self._tally = tally
         self._above = self._depth = depth

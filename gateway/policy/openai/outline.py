@@ -19,7 +19,14 @@ import orjson
 
 from gateway.errors import BodyTooComplex
 from gateway.policy.openai.json_edit import Field
-from gateway.policy.openai.json_text import FIRST_PIECE_BYTES, PIECE_BYTES, Container, MalformedJson, Tally, piece_at
+from gateway.policy.openai.json_text import (
+    FIRST_PIECE_BYTES,
+    PIECE_BYTES,
+    Container,
+    MalformedJson,
+    TokenCounter,
+    piece_at,
+)
 
 Steps = Generator[None, None, int]
 MAX_FIELDS = 4_096
@@ -60,7 +67,7 @@ class Outline:
     fields: dict[str, Any]
     spans: dict[str, Field]
     repeated: set[str]
-    tally: Tally
+    tally: TokenCounter
 
 
 class Contents(NamedTuple):
@@ -77,7 +84,7 @@ def read_outline(body: bytes, max_values: int, *, counts_numbers: bool = True) -
 
     Raises MalformedJson, or BodyTooComplex.
     """
-    reader = _Reader(body, Tally(max_values, counts_numbers=counts_numbers))
+    reader = _OutlineReader(body, TokenCounter(max_values, counts_numbers=counts_numbers))
     outline = Outline({}, {}, set(), reader.tally)
     at = yield from reader.space(0)
     if body[at : at + 1] != b"{":
@@ -115,7 +122,7 @@ def read_contents(body: bytes) -> Generator[None, None, Contents]:
     return Contents(whole.digest(), may_show_images)
 
 
-def _read_fields(reader: _Reader, outline: Outline, at: int) -> Steps:
+def _read_fields(reader: _OutlineReader, outline: Outline, at: int) -> Steps:
     """The fields, from the first key; returns where the closing bracket is."""
     body, count = reader.body, 0
     while True:
@@ -149,12 +156,12 @@ def _read_fields(reader: _Reader, outline: Outline, at: int) -> Steps:
             yield
 
 
-class _Reader:
+class _OutlineReader:
     """Finds where things end."""
 
     __slots__ = ("body", "tally")
 
-    def __init__(self, body: bytes, tally: Tally) -> None:
+    def __init__(self, body: bytes, tally: TokenCounter) -> None:
         self.body = body
         self.tally = tally
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gateway.ports import Clocks
 
 
-class Pace:
+class StreamClock:
     """The clocks of one stream that begins at `now`, in monotonic seconds."""
 
     __slots__ = ("_clocks", "_ends_at", "_events", "_paused_s", "_since", "look_at")

@@ -17,7 +17,7 @@ import orjson
 from gateway.call import Usage
 from gateway.errors import ErrorClass
 from gateway.policy.openai import sse
-from gateway.policy.openai.first_event import choices_of, failed_reason, gave_up, says_nothing
+from gateway.policy.openai.first_event import choices_of, failed_finish_message, failed_reason, says_nothing
 from gateway.policy.openai.usage import find_usage, read_usage
 
 Form = Literal["chat", "responses", "messages", "other"]
@@ -201,7 +201,9 @@ class Transcript:
                 self.finished.add(index if isinstance(index, int) else 0)
         reason = failed_reason(parsed) if self.finished else None
         if reason is not None:
-            self.failure = Failure(STREAM_ERROR, self.error_event(gave_up(reason), ErrorClass.STREAM_INTERRUPTED))
+            self.failure = Failure(
+                STREAM_ERROR, self.error_event(failed_finish_message(reason), ErrorClass.STREAM_INTERRUPTED)
+            )
         kind = parsed.get("type")
         if isinstance(kind, str) and kind in _LAST:
             self._be_over()

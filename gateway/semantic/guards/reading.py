@@ -59,7 +59,7 @@ def read(text: str) -> tuple[str, list[Token]]:
     lowered = [core.casefold() for core in cores]
     language = language_of(lowered)
     is_plural_free = language.plurals and not _singles_out(head, lowered)
-    tokens = _Reader(language, is_plural_free, quotations).read(lumps, cores, lowered)
+    tokens = _TokenReader(language, is_plural_free, quotations).read(lumps, cores, lowered)
     if start < len(text):
         tokens.append(("text", text[start:]))
     elif not quotations and not ON_TEXT.isdisjoint(lowered):
@@ -96,7 +96,7 @@ def _singles_out(text: str, lowered: list[str]) -> bool:
     return "est" in text and any(word.endswith("est") for word in lowered)
 
 
-class _Reader:
+class _TokenReader:
     """One pass over a text."""
 
     __slots__ = ("_is_plural_free", "_language", "_quotations")

@@ -29,7 +29,7 @@ Name = tuple[str, str]
 Lost = Callable[[float], None]
 
 
-class Owner:
+class OwnerShare:
     """The live entries of one name, in the order in which they came, and the bytes that they take."""
 
     __slots__ = ("bytes", "keys")
@@ -77,11 +77,11 @@ class Lru:
         """Begin with nothing: tables that were large once are given back."""
         # Plain tuples of a name and not of its Owner: the garbage collector stops looking at those after its first pass.
         self._entries: OrderedDict[bytes, tuple[bytes, float, Name]] = OrderedDict()
-        self._owners: dict[Name, Owner] = {}
-        self._forgotten: deque[Owner] = deque()
+        self._owners: dict[Name, OwnerShare] = {}
+        self._forgotten: deque[OwnerShare] = deque()
         self._seconds: dict[int, set[bytes]] = {}
         """The keys that run out within each second."""
-        self._largest = Owner()
+        self._largest = OwnerShare()
         self.entries = 0
         """Those that can be given: the forgotten ones are not among them."""
         self.taken = 0
@@ -123,7 +123,7 @@ class Lru:
             return False
         owner = self._owners.get(name)
         if owner is None:
-            owner = self._owners[name] = Owner()
+            owner = self._owners[name] = OwnerShare()
             self.taken += _OWNER_BYTES
         owner.keys[key] = None
         owner.bytes += cost

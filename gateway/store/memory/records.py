@@ -28,7 +28,7 @@ _LOOKED_AT = 256
 """So many claims are looked at in one go."""
 
 
-class Lease:
+class RunningRecord:
     """Who runs a record, what it was asked, and until when nobody else may."""
 
     __slots__ = ("fence", "fingerprint", "until")
@@ -46,7 +46,7 @@ class MemoryRecords:
 
     def __init__(self, bound: int, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self._running: OrderedDict[bytes, Lease] = OrderedDict()
+        self._running: OrderedDict[bytes, RunningRecord] = OrderedDict()
         self._done = Lru(bound, self._lost, TENANTS_SHARE)
         self._fence = 0
         self._has_warned = False
@@ -65,7 +65,7 @@ class MemoryRecords:
                 return Claim("mismatch")
             return Claim("done", kept=unpack(blob[_FINGERPRINT:]))
         self._fence += 1
-        self._running[record] = Lease(self._fence, fingerprint, now + lease_s)
+        self._running[record] = RunningRecord(self._fence, fingerprint, now + lease_s)
         return Claim("claimed", fence=self._fence)
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
@@ -113,7 +113,7 @@ class MemoryRecords:
             "early": self._early,
         }
 
-    def _held(self, record: bytes, fence: int) -> Lease | None:
+    def _held(self, record: bytes, fence: int) -> RunningRecord | None:
         lease = self._running.get(record)
         return lease if lease is not None and lease.fence == fence else None
 

@@ -15,12 +15,12 @@ from typing import Any
 from gateway.call import Kept
 from gateway.ports import Later
 from gateway.store.memory.answers import MemoryAnswers
-from gateway.store.redis.chunks import Parts, is_head
+from gateway.store.redis.chunks import ChunkedValue, is_head
 from gateway.store.redis.lru import Now, Shelf, shelf_script
 from gateway.store.redis.purges import Purges, Selection
 from gateway.store.redis.registry import Registry
 from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, name_digest, owner, unframed
-from gateway.store.redis_link.background_tasks import Chores
+from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, StoreGone
 
 GET = shelf_script("answers_get")
@@ -46,7 +46,7 @@ class RedisAnswers:
     """`gateway.ports.Answers`."""
 
     def __init__(
-        self, link: Link, chores: Chores, wall: Callable[[], float], now: Now, bounds: Mapping[str, int]
+        self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, bounds: Mapping[str, int]
     ) -> None:
         self._link = link
         self._chores = chores
@@ -56,7 +56,7 @@ class RedisAnswers:
         self._shelves: dict[tuple[str, int], Shelf] = {}
         self._groups = Registry(link, link.key("groups"), now)
         self._purges = Purges(link, self._forget)
-        self._parts = Parts(link)
+        self._parts = ChunkedValue(link)
         self._local = MemoryAnswers(wall)
         self._local.configure(_local_of(bounds))
 

@@ -31,7 +31,7 @@ def is_head(value: bytes) -> bool:
     return len(value) == _HEAD.size and value.startswith(_MARK)
 
 
-class Parts:
+class ChunkedValue:
     """Of one link."""
 
     __slots__ = ("_link",)

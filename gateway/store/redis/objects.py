@@ -15,7 +15,7 @@ from typing import Any
 from gateway.ports import Later
 from gateway.store.memory.objects import MemoryObjects, say_that_objects_go
 from gateway.store.redis.lru import Now
-from gateway.store.redis_link.background_tasks import Chores
+from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, Script, StoreGone
 from gateway.store.redis_link.script import FOLDER, script_of
 
@@ -39,7 +39,7 @@ DISOWN = objects_script("objects_disown")
 class RedisObjects:
     """`gateway.ports.Objects`."""
 
-    def __init__(self, link: Link, chores: Chores, now: Now, bound: int) -> None:
+    def __init__(self, link: Link, chores: BackgroundTasks, now: Now, bound: int) -> None:
         self._link = link
         self._chores = chores
         self._now = now

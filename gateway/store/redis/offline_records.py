@@ -22,7 +22,7 @@ LOOKED_AT = 256
 
 
 @dataclass(slots=True)
-class Held:
+class UnsyncedRecord:
     """Somebody here runs it. With its nonce it is known to the store even where nobody heard the answer to its claim."""
 
     asked: bytes
@@ -40,7 +40,7 @@ class Held:
 class Debt:
     """What came of a record, for the store to keep."""
 
-    held: Held
+    held: UnsyncedRecord
     kept: Kept
     size: int
 
@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self, bound: int, lost: Callable[[], None]) -> None:
         self.bound = bound
         """Bytes that may be owed."""
-        self.held: dict[bytes, Held] = {}
+        self.held: dict[bytes, UnsyncedRecord] = {}
         self.owed: dict[bytes, Debt] = {}
         self.owed_bytes = 0
         self._fences = count(1)
@@ -71,20 +71,20 @@ class Ledger:
     def take(self, record: bytes, asked: bytes, nonce: bytes, until: float) -> Claim:
         """It is claimed here, without the store."""
         fence = next(self._fences)
-        self.held[record] = Held(asked, fence, nonce, until)
+        self.held[record] = UnsyncedRecord(asked, fence, nonce, until)
         return Claim("claimed", fence=fence)
 
-    def holder(self, record: bytes, fence: int) -> Held | None:
+    def holder(self, record: bytes, fence: int) -> UnsyncedRecord | None:
         """Who runs it here with this fence."""
         held = self.held.get(record)
         return held if held is not None and held.fence == fence else None
 
-    def drop(self, record: bytes, held: Held | None) -> None:
+    def drop(self, record: bytes, held: UnsyncedRecord | None) -> None:
         """It does not run any more, unless somebody else has it."""
         if held is not None and self.held.get(record) is held:
             del self.held[record]
 
-    def owe(self, record: bytes, held: Held, kept: Kept, size: int) -> None:
+    def owe(self, record: bytes, held: UnsyncedRecord, kept: Kept, size: int) -> None:
         """It is done; the store has to be told."""
         self.drop(record, held)
         self.settle(record)

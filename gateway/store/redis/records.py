@@ -19,12 +19,12 @@ from typing import Any
 
 from gateway.call import Kept
 from gateway.ports import Claim, Later
-from gateway.store.redis.chunks import Parts, is_head
+from gateway.store.redis.chunks import ChunkedValue, is_head
 from gateway.store.redis.lru import Now, shelf_script
-from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, Held, Ledger
+from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, Ledger, UnsyncedRecord
 from gateway.store.redis.tenants import ID_BYTES, Tenants, TenantShelf
 from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, unframed
-from gateway.store.redis_link.background_tasks import Chores
+from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, StoreGone
 
 log = logging.getLogger("gateway.store")
@@ -51,7 +51,7 @@ TOLD_AT_ONCE = 16
 class RedisRecords:
     """`gateway.ports.Records`. Those of one tenant are in one slot, for a claim has to be one step."""
 
-    def __init__(self, link: Link, chores: Chores, wall: Callable[[], float], now: Now, bound: int) -> None:
+    def __init__(self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, bound: int) -> None:
         self._link = link
         self._chores = chores
         self._wall = wall
@@ -59,7 +59,7 @@ class RedisRecords:
         self._early = 0
         self._has_warned = False
         self._tenants = Tenants(link, now, bound)
-        self._parts = Parts(link)
+        self._parts = ChunkedValue(link)
         self._ledger = Ledger(min(bound, OWED_BYTES), self._warn)
 
     def configure(self, bound: int) -> None:
@@ -188,27 +188,27 @@ class RedisRecords:
         try:
             reply = asked.result()
         except (StoreGone, asyncio.CancelledError):
-            self._fall_back(future, record, Held(fingerprint, 0, nonce, until))
+            self._fall_back(future, record, UnsyncedRecord(fingerprint, 0, nonce, until))
             return
         if reply[0] == b"done" and is_head(reply[2]):
-            self._chores.start(self._read_long(future, record, Held(fingerprint, 0, nonce, until), by, reply))
+            self._chores.start(self._read_long(future, record, UnsyncedRecord(fingerprint, 0, nonce, until), by, reply))
             return
         claim = self._claim_of(reply)
         if claim.fence and future.done():  # nobody is left who would run
             self._chores.start(self._released(record, claim.fence, nonce))
             return
         if claim.fence:
-            self._ledger.held[record] = Held(fingerprint, claim.fence, nonce, until)
+            self._ledger.held[record] = UnsyncedRecord(fingerprint, claim.fence, nonce, until)
         _resolve(future, claim)
 
-    def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: Held) -> None:
+    def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: UnsyncedRecord) -> None:
         """The claim is answered here; by its nonce it is known in the store, if that has heard of it."""
         if not future.done():
             known = self._ledger.look(record, claimed.asked, self._wall(), is_alone=True)
             future.set_result(known or self._ledger.take(record, claimed.asked, claimed.nonce, claimed.until))
 
     async def _read_long(
-        self, future: asyncio.Future[Claim], record: bytes, claimed: Held, by: float, reply: Sequence[bytes]
+        self, future: asyncio.Future[Claim], record: bytes, claimed: UnsyncedRecord, by: float, reply: Sequence[bytes]
     ) -> None:
         """Where it does not come by then the call runs, as if nobody had answered; but it is there, and was paid for."""
         try:
@@ -231,7 +231,7 @@ class RedisRecords:
                 return Claim("done", kept=moved(kept, self._wall() + float(reply[1]) - kept.fresh_until))
         return Claim("mismatch")
 
-    async def _renewed(self, record: bytes, fence: int, held: Held | None, lease_s: float) -> bool:
+    async def _renewed(self, record: bytes, fence: int, held: UnsyncedRecord | None, lease_s: float) -> bool:
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         try:
             is_ours = await self._link.run(
@@ -243,7 +243,7 @@ class RedisRecords:
             self._ledger.drop(record, held)
         return bool(is_ours)
 
-    async def _completed(self, record: bytes, fence: int, held: Held | None, kept: Kept) -> bool:
+    async def _completed(self, record: bytes, fence: int, held: UnsyncedRecord | None, kept: Kept) -> bool:
         value = framed(kept)
         size = len(value) + ENTRY_BYTES
         if size > min(self._tenants.bound // LARGEST_PART, MOST_BYTES):
@@ -263,7 +263,9 @@ class RedisRecords:
         self._ledger.owe(record, held, kept, size)
         return True
 
-    async def _run_complete(self, record: bytes, fence: int, held: Held | None, value: bytes, left_s: float) -> bool:
+    async def _run_complete(
+        self, record: bytes, fence: int, held: UnsyncedRecord | None, value: bytes, left_s: float
+    ) -> bool:
         """Whether the store keeps it. Raises StoreGone."""
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES

@@ -22,7 +22,7 @@ from gateway.store.redis.news import RedisNews
 from gateway.store.redis.objects import RedisObjects
 from gateway.store.redis.records import RedisRecords
 from gateway.store.redis.vectors import RedisVectors
-from gateway.store.redis_link.background_tasks import Chores
+from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, StoreGone
 
 Chore = Callable[[], Awaitable[object]]
@@ -53,7 +53,7 @@ class RedisStore:
     ) -> None:
         self._timeout_s = shared.timeout_s
         self._link = link = connect(shared)
-        self._chores = Chores()
+        self._chores = BackgroundTasks()
         self._turn: Iterator[Chore] = iter(())
         self._is_tidying = False
         self.replica_id = token_bytes(16)

@@ -20,7 +20,7 @@ from gateway.store.redis.lru import Now, Shelf, shelf_script
 from gateway.store.redis.purges import Purges, Selection, encode_selection
 from gateway.store.redis.registry import FIRST, Registry
 from gateway.store.redis.values import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
-from gateway.store.redis_link.background_tasks import Chores
+from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, StoreGone
 
 ADD = shelf_script("vectors_add", "vectors")
@@ -81,7 +81,9 @@ def decode_news(detail: bytes, wall: float) -> VectorRow:
 class RedisVectors:
     """`gateway.ports.Vectors`."""
 
-    def __init__(self, link: Link, chores: Chores, wall: Callable[[], float], now: Now, most: int, news: News) -> None:
+    def __init__(
+        self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, most: int, news: News
+    ) -> None:
         self._link = link
         self._chores = chores
         self._wall = wall

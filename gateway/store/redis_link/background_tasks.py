@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Chores:
+class BackgroundTasks:
     """Tasks of one store; their coroutines raise nothing."""
 
     __slots__ = ("_tasks",)

@@ -19,14 +19,14 @@ from redis.exceptions import AskError, MovedError
 
 from gateway.store.redis_link.connect import Node
 from gateway.store.redis_link.health import reason_of
-from gateway.store.redis_link.job import Job, StoreGone, fail
-from gateway.store.redis_link.server import Server
+from gateway.store.redis_link.job import StoreCommand, StoreGone, fail
+from gateway.store.redis_link.server import StoreServer
 
 log = logging.getLogger("gateway.store")
 
 Range = tuple[int, int, Node]
 """The first and the last slot, and who has them."""
-MakeServer = Callable[[Node, Callable[[bool], None], Callable[[Job, AskError], None]], Server]
+MakeServer = Callable[[Node, Callable[[bool], None], Callable[[StoreCommand, AskError], None]], StoreServer]
 PATIENCE_S = 1.0
 """For one server's answer to where the slots are."""
 FIRST_REST_S, LAST_REST_S = 0.1, 3.0
@@ -38,7 +38,7 @@ MOST_TAGS = 2000
 
 
 class Cluster:
-    """As `Server`; `changed(is_up)` is called when the first of them is there, and when the last is gone."""
+    """As `StoreServer`; `changed(is_up)` is called when the first of them is there, and when the last is gone."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Cluster:
         self._make = make
         self._changed = changed
         self._probe_key = probe_key
-        self._servers: dict[Node, Server] = {}
-        self._slots: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._servers: dict[Node, StoreServer] = {}
+        self._slots: list[StoreServer | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._stale = asyncio.Event()
         self._mapped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +94,7 @@ class Cluster:
         closing = [server.aclose() for server in self._servers.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
-    def ask(self, job: Job) -> None:
+    def ask(self, job: StoreCommand) -> None:
         """Of the one that has the key's slot."""
         server = self._slots[key_slot(job.key)]
         if server is None:
@@ -148,7 +148,7 @@ class Cluster:
             await connection.disconnect(nowait=True)
 
     def _learn(self, ranges: list[Range]) -> None:
-        slots: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        slots: list[StoreServer | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         owned: dict[Node, list[Range]] = {}
         for each in ranges:
             owned.setdefault(each[2], []).append(each)
@@ -161,7 +161,7 @@ class Cluster:
         for node in self._servers.keys() - owned.keys():
             self._drop(self._servers.pop(node))
 
-    def _server_at(self, node: Node, ranges: list[Range]) -> Server:
+    def _server_at(self, node: Node, ranges: list[Range]) -> StoreServer:
         server = self._servers.get(node)
         if server is None:
             server = self._servers[node] = self._make(node, self._on_change, self._redirect)
@@ -175,7 +175,7 @@ class Cluster:
         keys = (self._probe_key(str(number)) for number in range(MOST_TAGS))
         return next((key for key in keys if _holds(ranges, key)), None)
 
-    def _drop(self, server: Server) -> None:
+    def _drop(self, server: StoreServer) -> None:
         """It has no slots any more."""
         task = asyncio.create_task(server.aclose())
         self._closing.add(task)
@@ -183,7 +183,7 @@ class Cluster:
 
     # What servers say.
 
-    def _redirect(self, job: Job, error: AskError) -> None:
+    def _redirect(self, job: StoreCommand, error: AskError) -> None:
         """Another has the slot, for good or for this job only; one that is not known yet cannot be asked at once."""
         server = self._servers.get((error.host, error.port))
         is_moved = isinstance(error, MovedError)

@@ -34,7 +34,7 @@ PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreAddress:
     """What a url says."""
 
     kind: Kind
@@ -64,7 +64,7 @@ def named(node: Node) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def address_of(shared: SharedState) -> Address:
+def address_of(shared: SharedState) -> StoreAddress:
     """Raises ValueError, without the url, when it is none."""
     try:
         return _address_of(shared)
@@ -76,7 +76,7 @@ def address_of(shared: SharedState) -> Address:
         ) from None
 
 
-def _address_of(shared: SharedState) -> Address:
+def _address_of(shared: SharedState) -> StoreAddress:
     parts = urlsplit(shared.url)
     if parts.scheme not in SCHEMES:
         raise _NotAnAddress(f"the scheme of the store's url is none of {', '.join(SCHEMES)}")
@@ -91,7 +91,7 @@ def _address_of(shared: SharedState) -> Address:
     if kind == "sentinel" and not path:
         raise _NotAnAddress("the url of sentinels has to name the service: redis+sentinel://host:port/service")
     service = path.pop(0) if kind == "sentinel" else ""
-    return Address(
+    return StoreAddress(
         kind=kind,
         nodes=tuple(_node(host, PORTS[kind]) for host in hosts.split(",")),
         is_tls=is_tls,
@@ -116,7 +116,7 @@ def _db(path: list[str]) -> int:
     return int(path[0])
 
 
-async def connect(address: Address, node: Node) -> Connection:
+async def connect(address: StoreAddress, node: Node) -> Connection:
     """One that has said hello, in RESP3 if the server can. It waits for ever: whoever asks sets the time."""
     try:
         return await _connected(address, node, 3)
@@ -126,7 +126,7 @@ async def connect(address: Address, node: Node) -> Connection:
     return await _connected(address, node, 2)
 
 
-async def _connected(address: Address, node: Node, protocol: int) -> Connection:
+async def _connected(address: StoreAddress, node: Node, protocol: int) -> Connection:
     connection = _connection(address, node, protocol)
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ async def _connected(address: Address, node: Node, protocol: int) -> Connection:
     return connection
 
 
-def _connection(address: Address, node: Node, protocol: int) -> Connection:
+def _connection(address: StoreAddress, node: Node, protocol: int) -> Connection:
     options: dict[str, Any] = {
         "host": node[0],
         "port": node[1],

@@ -31,7 +31,7 @@ QUIET_S = 30.0
 """Trouble that comes back within this time is told only if it lasts until then."""
 
 
-class Health:
+class ServerHealth:
     """`is_open`: it may be asked. `is_up`: it is not known to be gone. `reached`: it was up once."""
 
     def __init__(

@@ -23,7 +23,7 @@ class StoreRefused(StoreGone):
     """It answered, but could not do this one thing; others it can."""
 
 
-class Tally:
+class OperationCounts:
     """What was asked, and what of it has remained without an answer."""
 
     __slots__ = ("failures", "operations")
@@ -33,13 +33,13 @@ class Tally:
         self.failures = 0
 
 
-class Job:
+class StoreCommand:
     """The future may be cancelled at any time: the reply is read all the same, and thrown away."""
 
     __slots__ = ("_tally", "deadline", "future", "home", "hops", "is_over", "key", "packed", "parts", "script")
 
     def __init__(
-        self, parts: tuple[Part, ...], key: bytes, deadline: float, tally: Tally, script: Script | None = None
+        self, parts: tuple[Part, ...], key: bytes, deadline: float, tally: OperationCounts, script: Script | None = None
     ) -> None:
         """Raises what packing does when a part is none of bytes, str, int and float."""
         self.parts = parts

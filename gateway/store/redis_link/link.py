@@ -22,11 +22,11 @@ from redis.exceptions import AskError
 from gateway.policy.snapshot import SharedState
 from gateway.store.redis_link.cluster import Cluster
 from gateway.store.redis_link.connect import Node, address_of, connect, named
-from gateway.store.redis_link.job import Job, Part, StoreGone, StoreRefused, Tally
+from gateway.store.redis_link.job import OperationCounts, Part, StoreCommand, StoreGone, StoreRefused
 from gateway.store.redis_link.script import Script, load_script, script_of
 from gateway.store.redis_link.sentinel import master_of
-from gateway.store.redis_link.server import Server
-from gateway.store.redis_link.subscriber import Hearing
+from gateway.store.redis_link.server import StoreServer
+from gateway.store.redis_link.subscriber import Subscriber
 
 __all__ = ["Link", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
 
@@ -48,17 +48,19 @@ class Link:
         self._prefix = f"{_braceless(shared.namespace)}:{SCHEMA}:"
         self._timeout_s = shared.timeout_s
         self._changed: list[Callable[[bool], None]] = []
-        self._hearings: list[Hearing] = []
+        self._hearings: list[Subscriber] = []
         self._scripts: dict[bytes, Script] = {}
-        self._tally = Tally()
+        self._tally = OperationCounts()
         self._store = self._cluster() if self._address.kind == "cluster" else self._single()
 
-    def _single(self) -> Server:
+    def _single(self) -> StoreServer:
         find = self._find_master if self._address.kind == "sentinel" else _always(self._address.nodes[0])
         return self._server(f"the store {self._address}", find, self._on_change, probe_key=self.key("probe"))
 
     def _cluster(self) -> Cluster:
-        def make(node: Node, changed: Callable[[bool], None], redirect: Callable[[Job, AskError], None]) -> Server:
+        def make(
+            node: Node, changed: Callable[[bool], None], redirect: Callable[[StoreCommand, AskError], None]
+        ) -> StoreServer:
             return self._server(f"the store's server {named(node)}", _always(node), changed, redirect=redirect)
 
         name, seeds = f"the store {self._address}", self._address.nodes
@@ -71,9 +73,9 @@ class Link:
         changed: Callable[[bool], None],
         *,
         probe_key: bytes | None = None,
-        redirect: Callable[[Job, AskError], None] | None = None,
-    ) -> Server:
-        return Server(
+        redirect: Callable[[StoreCommand, AskError], None] | None = None,
+    ) -> StoreServer:
+        return StoreServer(
             *(name, find, self._dial, changed, self._tally, self._scripts),
             timeout_s=self._timeout_s,
             connections=self._shared.connections,
@@ -138,7 +140,7 @@ class Link:
         return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
 
     def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
-        job = Job(parts, key, time.monotonic() + self._timeout_s, self._tally, script)
+        job = StoreCommand(parts, key, time.monotonic() + self._timeout_s, self._tally, script)
         self._store.ask(job)
         return job.future
 
@@ -158,7 +160,7 @@ class Link:
 
         `joined` is called when it has subscribed, and again whenever it had to do so anew: something may have been missed.
         """
-        hearing = Hearing(self._connect, channel, heard, joined, lambda: self.is_up)
+        hearing = Subscriber(self._connect, channel, heard, joined, lambda: self.is_up)
         self._hearings.append(hearing)
         try:
             await hearing.run()

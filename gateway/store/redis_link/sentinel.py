@@ -11,10 +11,10 @@ from dataclasses import replace
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.store.redis_link.connect import TROUBLE, Address, Node, connect
+from gateway.store.redis_link.connect import TROUBLE, Node, StoreAddress, connect
 
 
-async def master_of(address: Address) -> Node:
+async def master_of(address: StoreAddress) -> Node:
     """Raises as a connection does when nobody knows; waits as long as it takes."""
     tasks = [asyncio.create_task(_ask(address, sentinel)) for sentinel in address.nodes]
     trouble: BaseException | None = None
@@ -31,7 +31,7 @@ async def master_of(address: Address) -> Node:
     raise RedisConnectionError(f"no sentinel knows the master of {address.service}: {trouble}")
 
 
-async def _ask(address: Address, sentinel: Node) -> Node:
+async def _ask(address: StoreAddress, sentinel: Node) -> Node:
     sentinels = replace(address, db=0)
     try:
         connection = await connect(sentinels, sentinel)

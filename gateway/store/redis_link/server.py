@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from gateway.store.redis_link.connect import Node, named
-from gateway.store.redis_link.health import Health, reason_of
-from gateway.store.redis_link.job import Job, Part, StoreGone, StoreRefused, Tally, fail
+from gateway.store.redis_link.health import ServerHealth, reason_of
+from gateway.store.redis_link.job import OperationCounts, Part, StoreCommand, StoreGone, StoreRefused, fail
 from gateway.store.redis_link.script import Script
-from gateway.store.redis_link.wire import Dial, Wire
+from gateway.store.redis_link.wire import Dial, StoreWire
 
 log = logging.getLogger("gateway.store")
 
@@ -38,7 +38,7 @@ PROBE_TTL_MS = 1000
 MOST_HOPS = 5
 
 
-class Server:
+class StoreServer:
     """The address may change (`find`): sentinels say where the master is."""
 
     def __init__(
@@ -47,13 +47,13 @@ class Server:
         find: Callable[[], Awaitable[Node]],
         dial: Dial,
         changed: Callable[[bool], None],
-        tally: Tally,
+        tally: OperationCounts,
         scripts: Mapping[bytes, Script],
         *,
         timeout_s: float,
         connections: int,
         probe_key: bytes | None = None,
-        redirect: Callable[[Job, AskError], None] | None = None,
+        redirect: Callable[[StoreCommand, AskError], None] | None = None,
     ) -> None:
         """`probe_key`: one that it may write; None: there is none. `scripts`: those in use, more and more of them."""
         self._find = find
@@ -64,9 +64,9 @@ class Server:
         self.probe_key = probe_key
         self._spoiled_until = 0.0
         """A key of ours was found to be of another type a moment ago; the probe cannot see that by itself."""
-        self._wires = [Wire(dial, self) for _ in range(connections)]
-        self._health = Health(name, self._probe, self._cut_all, changed, timeout_s)
-        self._asked: deque[Job] = deque()
+        self._wires = [StoreWire(dial, self) for _ in range(connections)]
+        self._health = ServerHealth(name, self._probe, self._cut_all, changed, timeout_s)
+        self._asked: deque[StoreCommand] = deque()
         """In the order of their deadlines; those that are over among them."""
         self._timer: asyncio.TimerHandle | None = None
         self._told_of: set[str] = set()
@@ -103,7 +103,7 @@ class Server:
         """For a connection of somebody's own."""
         return self._find()
 
-    def ask(self, job: Job, *, asking: bool = False) -> None:
+    def ask(self, job: StoreCommand, *, asking: bool = False) -> None:
         """Its future has an answer, or StoreGone, no later than its deadline. `asking`: as a redirect wants it."""
         if not self._health.is_open:
             fail(job.future, StoreGone(self.reason))
@@ -111,15 +111,15 @@ class Server:
         self._tally.operations += 1
         job.home = self
         self._await(job)
-        jobs = (Job((b"ASKING",), b"", job.deadline, Tally()), job) if asking else (job,)
+        jobs = (StoreCommand((b"ASKING",), b"", job.deadline, OperationCounts()), job) if asking else (job,)
         self._wire_of(job).ask(*jobs)
 
-    def _wire_of(self, job: Job) -> Wire:
+    def _wire_of(self, job: StoreCommand) -> StoreWire:
         return self._wires[hash(job.key) % len(self._wires)]
 
     # How long it may take.
 
-    def _await(self, job: Job) -> None:
+    def _await(self, job: StoreCommand) -> None:
         if not self._asked or self._asked[-1].deadline <= job.deadline:
             self._asked.append(job)
         else:  # it has come from another server
@@ -151,7 +151,7 @@ class Server:
         if late:
             self._are_late(late)
 
-    def _are_late(self, late: Iterable[Job]) -> None:
+    def _are_late(self, late: Iterable[StoreCommand]) -> None:
         """Nothing that is on the same wire can be answered any more."""
         reason = f"no answer within {self._timeout_s * 1000:g} ms"
         self._health.doubt(reason)
@@ -162,7 +162,7 @@ class Server:
 
     # What wires say.
 
-    def refused(self, job: Job, error: ResponseError) -> None:
+    def refused(self, job: StoreCommand, error: ResponseError) -> None:
         """The server has said no to one job: it is sent again another way, or fails."""
         if isinstance(error, AskError) and self._redirect is not None and job.hops < MOST_HOPS:
             job.hops += 1
@@ -174,7 +174,7 @@ class Server:
         else:
             self._says_no(job, f"{error.status_code or ''} {reason_of(error)}".strip())
 
-    def _says_no(self, job: Job, text: str) -> None:
+    def _says_no(self, job: StoreCommand, text: str) -> None:
         if "WRONGTYPE" in text:
             self._spoiled_until = time.monotonic() + self._timeout_s + SPOILED_S
             job.fail(StoreGone(SPOILED))
@@ -220,7 +220,7 @@ class Server:
                 await wire.open(node)
 
     async def _check(self) -> None:
-        jobs = [Job(parts, b"", 0.0, Tally()) for parts in self._checks()]
+        jobs = [StoreCommand(parts, b"", 0.0, OperationCounts()) for parts in self._checks()]
         for job in jobs:
             job.hops = MOST_HOPS
         self._wires[0].ask(*jobs)

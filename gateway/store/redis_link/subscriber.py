@@ -26,7 +26,7 @@ DEAF_AFTER = 5
 """Attempts in a row that fail while the store is there: then it is told."""
 
 
-class Hearing:
+class Subscriber:
     """Of one channel."""
 
     def __init__(

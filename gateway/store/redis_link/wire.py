@@ -16,15 +16,15 @@ from redis.asyncio import Connection
 from redis.exceptions import ResponseError
 
 from gateway.store.redis_link.connect import Node
-from gateway.store.redis_link.job import Job, StoreGone
+from gateway.store.redis_link.job import StoreCommand, StoreGone
 
 Dial = Callable[[Node], Awaitable[Connection]]
 
 
-class Owner(Protocol):
+class WireOwner(Protocol):
     """Who hears what a wire cannot settle itself."""
 
-    def refused(self, job: Job, error: ResponseError) -> None:
+    def refused(self, job: StoreCommand, error: ResponseError) -> None:
         """The server has said no."""
         ...
 
@@ -33,16 +33,16 @@ class Owner(Protocol):
         ...
 
 
-class Wire:
+class StoreWire:
     """Jobs go out in the order in which they were asked for."""
 
     __slots__ = ("_dial", "_flying", "_owner", "_pending", "_task", "_wake", "node")
 
-    def __init__(self, dial: Dial, owner: Owner) -> None:
+    def __init__(self, dial: Dial, owner: WireOwner) -> None:
         self._dial = dial
         self._owner = owner
-        self._pending: list[Job] = []
-        self._flying: deque[Job] = deque()
+        self._pending: list[StoreCommand] = []
+        self._flying: deque[StoreCommand] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.node: Node = ("", 0)
@@ -59,7 +59,7 @@ class Wire:
         self._task = asyncio.create_task(self._run(connection), name="store wire")
         await asyncio.sleep(0)  # a task that has begun closes its connection however it ends
 
-    def ask(self, *jobs: Job) -> None:
+    def ask(self, *jobs: StoreCommand) -> None:
         """They are sent, nothing between them, as soon as what is under way is answered."""
         self._pending.extend(jobs)
         self._wake.set()

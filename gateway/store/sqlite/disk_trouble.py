@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.errors import StoreUnusable
-from gateway.store.sqlite.jobs import Job
+from gateway.store.sqlite.jobs import FileJob
 
 log = logging.getLogger("gateway.store")
 
@@ -36,7 +36,7 @@ class Trouble:
         self._is_told = False
         """Of the present trouble."""
         self._odd_at: float | None = None
-        self.owed: deque[Job] = deque()
+        self.owed: deque[FileJob] = deque()
         self._owed_bytes = 0
         self._missed = 0
 
@@ -76,7 +76,7 @@ class Trouble:
             self._odd_at = now
             log.warning("state file %s: something could not be stored or read: %r", self._path, error)
 
-    def missed(self, job: Job) -> None:
+    def missed(self, job: FileJob) -> None:
         """A write could not be done; one that has to be is remembered."""
         if job.effort == "durable" and self._owed_bytes + job.bytes <= OWED_BYTES:
             self.owed.append(job)

@@ -40,7 +40,7 @@ _EXPIRE = {
 }
 
 
-class Room:
+class Eviction:
     """Makes room in the file; `configure` may be called from elsewhere."""
 
     def __init__(self, bounds: StoreBounds, wall: Callable[[], float]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.errors import StoreUnusable
 from gateway.store.sqlite.disk_trouble import Trouble
-from gateway.store.sqlite.jobs import Job, Rest, Work
+from gateway.store.sqlite.jobs import FileJob, Rest, Work
 from gateway.store.sqlite.schema import Connect, open_file, open_to_read
 
 log = logging.getLogger("gateway.store")
@@ -73,10 +73,10 @@ class File:
         """Try once more to write what is owed, and close."""
         if not self._trouble.is_well:
             self._trouble.try_now()
-            self.do([Job(lambda db: None, None, "durable")])
+            self.do([FileJob(lambda db: None, None, "durable")])
         self.close()
 
-    def do(self, jobs: Sequence[Job]) -> list[Any]:
+    def do(self, jobs: Sequence[FileJob]) -> list[Any]:
         """The results of these, in order."""
         if not self._trouble.may_try:
             return self._without_writes(jobs)
@@ -92,7 +92,7 @@ class File:
             self._trouble.is_not_the_disks(error)
             return [jobs[0].otherwise]
 
-    def _all_of(self, jobs: Sequence[Job]) -> list[Any]:
+    def _all_of(self, jobs: Sequence[FileJob]) -> list[Any]:
         is_writing = any(job.effort != "read" for job in jobs)
         db = self._usable(is_writing)
         if not is_writing:
@@ -144,14 +144,14 @@ class File:
             db.execute("PRAGMA synchronous = FULL" if fully else "PRAGMA synchronous = NORMAL")
             self._is_full_sync = fully
 
-    def _without_writes(self, jobs: Sequence[Job]) -> list[Any]:
+    def _without_writes(self, jobs: Sequence[FileJob]) -> list[Any]:
         """A full disk can still be read."""
         for job in jobs:
             if job.effort != "read":
                 self._trouble.missed(job)
         return [self._read(job) if job.effort == "read" else job.otherwise for job in jobs]
 
-    def _read(self, job: Job) -> Any:
+    def _read(self, job: FileJob) -> Any:
         if self._db is None:
             return job.otherwise
         try:

@@ -14,7 +14,7 @@ Effort = Literal["read", "cache", "durable"]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class FileJob:
     """Something to do with the file."""
 
     work: Work

@@ -17,7 +17,7 @@ from gateway.call import Kept
 from gateway.ports import Claim, Later
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite.disk_trouble import OWED_BYTES
-from gateway.store.sqlite.eviction import Room
+from gateway.store.sqlite.eviction import Eviction
 from gateway.store.sqlite.size import taken
 from gateway.store.sqlite.thread import FileThread
 
@@ -43,7 +43,7 @@ class _Held:
     until: float
 
 
-class _Row(NamedTuple):
+class _RecordRow(NamedTuple):
     """Of the table, without its number."""
 
     record: bytes
@@ -59,7 +59,7 @@ class SqliteRecords:
     """`gateway.ports.Records`."""
 
     def __init__(
-        self, thread: FileThread, room: Room, wall: Callable[[], float], fences: Iterable[int], bound: int
+        self, thread: FileThread, room: Eviction, wall: Callable[[], float], fences: Iterable[int], bound: int
     ) -> None:
         self._thread = thread
         self._room = room
@@ -124,7 +124,7 @@ class SqliteRecords:
 
         self._thread.ask(
             lambda db: _write(
-                db, _Row(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
+                db, _RecordRow(record[:ID_BYTES], fingerprint, kept.fresh_until, size, known, kept.body, kept.tenant)
             ),
             False,
             written,
@@ -232,7 +232,7 @@ def _read(db: sqlite3.Connection, record: bytes, now: float) -> Found | None:
     return None if row is None else (row[0], restored(row[1], row[2]))
 
 
-def _write(db: sqlite3.Connection, row: _Row) -> bool:
+def _write(db: sqlite3.Connection, row: _RecordRow) -> bool:
     db.execute(
         "REPLACE INTO records (record, fingerprint, expires, bytes, about, body, tenant) VALUES (?, ?, ?, ?, ?, ?, ?)",
         row,

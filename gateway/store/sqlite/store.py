@@ -16,7 +16,7 @@ from gateway.ports import Answers, Objects, Records, StoreBounds, Vectors
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.sqlite.answers import SqliteAnswers
 from gateway.store.sqlite.disk_trouble import Trouble
-from gateway.store.sqlite.eviction import Room
+from gateway.store.sqlite.eviction import Eviction
 from gateway.store.sqlite.file import File
 from gateway.store.sqlite.objects import SqliteObjects
 from gateway.store.sqlite.records import SqliteRecords
@@ -46,7 +46,7 @@ class SqliteStore:
         self._path = path
         self._wall = wall
         trouble = Trouble(path, monotonic)
-        self._room = Room(bounds, wall)
+        self._room = Eviction(bounds, wall)
         self._file = File(path, connect, trouble, self._room.keep_to_bounds)
         self._thread = FileThread(self._file, trouble, monotonic)
         self._thread.start()

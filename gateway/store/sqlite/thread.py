@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gateway.store.sqlite.disk_trouble import Trouble
 from gateway.store.sqlite.file import File
-from gateway.store.sqlite.jobs import Backup, Effort, Job, Rest
+from gateway.store.sqlite.jobs import Backup, Effort, FileJob, Rest
 
 T = TypeVar("T")
 log = logging.getLogger("gateway.store")
@@ -38,8 +38,8 @@ class FileThread:
         self._file = file
         self._trouble = trouble
         self._monotonic = monotonic
-        self._jobs: SimpleQueue[Job | Backup | None] = SimpleQueue()
-        self._waiting: dict[Job, None] = {}
+        self._jobs: SimpleQueue[FileJob | Backup | None] = SimpleQueue()
+        self._waiting: dict[FileJob, None] = {}
         """Those with a `then`, the oldest first."""
         self._queued_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,11 +74,11 @@ class FileThread:
         """Have it done, and `then` called with the result in the running loop; at once with `otherwise` if it cannot be."""
         if not self._is_open or self.is_stalled:
             if effort == "durable":  # it is done as soon as it can be, though nobody waits for it
-                self._put(Job(work, otherwise, effort, size))
+                self._put(FileJob(work, otherwise, effort, size))
             then(otherwise)
             return
         self._loop = asyncio.get_running_loop()
-        job = Job(work, otherwise, effort, size, then, self._monotonic())
+        job = FileJob(work, otherwise, effort, size, then, self._monotonic())
         self._waiting[job] = None
         self._jobs.put(job)
 
@@ -93,7 +93,7 @@ class FileThread:
         if self.is_stalled:
             self.dropped += 1
         else:
-            self._put(Job(work, None, "cache", size))
+            self._put(FileJob(work, None, "cache", size))
 
     def backup(self, path: str) -> asyncio.Future[str | None]:
         """Copy the file to `path` while jobs go on; resolves to what went wrong, None: nothing."""
@@ -125,7 +125,7 @@ class FileThread:
         for job in list(self._waiting):
             self._tell(job, job.otherwise)
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: FileJob) -> None:
         if not self._is_open or self._queued_bytes + job.bytes > QUEUED_BYTES:
             self.dropped += 1
             return
@@ -133,14 +133,14 @@ class FileThread:
         self._loop = asyncio.get_running_loop()
         self._jobs.put(job)
 
-    def _tell(self, job: Job, result: Any) -> None:
+    def _tell(self, job: FileJob, result: Any) -> None:
         """Say how it ended, once."""
         if job in self._waiting:
             del self._waiting[job]
             if job.then is not None:
                 job.then(result)
 
-    def _tell_all(self, done: list[tuple[Job, Any]]) -> None:
+    def _tell_all(self, done: list[tuple[FileJob, Any]]) -> None:
         if self.is_stalled:
             self.is_stalled = False
             log.warning("the disk of the state file answers again.")
@@ -161,7 +161,7 @@ class FileThread:
         finally:
             self._opened.set()
         while batch := self._next():
-            self._serve([job for job in batch if isinstance(job, Job)])
+            self._serve([job for job in batch if isinstance(job, FileJob)])
             for job in batch:
                 if isinstance(job, Backup):
                     self._say(job.told, self._file.copy(job.path, self._serve_meanwhile))
@@ -171,13 +171,13 @@ class FileThread:
         """Do the jobs that have come in while a backup is being made; the end, and other backups, wait for it."""
         came = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for one in came:
-            if not isinstance(one, Job):
+            if not isinstance(one, FileJob):
                 self._jobs.put(one)
-        self._serve([job for job in came if isinstance(job, Job)])
+        self._serve([job for job in came if isinstance(job, FileJob)])
 
-    def _next(self) -> list[Job | Backup]:
+    def _next(self) -> list[FileJob | Backup]:
         """Whatever there is, at least one thing to do; nothing when it is over."""
-        batch: list[Job | Backup] = []
+        batch: list[FileJob | Backup] = []
         job = self._jobs.get()
         while job is not None:
             batch.append(job)
@@ -192,7 +192,7 @@ class FileThread:
             return batch or self._next()
         return batch
 
-    def _serve(self, batch: list[Job]) -> None:
+    def _serve(self, batch: list[FileJob]) -> None:
         if not batch:
             return
         results = self._file.do(batch)
