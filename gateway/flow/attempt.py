@@ -1,6 +1,6 @@
 """All attempts of one call: admission, one try, and what follows from it, until an answer is final.
 
-    enter -> open_answer -> (the ledger) -> next_step -> Try | Hold | GiveUp
+    enter -> dispatch -> (the ledger) -> next_step -> Try | Hold | GiveUp
 
 One loop, one ledger, one deadline. `policy/retry/retry.py` decides, this acts. It must not know how an answer is relayed.
 Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
