@@ -19,6 +19,7 @@ from gateway.config.policies.error_rule import RuleEntry
 from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies.retries import (
     ACTIONS,
+    CLASSES,
     BackoffEntry,
     BudgetEntry,
     ClassEntry,
@@ -46,6 +47,7 @@ from gateway.config.schema import (
 )
 from gateway.config.sections.objects import ObjectsEntry
 from gateway.config.sections.state import RedisEntry
+from gateway.policy.retry.retry import BUILT_IN_RULES, Action
 from tests.docs.support import reference, rows, section, words
 
 TABLES: dict[type[Entry], tuple[str, str]] = {
@@ -94,6 +96,9 @@ IN_WORDS: dict[type[Entry], tuple[str, str]] = {
 """Where the fields of the others are told: they repeat what is in a table, or are names of lanes and endpoints."""
 WITHOUT_A_PLACE: set[type[Entry]] = {LimitedEntry}
 """What others are made of."""
+
+RETRY = {Action.RETRY: "{attempts: N}"}
+"""How an action is written that is no word."""
 
 
 def entries() -> set[type[Entry]]:
@@ -159,6 +164,10 @@ def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
 
 
 def test_values_with_names_are_told() -> None:
-    """The kinds of providers, and the actions that a class of errors can have."""
+    """The kinds of providers, and what each class of errors deserves where nothing is said."""
     assert set(KINDS) <= words(section(reference("config"), "## providers"))
-    assert set(ACTIONS) <= words(section(reference("policies"), "### What each class deserves"))
+    classes = section(reference("policies"), "### What each class deserves")
+    assert set(ACTIONS) <= words(classes)
+    built_in = {name: row[0].strip("`") for row in rows(classes) for name in words(row[2]) if name in BUILT_IN_RULES}
+    assert set(CLASSES) <= words(classes)
+    assert built_in == {name: RETRY.get(rule.action, rule.action.value) for name, rule in BUILT_IN_RULES.items()}
