@@ -18,7 +18,7 @@ from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.policy.openai import headers as crossing
 from gateway.policy.retry.retry import DENIALS
 from gateway.telemetry import Telemetry
-from tests.docs.support import DOCS, PAGES, constants, modules, reference, rows, section, words
+from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
 from tests.test_telemetry import line_of, record, spared
 
 NO_HEADERS = frozenset(
@@ -62,6 +62,17 @@ def test_every_error_code_is_told_and_no_other() -> None:
     assert len(codes()) > 50
     assert codes() - words("".join(tables)) == set()
     assert told - codes() == set()
+
+
+def test_the_runbook_has_a_way_out_of_every_refusal() -> None:
+    """Whatever the gateway cannot serve is a symptom there; but for what the client has asked for."""
+    refusals = {
+        code
+        for row in rows(section(reference("errors"), "## The gateway cannot serve the call"))
+        for code in words(row[1])
+    }
+
+    assert refusals - words(prose(PAGES["docs/runbook.md"])) == {"admission_denied", "not_cached"}
 
 
 def test_every_error_class_is_told_and_no_other() -> None:
