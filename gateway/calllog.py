@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.call import Attempt, Replay, Settled
+from gateway.call import Replay, Settled
+from gateway.words import Attempt
 
 QUEUED_BATCHES = 500
 MOST_ATTEMPTS = 50

@@ -6,114 +6,18 @@ Nothing here knows httpx, prometheus or a store; whoever implements a port trans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from gateway.errors import UpstreamFailed
-from gateway.splice import Spliced
-
-if TYPE_CHECKING:
-    from gateway.call import Call, Kept, Settled
+from gateway.call import Settled
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
+from gateway.policy.snapshot import StoreBounds
+from gateway.words import Kept
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
 """A store's answer: there at once where the store is this process's own memory, else a future of the running loop."""
-
-RawHeaders = Sequence[tuple[bytes, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it.
-
-    And the guard against streams that drip: one that has begun has to bring `least_events_per_s` over every window.
-    """
-
-    connect_s: float
-    write_s: float
-    first_byte_s: float
-    idle_s: float
-    total_s: float
-    least_events_per_s: float = 0.0
-    """0: no guard."""
-    drip_window_s: float = 60.0
-    first_event_s: float | None = None
-    """Until the first event of a stream; None: by what is usual at the target."""
-    suspect_factor: float = 4.0
-    """Several calls without a sign of life for so many times what is usual make their target suspect ..."""
-    suspect_in_flight: int = 5
-    """... where there are so many; 0: it never is."""
-
-
-class Signs(Protocol):
-    """Where signs of life are noted."""
-
-    sign_at: float
-    """Monotonic seconds."""
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One request for a target, before the target's own address, credential and dialect are put on it.
-
-    `path` is the OpenAI path below the base URL (`/chat/completions`), `query` what the client sent after `?`;
-    `credential` is the caller's own `Authorization` value, used only where the provider has none configured.
-    """
-
-    method: str
-    path: str
-    query: bytes
-    model: str
-    headers: RawHeaders
-    body: bytes | Spliced
-    credential: bytes | None
-    clocks: Clocks
-    first_byte_s: float
-    """The clock's, or less when the caller's deadline is nearer."""
-    signs: Signs | None = None
-    """Who wants to know when something comes before the head is complete."""
-
-
-class Answer(Protocol):
-    """A provider's answer: the head is here, the body is still to be read."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> RawHeaders:
-        """Names in lower case."""
-        ...
-
-    @property
-    def whole(self) -> bytes | None:
-        """The body, when all of it came with the head: then there is nothing to read, and nothing to close."""
-        ...
-
-    @property
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body, to be read once."""
-        ...
-
-    def unpack(self, codings: bytes) -> None:
-        """Take the `content-encoding` off: the body is then to be read from `chunks`. Raises one of the upstream's errors."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give the connection back, or close it when the body was not read to its end."""
-        ...
-
-
-class Upstream(Protocol):
-    """One target's wire. Reading an answer may raise any of `errors`; `failure` says what such a one means."""
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]: ...
-    async def send(self, outgoing: Outgoing) -> Answer:
-        """Raises UpstreamFailed when no response head arrives."""
-        ...
-
-    def failure(self, error: Exception) -> UpstreamFailed: ...
 
 
 class Meter(Protocol):
@@ -237,70 +141,6 @@ class Vectors(Protocol):
         ...
 
 
-class EmbeddingFailed(Exception):
-    """There are no embeddings to be had at present; the message says why, for the log."""
-
-
-class EmbeddingDenied(EmbeddingFailed):
-    """This caller gets none: its own limit, budget or credential is in the way, and says nothing of the model."""
-
-
-class Embedder(Protocol):
-    """Makes a vector of a text, so that texts that mean the same get vectors of nearly the same direction."""
-
-    async def embed(self, text: str, call: Call) -> Sequence[float] | None:
-        """The text's vector, of any length but zero, made on behalf of a call; None: this text has none.
-
-        Raises EmbeddingFailed.
-        """
-        ...
-
-
-class Near(NamedTuple):
-    """A row that a search has found. Its own vector is left out; `similarity` is the cosine, at most 1."""
-
-    row: VectorRow
-    similarity: float
-
-
-class Neighbourhood(Protocol):
-    """The rows of one partition, ready to be searched. All of one model and one tenant."""
-
-    def __len__(self) -> int: ...
-    def search(self, vector: bytes, threshold: float, most: int, now_wall: float) -> list[Near]:
-        """Who is at least so near and not past its time, the nearest first. In any thread, while rows come and go."""
-        ...
-
-
-class Index(Protocol):
-    """The partitions that are in memory, bounded by bytes: those not used for longest go first.
-
-    All but `pack` and `build` belong to the event loop's thread, and take microseconds.
-    """
-
-    def pack(self, vector: Sequence[float]) -> bytes:
-        """The direction of a vector, compact. Raises ValueError when it has none."""
-        ...
-
-    def build(self, rows: Sequence[VectorRow], most: int) -> Neighbourhood:
-        """A partition of the last `most` of these, in any thread: many take long."""
-        ...
-
-    def put(self, partition: bytes, built: Neighbourhood) -> None: ...
-    def get(self, partition: bytes) -> Neighbourhood | None:
-        """None: it is not in memory."""
-        ...
-
-    def add(self, row: VectorRow, most: int) -> None:
-        """To its partition, if that is in memory, instead of one with its id; where there are `most`, the oldest goes."""
-        ...
-
-    def remove(self, partition: bytes, id: bytes) -> None: ...
-    def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """As that of the store."""
-        ...
-
-
 class Objects(Protocol):
     """Whose the objects at providers are, by digests of 16 bytes; those not used for longest go when there are too many.
 
@@ -329,19 +169,6 @@ class Objects(Protocol):
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
         """They are nobody's any more. False: that could not be done."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoreBounds:
-    """How much a store may keep, in bytes of what it takes in memory or on disk."""
-
-    answers: Mapping[str, int]
-    """By group; a group that is not named keeps nothing."""
-    records: int
-    vectors: int = 50_000
-    """Rows per partition."""
-    objects: int = 1_000_000
-    """Of which it is remembered whose they are."""
 
 
 class Store(Protocol):
@@ -376,76 +203,6 @@ class Store(Protocol):
 
 TENANTS_SHARE = 0.75
 """Of the room for idempotency records: where others have some, one tenant's keep to it."""
-LimitKind = Literal["bucket", "window", "slots"]
-"""What refills all the time, what starts anew, what is held and given back."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseAsk:
-    """What a replica tells of its part of one shared limit, and what it asks for. Amounts are in the limit's own unit.
-
-    The counts go on for as long as the replica lives, so that an ask that is told twice, or whose answer is lost, changes
-    nothing: what the replica holds is always `granted - used - given`; below 0 it has used more than it had.
-    """
-
-    name: str
-    """Of the limit, the same on every replica: its owner's name and its own."""
-    kind: LimitKind
-    rate_per_s: float
-    """Of a bucket."""
-    capacity: float
-    window_s: float
-    """Of a window; else 0."""
-    granted: float
-    """All that this replica was ever granted, as far as it knows."""
-    used: float
-    """All that its calls ever took, settled, less what flowed into parts of its own; of slots always 0, they are held."""
-    given: float
-    """All that it ever gave back unused."""
-    want: float
-    """What it could use soon, over and above what it holds; 0: nothing."""
-    first: float
-    """The least of that which is of any use: what the call whose turn it is still lacks."""
-    keep: float = 0.0
-    """So much has to be left over in the whole limit by what is granted: calls of lower lanes leave room."""
-    ceiling: float = float("inf")
-    """No more than this can be free in all, by the provider's own word."""
-    window: int = 0
-    """The number of the window that the counts are of."""
-    known: float = -1.0
-    """The common level as this replica reckons it, for a store that has lost its own; below 0: it never knew one."""
-    away_s: float = 0.0
-    """So long this replica has lived on a part of its own because the store was out of reach; 0.0: it has not."""
-    away_rate_per_s: float = 0.0
-    """What flowed into that part meanwhile."""
-    charged: float = 0.0
-    """All that it ever took of the rest when the store was out of reach: of what nobody held, or of a window that began
-    meanwhile."""
-    charged_before: float = 0.0
-    """The same, when the store last answered."""
-    incarnation: int = 0
-    """Counts that begin anew are those of another replica, as far as the store is concerned."""
-    lag_s: float = 0.0
-    """A full bucket begins to refill so much after it was used: whoever else counts hears of the first call late."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseReply:
-    """What the store says to one ask."""
-
-    granted: float
-    """All that this replica was ever granted, by the store's count."""
-    level: float
-    """What nobody holds."""
-    wanting: int
-    """How many replicas want more than they were given, this one among them if it does."""
-    retry_s: float
-    """When to ask again at the earliest, if something was wanted and not given."""
-    window: int = 0
-    ends_in_s: float = 0.0
-    """Of a window: until it starts anew."""
-    most: float = float("inf")
-    """Of slots, while somebody waits for one: who holds more than this gives back those that come free."""
 
 
 class Leases(Protocol):

@@ -18,10 +18,11 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.call import Call, Lane, Replay, Settled
+from gateway.call import Call, Replay, Settled
 from gateway.calllog import CallLog, Refused
 from gateway.errors import ErrorClass
 from gateway.ports import StoreHealth
+from gateway.words import Lane
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)

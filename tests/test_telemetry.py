@@ -13,11 +13,12 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.call import Attempt, Replay, Settled, Usage
+from gateway.call import Replay, Settled
 from gateway.calllog import QUEUED_BATCHES, CallLog
 from gateway.errors import Phase
 from gateway.ports import StoreHealth
 from gateway.telemetry import Distribution, Telemetry
+from gateway.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 
 STARTED = 100.0

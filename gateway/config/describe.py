@@ -14,19 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.config.policies.admission import windows_of
-from gateway.policy.retry.retry import Action, ClassRule, Retries
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import (
-    Counting,
-    Key,
-    Limits,
-    Model,
-    PolicySnapshot,
-    Provider,
-    Rates,
-    Server,
-    Target,
-)
+from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Server, Target
 
 
 def plain(value: object) -> Any:

@@ -29,8 +29,8 @@ from gateway.config.sections.state import state_section
 from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
+from gateway.exchange import Upstream
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
-from gateway.ports import Upstream
 
 ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
 

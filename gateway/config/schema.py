@@ -36,7 +36,8 @@ from gateway.config.reading.fields import (
     Usd,
 )
 from gateway.policy.limits.estimate import ChargeRule
-from gateway.policy.snapshot import Choice, LimitsAre
+from gateway.policy.retry.balancing import Choice
+from gateway.policy.snapshot import LimitsAre
 
 Kind = Literal[
     "openai",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.call import Call, Replay, shown
+from gateway.call import Call, Replay
 from gateway.flow.settle import known_usd, overhead_s
+from gateway.words import shown
 
 
 def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:

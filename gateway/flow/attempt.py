@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Attempt, Call, shown
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import (
     CircuitOpen,
@@ -34,9 +34,11 @@ from gateway.flow.moving import Moves, is_final
 from gateway.flow.suspects import Suspects
 from gateway.policy.errors.classify import Diagnosis, error_object, is_openai_shaped
 from gateway.policy.limits.gate import Refusal
-from gateway.policy.retry.retry import DENIALS, Action, GiveUp, Hold, Step, Try, next_step, rule_for
+from gateway.policy.retry.retry import DENIALS, GiveUp, Hold, Step, Try, next_step, rule_for
+from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
+from gateway.words import Attempt, shown
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))
 """The target has refused the call for how much was asked of it, not for what."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Attempt, Call, Usage
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.exchange import Answer, Clocks, RawHeaders
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
 from gateway.flow.raw_relay import RawRelay, read_whole
@@ -27,7 +28,7 @@ from gateway.policy.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.policy.openai.sse import answer_object, json_object
 from gateway.policy.openai.usage import find_usage, read_usage
 from gateway.policy.snapshot import Target
-from gateway.ports import Answer, Clocks, RawHeaders
+from gateway.words import Attempt, Usage
 
 WHOLE_LIMIT = 16_000_000
 """A JSON answer beyond this many bytes is relayed instead of being read whole."""

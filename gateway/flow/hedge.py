@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gateway.call import LANES, Attempt, Call
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import UpstreamFailed
 from gateway.flow.admission.admission import Admission
@@ -27,9 +27,10 @@ from gateway.flow.dispatch import FirstAnswer, dispatch
 from gateway.policy.health.latency import Latency
 from gateway.policy.limits.gate import Grant
 from gateway.policy.retry.budgets import Retry
-from gateway.policy.retry.retry import Hedging
+from gateway.policy.retry.rules import Hedging
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
+from gateway.words import LANES, Attempt
 
 CANCELLED = "cancelled"
 """How the attempt ended that nobody waited for any more. It is no failure: no breaker hears of it."""

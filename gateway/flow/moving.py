@@ -22,7 +22,8 @@ from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines, Task
 from gateway.flow.dispatch import FirstAnswer
 from gateway.flow.hedge import CANCELLED
-from gateway.policy.retry.retry import Action, rule_for
+from gateway.policy.retry.retry import rule_for
+from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 
 Ended = Callable[[bool], None]

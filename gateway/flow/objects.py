@@ -29,7 +29,8 @@ from gateway.policy.objects.answers import (
     read_page,
 )
 from gateway.policy.objects.item_refs import KINDS as ITEM_KINDS
-from gateway.policy.objects.objects import Concern, ObjectRules, concern_of, ids_in_path, key_of, own_idempotency_key
+from gateway.policy.objects.objects import Concern, concern_of, ids_in_path, key_of, own_idempotency_key
+from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.sse import json_object
 from gateway.policy.snapshot import Target
 from gateway.ports import Objects

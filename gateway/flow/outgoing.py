@@ -6,14 +6,15 @@ import re
 
 import orjson
 
-from gateway.call import Attempt, Call
+from gateway.call import Call
+from gateway.exchange import Clocks, Outgoing
 from gateway.policy.openai import json_edit as body_edits
 from gateway.policy.openai.large_body import LARGE_BYTES, Large, edited
 from gateway.policy.reuse.keys import ACCOUNTS
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
-from gateway.ports import Clocks, Outgoing
 from gateway.splice import Spliced
+from gateway.words import Attempt
 
 _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 

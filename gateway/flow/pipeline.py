@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.call import Call, Reply, Usage
+from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.flow.admission.admission import Admission
@@ -31,10 +31,11 @@ from gateway.flow.reuse.sdk_retries import Ended, Running
 from gateway.flow.reuse.shared_answer import Flight
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
-from gateway.policy.objects.objects import ObjectRules
+from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.headers import passthrough_response_headers, response_headers
 from gateway.policy.openai.usage import estimate_tokens, estimate_usage
 from gateway.ports import Meter, Store
+from gateway.words import Usage
 
 SLOW_CLIENT = "slow_client"
 SLOW_CLIENT_S = 5.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from gateway.call import Usage
 from gateway.errors import ErrorClass
+from gateway.exchange import Answer, Clocks, Upstream
 from gateway.flow.settle import CLIENT_GONE
 from gateway.policy.openai.usage import find_usage
-from gateway.ports import Answer, Clocks, Upstream
+from gateway.words import Usage
 
 RAW_TAIL_BYTES = 8192
 INTERNAL_ERROR = "internal_error"

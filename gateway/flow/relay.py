@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gateway.call import Call
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.exchange import Answer, Clocks, Upstream
 from gateway.flow.raw_relay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
 from gateway.flow.settle import CLIENT_GONE
 from gateway.policy.openai import sse
@@ -19,7 +20,6 @@ from gateway.policy.openai.first_event import FirstEventKind, first_error, first
 from gateway.policy.openai.stream_clock import StreamClock
 from gateway.policy.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.policy.openai.usage import find_usage
-from gateway.ports import Answer, Clocks, Upstream
 
 OPENING_LIMIT = 65_536
 """Bytes of announcements held back while waiting for the first real event."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from gateway.call import Attempt, Call, Settled, Usage
+from gateway.call import Call, Settled
 from gateway.clock import Clock
 from gateway.policy.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.policy.retry import budgets
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
+from gateway.words import Attempt, Usage
 
 CLIENT_GONE_STATUS = 499
 

@@ -8,9 +8,9 @@ shed; while nobody is served memory keeps no level up.
 
 from __future__ import annotations
 
-from gateway.call import LANES, Lane
 from gateway.errors import GatewayOverloaded
 from gateway.policy.snapshot import QueueBounds
+from gateway.words import LANES, Lane
 
 MAX_LEVEL = 3
 SHED_AT: dict[Lane, int] = {"background": 1, "batch": 2, "interactive": 3, "critical": MAX_LEVEL + 1}

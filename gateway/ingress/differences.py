@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gateway.call import Endpoint
 from gateway.errors import Forbidden
 from gateway.ingress.parse import form_boundary
 from gateway.policy.openai.multipart import parts_in_steps
 from gateway.policy.snapshot import Key
+from gateway.words import Endpoint
 
 CHOOSES_A_MODEL = frozenset(
     ("model", "models", "provider", "route", "fallbacks", "preset", "engine", "deployment_id", "model_id", "model_list")

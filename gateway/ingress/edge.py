@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from io import BytesIO
 from typing import Any
 
-from gateway.call import Call, Endpoint, Reply
+from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import BodyTimeout, BodyTooLarge, GatewayError, InternalError, ShuttingDown
 from gateway.flow.answer_headers import answer_headers
@@ -41,6 +41,7 @@ from gateway.policy.conversion.convert import as_stream
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
 from gateway.ports import Meter
+from gateway.words import Endpoint
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

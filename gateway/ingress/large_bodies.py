@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
-from gateway.call import Endpoint
 from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.policy.openai.json_text import MalformedJson
 from gateway.policy.openai.large_body import PEEKED_BYTES, Large, is_parsed, large_of
 from gateway.policy.openai.multipart import MultipartError, digest_in_steps, find_in_steps
 from gateway.policy.openai.outline import read_contents, read_outline
+from gateway.words import Endpoint
 
 TAKES_TOKENS = frozenset(("embeddings", "completions"))
 """Endpoints whose texts may be lists of token numbers: 2,048 of them with 512 each are usual, and harmless."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from gateway.call import LANES, Endpoint, Lane
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
+from gateway.exchange import RawHeaders
 from gateway.ingress.pages import refuse_pages
 from gateway.policy.openai.headers import AllowList
 from gateway.policy.openai.json_edit import is_written_once
@@ -24,7 +24,7 @@ from gateway.policy.openai.multipart import MultipartError, boundary_of, find_fi
 from gateway.policy.openai.thinking import FIELDS as REASONING
 from gateway.policy.openai.thinking import asks_for_reasoning
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
-from gateway.ports import RawHeaders
+from gateway.words import LANES, Endpoint, Lane
 
 MAX_MODEL_CHARS = 256
 MAX_CHOICES = 128

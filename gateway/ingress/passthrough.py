@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from gateway.call import PASSTHROUGH, Endpoint
 from gateway.errors import Forbidden, NotFound
 from gateway.ingress.parse import no_model
 from gateway.policy.openai.free_endpoints import costs_nothing
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
+from gateway.words import PASSTHROUGH, Endpoint
 
 OTHER = Endpoint(PASSTHROUGH, "", answer="binary", request="any")
 """Whatever is relayed as it is."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Endpoint
 from gateway.errors import AdmissionDenied, GatewayError, MethodNotAllowed, RequestExceedsLimits
 from gateway.policy.openai.sse import answer_object, error_in
+from gateway.words import Endpoint
 
 RawHeader = tuple[bytes, bytes]
 

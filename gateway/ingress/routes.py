@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.call import Endpoint
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
 from gateway.ports import Meter
+from gateway.words import Endpoint
 
 log = logging.getLogger("gateway.edge")
 

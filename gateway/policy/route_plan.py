@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.call import Call
+from gateway.policy.request import Request
 from gateway.policy.snapshot import Model, Target
 
 
-def upstream_model(call: Call, target: Target) -> str:
+def upstream_model(request: Request, target: Target) -> str:
     """The name by which the target's provider knows the model."""
-    return target.model if target.model is not None else call.model_name
+    return target.model if target.model is not None else request.model_name
 
 
 def strangers_of(model: Model) -> Iterator[tuple[Target, str]]:

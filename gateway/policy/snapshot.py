@@ -14,20 +14,34 @@ from hashlib import sha256
 from re import Pattern
 from typing import Literal
 
-from gateway.call import Lane
+from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.estimate import ChargeRule
 from gateway.policy.limits.limits import CONTINUOUS, Style
-from gateway.policy.objects.objects import ObjectRules
+from gateway.policy.limits.rules import Limits
+from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.retry.balancing import Tiers
-from gateway.policy.retry.retry import Retries
+from gateway.policy.retry.balancing import Choice, Tiers
+from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.ports import Clocks, StoreBounds, Upstream
+from gateway.words import Lane
 
 LimitsAre = Literal["account", "server"]
 """Each credential's own, as hosted providers count; or those of one server, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """How much a store may keep, in bytes of what it takes in memory or on disk."""
+
+    answers: Mapping[str, int]
+    """By group; a group that is not named keeps nothing."""
+    records: int
+    vectors: int = 50_000
+    """Rows per partition."""
+    objects: int = 1_000_000
+    """Of which it is remembered whose they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +76,6 @@ class Provider:
     """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
     is_stand_in: bool = False
     """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a target or a key may use; None: not limited."""
-
-    requests_per_min: float | None = None
-    tokens_per_min: float | None = None
-    requests_per_day: float | None = None
-    max_concurrency: int | None = None
-    input_tokens_per_min: float | None = None
-    output_tokens_per_min: float | None = None
-    request_burst: float | None = None
-    """So many requests may go at once under continuous refill; None: what the provider's style says."""
-    untold_burst_s: float | None = None
-    """Up to so many seconds' worth of requests may go at once, where neither that nor the provider's headers say how many."""
-    fail_closed: frozenset[str] = frozenset()
-    """Names of these limits (`tokens_per_min`, …) under which nothing goes while replicas cannot share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +132,6 @@ class QueueBounds:
     shed_loop_lag_s: float = 0.5
 
 
-Choice = Literal["in_order", "weighted", "least_loaded", "fastest"]
-"""How one of the targets of a tier is chosen."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rates:
     """US dollars per token."""
@@ -165,7 +157,7 @@ class Target:
     """What the provider calls it; None: the name the client asked for."""
     upstream: Upstream = field(repr=False, compare=False)
     clocks: Clocks
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     counting: Counting = Counting()
     weight: float = 1.0
     order: int = 1
@@ -212,7 +204,7 @@ class Model:
     """A sentence on the targets that are left out, for errors of ours; empty: none are."""
     credentials_of: str = ""
     """The provider that the callers' credentials are taken to be of, where some target must not see them."""
-    tiers: Tiers = field(init=False, repr=False, compare=False)
+    tiers: Tiers[Target] = field(init=False, repr=False, compare=False)
     """Its own targets, ready to be arranged."""
     others: tuple[Target, ...] = field(init=False, repr=False)
     """The targets of its fallbacks."""
@@ -244,7 +236,7 @@ class Key:
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
     """Compiled from `models`; None: every model."""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
     """Beside a budget: its calls may use endpoints that are passed through and have no price."""

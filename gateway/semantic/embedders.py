@@ -15,12 +15,13 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Call, Endpoint, Reply
+from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, GatewayError, KeyRateLimited
 from gateway.policy.reuse.rules import LOCAL, SemanticRule
 from gateway.policy.snapshot import Model
-from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
+from gateway.semantic.ports import Embedder, EmbeddingDenied, EmbeddingFailed
+from gateway.words import Endpoint
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 """Keep in step with `ingress/routes.py`."""

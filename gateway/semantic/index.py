@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gateway.ports import Neighbourhood, VectorRow
+from gateway.ports import VectorRow
 from gateway.semantic.nearest import PARTITION_BYTES, Partition, row_bytes
+from gateway.semantic.ports import Neighbourhood
 from gateway.semantic.sketch import Sketches
 
 if TYPE_CHECKING:

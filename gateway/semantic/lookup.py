@@ -19,9 +19,10 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.policy.reuse.keys import digest
 from gateway.policy.reuse.rules import SemanticRule
-from gateway.ports import Embedder, Index, Near, Neighbourhood, VectorRow, Vectors
+from gateway.ports import VectorRow, Vectors
 from gateway.semantic.guards.facts import Facts, objection
 from gateway.semantic.partitions import Partitions
+from gateway.semantic.ports import Embedder, Index, Near, Neighbourhood
 from gateway.semantic.question import MOST_CHARS, SemanticQuery
 from gateway.semantic.tasks import Background, result_by
 from gateway.semantic.vectors import KnownQuestion, Questions

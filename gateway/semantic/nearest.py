@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from gateway.ports import Near, VectorRow
+from gateway.ports import VectorRow
+from gateway.semantic.ports import Near
 from gateway.semantic.sketch import SKETCH_BITS, Sketches, reach
 
 if TYPE_CHECKING:

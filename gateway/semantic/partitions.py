@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.clock import Clock
-from gateway.ports import Index, Later, Neighbourhood, VectorRow, Vectors
+from gateway.ports import Later, VectorRow, Vectors
+from gateway.semantic.ports import Index, Neighbourhood
 from gateway.semantic.tasks import Background, result_by
 
 MOST_LOADING = 64

@@ -19,8 +19,8 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.policy.reuse.keys import digest, owner_of
 from gateway.policy.reuse.rules import SemanticRule
-from gateway.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 from gateway.semantic.guards.facts import Facts, facts_of
+from gateway.semantic.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 from gateway.semantic.tasks import Background
 
 REMEMBERED = 4096

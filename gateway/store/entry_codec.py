@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Kept, Usage
+from gateway.words import Kept, Usage
 
 _APART = frozenset(("body", "headers", "usage", "usage_event"))
 _NAMES = tuple(one.name for one in fields(Kept) if one.name not in _APART)

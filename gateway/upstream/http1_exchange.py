@@ -7,16 +7,24 @@ knows nothing of bytes on the wire. Invariant: giving it up before its end close
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 import httpx
 
-from gateway.ports import RawHeaders, Signs
+from gateway.exchange import RawHeaders, Signs
 from gateway.upstream.http1_wire import WireTimeouts
 
-if TYPE_CHECKING:
-    from gateway.upstream.http1_connection import Http1Connection
+
+class Carrier(Protocol):
+    """The connection that carries an exchange."""
+
+    @property
+    def new_future(self) -> Callable[[], asyncio.Future[None]]: ...
+    def resume_reading(self) -> None: ...
+    def fail(self, error: BaseException) -> None:
+        """Close it; who waits for the answer hears the error."""
+        ...
 
 
 class Exchange(httpx.AsyncByteStream):
@@ -44,8 +52,8 @@ class Exchange(httpx.AsyncByteStream):
         "version",
     )
 
-    def __init__(self, connection: Http1Connection, timeouts: WireTimeouts, replay_until: float) -> None:
-        self._connection: Http1Connection | None = connection  # None once the connection is done with this exchange
+    def __init__(self, connection: Carrier, timeouts: WireTimeouts, replay_until: float) -> None:
+        self._connection: Carrier | None = connection  # None once the connection is done with this exchange
         self._chunks: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._new_future = connection.new_future

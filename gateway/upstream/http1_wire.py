@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 
 from gateway.errors import Phase
-from gateway.ports import RawHeaders
+from gateway.exchange import RawHeaders
 from gateway.splice import Spliced
 from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase

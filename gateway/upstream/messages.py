@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.ports import RawHeaders
+from gateway.exchange import RawHeaders
 from gateway.splice import Spliced
 
 _PIECE_BYTES = 65_536

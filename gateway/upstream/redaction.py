@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import orjson
 
+from gateway.exchange import RawHeaders
 from gateway.policy.snapshot import Provider
-from gateway.ports import RawHeaders
 
 MIN_BYTES = 8
 """Shorter texts are no secrets: to mask them would spoil answers that have nothing to do with them."""

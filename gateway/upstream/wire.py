@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.policy.snapshot import Provider
-from gateway.ports import Answer, Clocks, Outgoing, RawHeaders
 from gateway.upstream.certificates import certificate_error, explain
 from gateway.upstream.decoding import unpacked
 from gateway.upstream.http1_wire import PreparedTimeouts

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from gateway.config.load import load_snapshot
 from gateway.errors import ConfigError
+from gateway.exchange import Upstream
 from gateway.policy.snapshot import PolicySnapshot, Provider
-from gateway.ports import Upstream
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config.example.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 from tests.config.support import load_text, problems_of, with_policies
 
 BUILT_IN = {"critical": 0, "interactive": 0, "batch": 60, "background": 21600}

@@ -18,8 +18,7 @@ from gateway.config.describe import describe
 from gateway.config.policies import cache as caching
 from gateway.config.policies.cache import LOCAL_FILES, SemanticEntry, with_routes
 from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model, PolicySnapshot
-from gateway.ports import StoreBounds
+from gateway.policy.snapshot import Model, PolicySnapshot, StoreBounds
 from tests.config.support import ROOT, load_text, problems_of, with_policies
 
 KIB, MIB = 1024, 1024 * 1024

@@ -9,7 +9,8 @@ import pytest
 from gateway.config.policies.admission import BUILT_IN_RULES, KINDS, WINDOWS
 from gateway.config.sections import tokenizers
 from gateway.policy.limits.limits import AZURE, CONTINUOUS, Cost, LimitSet
-from gateway.policy.snapshot import Counting, Limits, Target
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, Target
 from tests.config.support import load_text, problems_of, with_policies
 
 

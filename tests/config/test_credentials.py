@@ -9,8 +9,8 @@ import pytest
 
 from gateway.config.describe import describe
 from gateway.config.load import load_snapshot
+from gateway.exchange import Upstream
 from gateway.policy.snapshot import PolicySnapshot, Provider
-from gateway.ports import Upstream
 from tests.config.support import NOW, connect, load, load_text, problems_of
 
 ENVIRON = {"A": "sk-canary-a", "B": "sk-canary-b", "C": "sk-canary-c", "EMPTY": ""}

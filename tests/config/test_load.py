@@ -12,9 +12,11 @@ from gateway.config.load import load_snapshot
 from gateway.config.policies.admission import KINDS
 from gateway.config.sections import sections
 from gateway.errors import ConfigError
+from gateway.exchange import Upstream
+from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.snapshot import Choice, Limits, Provider
-from gateway.ports import Upstream
+from gateway.policy.retry.balancing import Choice
+from gateway.policy.snapshot import Provider
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
 
 KEY = "a-secret-of-sixteen-characters"

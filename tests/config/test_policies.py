@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.call import LANES
 from gateway.config.policies.admission import KINDS
 from gateway.config.policies.breakers import BreakersSet, HoldEntry
 from gateway.config.policies.cache import CachePolicies, CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
@@ -18,11 +17,11 @@ from gateway.config.policies.retries import CLASSES, BackoffEntry, BudgetEntry, 
 from gateway.config.policies.timeouts import read_timeouts
 from gateway.config.reading.problems import Problem
 from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.retry.retry import Retries
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds
-from gateway.ports import StoreBounds
+from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds, StoreBounds
+from gateway.words import LANES
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
 BUILT_IN = read_timeouts(None)["default"].default

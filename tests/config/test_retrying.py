@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.policies.retries import CLASSES
 from gateway.errors import ErrorClass
-from gateway.policy.retry.retry import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
+from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from tests.config.support import load_text, problems_of, with_policies
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.sections.shared_limits import FIELDS, share_limits
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.snapshot import Counting, Limits, PolicySnapshot, Provider, Target
-from gateway.ports import Clocks
+from gateway.exchange import Clocks
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, PolicySnapshot, Provider, Target
 from tests.config.support import ENVIRON, connect, load_text, with_policies
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)

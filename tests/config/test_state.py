@@ -11,7 +11,8 @@ import pytest
 
 from gateway.config.describe import describe
 from gateway.config.sections.redis_url import SCHEMES, parse_redis_url
-from gateway.policy.snapshot import Limits, PolicySnapshot, SharedState
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import PolicySnapshot, SharedState
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
 
 NEEDS = ", ".join(SCHEMES)

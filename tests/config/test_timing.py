@@ -9,14 +9,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import LANES
 from gateway.config.policies import timeouts as timing
 from gateway.config.policies.timeouts import ENDPOINTS, Timeouts, read_timeouts
 from gateway.config.reading.problems import Document, Problem
 from gateway.config.reading.source import read_document
 from gateway.config.schema import TimeoutsSet
+from gateway.exchange import Clocks
 from gateway.ingress import passthrough, routes
-from gateway.ports import Clocks
+from gateway.words import LANES
 from tests.config.support import ROOT
 
 CHAT = Clocks(5, 60, 600, 300, 3600, 0.01, 300)

@@ -47,7 +47,7 @@ from gateway.config.schema import (
 )
 from gateway.config.sections.objects import ObjectsEntry
 from gateway.config.sections.state import RedisEntry
-from gateway.policy.retry.retry import BUILT_IN_RULES, Action
+from gateway.policy.retry.rules import BUILT_IN_RULES, Action
 from tests.docs.support import reference, rows, section, words
 
 TABLES: dict[type[Entry], tuple[str, str]] = {

@@ -17,12 +17,12 @@ import orjson
 
 from gateway.call import Call
 from gateway.errors import GatewayError, Phase
+from gateway.exchange import Clocks, RawHeaders
 from gateway.flow.answer_headers import answer_headers
 from gateway.ingress.render import error_body, error_headers
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.retry.retry import Retries
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Provider
-from gateway.ports import Clocks, RawHeaders
 from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 from gateway.upstream.wire import Wire

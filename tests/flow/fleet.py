@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.call import Usage
 from gateway.errors import GatewayError
 from gateway.flow.admission.admission import Admission
-from gateway.policy.snapshot import Counting, Key, Limits
-from gateway.ports import LeaseAsk, LeaseReply
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, Key
+from gateway.words import Usage
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.flow.virtual import LoopClock
 from tests.policy.pool import Pool

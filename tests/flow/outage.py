@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase, UpstreamFailed
+from gateway.exchange import Outgoing
 from gateway.flow.admission.admission import Admission
-from gateway.policy.health.breaker import Breaker, BreakerRules
+from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.gate import Gate
-from gateway.policy.retry.retry import Retries
-from gateway.ports import Outgoing
+from gateway.policy.retry.rules import Retries
 from tests.flow.faults import leftovers
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, ScriptedUpstream, read_all, streamed, whole
 from tests.flow.virtual import LoopClock, Sweep

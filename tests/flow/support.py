@@ -6,32 +6,35 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.call import Call, Endpoint, Reply, Settled
+from gateway.call import Call, Reply, Settled
 from gateway.config.policies.errors import read_error_tables
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.exchange import Clocks, Outgoing
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.retry.retry import BUILT_IN_RULES, Retries
+from gateway.policy.retry.balancing import Choice
+from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
 from gateway.policy.reuse.rules import Caching
 from gateway.policy.snapshot import (
-    Choice,
     Counting,
     Holding,
     Key,
-    Limits,
     Model,
     PolicySnapshot,
     Provider,
     QueueBounds,
     Rates,
     Server,
+    StoreBounds,
     Target,
 )
-from gateway.ports import Clocks, Outgoing, Store, StoreBounds
+from gateway.ports import Store
 from gateway.store.memory.store import MemoryStore
+from gateway.words import Endpoint
 
 CHAT = Endpoint("chat", "/chat/completions", usage_option=True, tokens="both")
 RESPONSES = Endpoint("responses", "/responses", sse="responses", tokens="both")

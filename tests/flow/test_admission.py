@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.call import Endpoint, Reply, Usage
+from gateway.call import Reply
 from gateway.errors import (
     ErrorClass,
     GatewayError,
@@ -22,10 +22,12 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
+from gateway.exchange import Outgoing
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.limits import Cost, Style
-from gateway.policy.snapshot import Counting, Limits, QueueBounds
-from gateway.ports import Outgoing
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, QueueBounds
+from gateway.words import Endpoint, Usage
 from tests.flow.support import (
     ANSWER,
     SPEECH,

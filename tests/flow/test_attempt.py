@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.call import Attempt, Call, Endpoint
+from gateway.call import Call
 from gateway.errors import ErrorClass, GatewayError, NoTargetAvailable, Phase, UpstreamFailed
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.retry.retry import BUILT_IN_RULES, Action, ClassRule, Retries
-from gateway.policy.snapshot import Limits
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import BUILT_IN_RULES, Action, ClassRule, Retries
+from gateway.words import Attempt, Endpoint
 from tests.flow.faults import leftovers
 from tests.flow.outage import City, Provider, answers, fails, gone, refuses, streams
 from tests.flow.support import Bench, Script, ScriptedUpstream, failed, whole

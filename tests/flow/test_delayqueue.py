@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import LANES, Lane
 from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost, Style
-from gateway.policy.snapshot import Counting, Limits, QueueBounds
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, QueueBounds
+from gateway.words import LANES, Lane
 from tests.flow.support import FakeClock
 
 PACED = Counting(learns=False, style=Style(request_burst=0.0))

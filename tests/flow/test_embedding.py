@@ -16,8 +16,8 @@ from gateway.errors import KeyRateLimited
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.reuse.rules import SemanticRule
 from gateway.policy.snapshot import Model, Provider
-from gateway.ports import Embedder, EmbeddingFailed
 from gateway.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
+from gateway.semantic.ports import Embedder, EmbeddingFailed
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream
 
 VECTOR = [0.5, -0.25, 1.0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.call import Kept
 from gateway.flow.reuse.entries import in_form
 from gateway.flow.reuse.forms import SMALL_BYTES, Forms
+from gateway.words import Kept
 from tests.flow.support import Bench, ScriptedUpstream
 
 

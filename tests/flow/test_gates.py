@@ -11,13 +11,15 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.call import Reply, Usage
+from gateway.call import Reply
 from gateway.errors import CircuitOpen, ErrorClass, GatewayError
+from gateway.exchange import Outgoing
 from gateway.flow.admission import gates as gates_module
 from gateway.flow.admission.queue import Held, Line, Option
 from gateway.policy.limits.limits import Cost
-from gateway.policy.snapshot import Limits, LimitsAre, Target
-from gateway.ports import Outgoing
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import LimitsAre, Target
+from gateway.words import Usage
 from tests.flow.support import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
 
 QUOTA = (

@@ -22,7 +22,7 @@ from gateway.flow.fleet.codec import (
 )
 from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, FleetNews
 from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.snapshot import Counting, Model, Target
 from gateway.ports import NewsItem

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Attempt, Reply
+from gateway.call import Reply
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
+from gateway.exchange import Outgoing
 from gateway.flow.hedge import CANCELLED
 from gateway.policy.health.target_health import UNHEALTHY
 from gateway.policy.limits.gate import Gate
-from gateway.policy.retry.retry import Backoff, Hedging, Retries
-from gateway.policy.snapshot import Limits
-from gateway.ports import Outgoing
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import Backoff, Hedging, Retries
+from gateway.words import Attempt
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'

@@ -18,14 +18,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.call import Call, Endpoint
+from gateway.call import Call
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
-from gateway.policy.health.breaker import BreakerRules
+from gateway.exchange import Outgoing
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Key
-from gateway.ports import Outgoing
 from gateway.semantic.index import VectorIndex
 from gateway.semantic.lookup import Semantic
+from gateway.words import Endpoint
 from tests.flow.support import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Attempt, Call
+from gateway.call import Call
 from gateway.flow.keepalive import MAX_COMMENTS, KeepAlive, waiting_for
 from gateway.policy.snapshot import Holding
+from gateway.words import Attempt
 from tests.flow.support import Bench
 
 

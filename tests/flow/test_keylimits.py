@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.call import Usage
 from gateway.errors import ErrorClass, KeyRateLimited
 from gateway.policy.limits.limits import LimitSet
-from gateway.policy.snapshot import Key, Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Key
+from gateway.words import Usage
 from tests.flow.support import Bench, ScriptedUpstream, failed, streamed, whole
 
 DONE = b"data: [DONE]\n\n"

@@ -15,7 +15,7 @@ from gateway.errors import GatewayError, NotFound
 from gateway.flow.admission.health import MISSING_REMEDY
 from gateway.ingress.admin.views import show_targets
 from gateway.policy.health.signs_of_life import LOST_AFTER
-from gateway.policy.retry.retry import Retries
+from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Model
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole
 

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.flow.moving import Moves
 from gateway.flow.suspects import Suspects
-from gateway.policy.retry.retry import Hedging, Retries
-from gateway.policy.snapshot import Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import Hedging, Retries
 from tests.flow.outage import City, Provider, answers, fails, gone
 from tests.flow.support import Script
 from tests.flow.test_suspects import SDK_S, calls, served, silence

@@ -14,9 +14,10 @@ import pytest
 
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.flow.admission.candidates import PROBED_AFTER_S
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.retry.retry import Retries
-from gateway.policy.snapshot import Limits, Rates
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import Retries
+from gateway.policy.snapshot import Rates
 from tests.flow.outage import ERROR, City, Fate, Provider, answers, fails, gone, refuses, soon, streams
 from tests.flow.support import RATES, Broken, Script, streamed, whole
 from tests.flow.virtual import LoopClock, run

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.call import Attempt
 from gateway.flow.outgoing import outgoing_of
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.parse import Peeked
 from gateway.ingress.routes import ENDPOINTS
 from gateway.splice import Spliced
+from gateway.words import Attempt
 from tests.flow.support import Bench, ScriptedUpstream
 
 SIZE = 5_000_000

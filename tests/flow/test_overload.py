@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import LANES
 from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
 from gateway.policy.snapshot import QueueBounds
 from gateway.process_memory import container_bytes, resident_bytes
+from gateway.words import LANES
 
 GIB = 1024**3
 BOUNDS = QueueBounds(max_bytes=1000, shed_memory_bytes=GIB, shed_loop_lag_s=0.5)

@@ -7,8 +7,8 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.call import Endpoint
 from gateway.errors import DeadlineExceeded, ErrorClass, InternalError, NoTargetAvailable, TargetsTimedOut
+from gateway.words import Endpoint
 from tests.flow.support import (
     ANSWER,
     RESPONSES,

@@ -9,8 +9,9 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import Attempt, Call, Kept, Replay, Usage
+from gateway.call import Call, Replay
 from gateway.flow.reuse.stats import MOST_REMEMBERED, PROVIDER, SHOWN_CHARACTERS, Savings
+from gateway.words import Attempt, Kept, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 
 LAYERS = ("idempotency", "single_flight", "exact", "semantic")

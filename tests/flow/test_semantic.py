@@ -13,13 +13,14 @@ import pytest
 
 from gateway.call import Call, Replay
 from gateway.policy.reuse.rules import SemanticRule
-from gateway.ports import EmbeddingFailed, Later, VectorRow, Vectors
+from gateway.ports import Later, VectorRow, Vectors
 from gateway.semantic import lookup as semantic_module
 from gateway.semantic import vectors as questions_module
 from gateway.semantic.guards.facts import facts_of
 from gateway.semantic.index import VectorIndex
 from gateway.semantic.lookup import LATE, MOST_CANDIDATES, NO_VECTOR, NOT_LOADED, ROWS_AT_ONCE, TOO_LONG, Semantic
 from gateway.semantic.partitions import FEW_ROWS, MOST_LATE
+from gateway.semantic.ports import EmbeddingFailed
 from gateway.semantic.question import MOST_CHARS, SemanticQuery
 from gateway.semantic.tasks import Background, result_by
 from gateway.semantic.vectors import FIRST_PAUSE_S, SHORT_CHARS

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.errors import KeyRateLimited
 from gateway.policy.limits.limits import CONTINUOUS, Style
-from gateway.policy.snapshot import Key, Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Key
 from tests.flow.fleet import Replica, SharedPools, admitted, fleet
 from tests.flow.virtual import LoopClock, run
 

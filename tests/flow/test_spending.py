@@ -8,11 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.call import Attempt, Endpoint
 from gateway.errors import BudgetExceeded, ErrorClass, Phase
 from gateway.flow.admission.budgets import token_cost
-from gateway.policy.retry.retry import CostRule, Retries
+from gateway.policy.retry.rules import CostRule, Retries
 from gateway.policy.snapshot import Key, Rates
+from gateway.words import Attempt, Endpoint
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.flow.outage import City, Provider, answers, fails
 from tests.flow.support import Bench, ScriptedUpstream, whole

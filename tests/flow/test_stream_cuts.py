@@ -16,12 +16,13 @@ import orjson
 import pytest
 from openai._streaming import SSEDecoder
 
-from gateway.call import Call, Endpoint, Usage
+from gateway.call import Call
 from gateway.errors import ErrorClass, UpstreamFailed
+from gateway.exchange import Answer, Upstream
 from gateway.flow.relay import SseRelay
 from gateway.policy.openai.sse import split_events
 from gateway.policy.openai.transcript import Transcript
-from gateway.ports import Answer, Upstream
+from gateway.words import Endpoint, Usage
 from tests.flow.support import CHAT, CLOCKS, RESPONSES, Bench, Broken, ScriptedUpstream
 
 STREAMS = Path(__file__).parent / "streams"

@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
-from gateway.call import Attempt, Endpoint, Replay, Usage
+from gateway.call import Replay
 from gateway.errors import GatewayError
 from gateway.flow.reuse.stats import Savings
 from gateway.ingress.admin.caches import cache_routes
 from gateway.ingress.routes import build_app
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies
+from gateway.words import Attempt, Endpoint, Usage
 from tests.config.support import load_text
 from tests.e2e.harness import ADMIN_KEY, KEYS, config_of
 from tests.flow.support import Bench, Recorder, ScriptedUpstream

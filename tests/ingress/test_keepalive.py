@@ -17,7 +17,7 @@ import orjson
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from gateway.call import LANES, Call
+from gateway.call import Call
 from gateway.flow.keepalive import KeepAlive, waiting_for
 from gateway.flow.shedding import Shedding
 from gateway.ingress.edge import Edge
@@ -25,6 +25,7 @@ from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_front
 from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Key, Policies
+from gateway.words import LANES
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Peer, chat, config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Broken, Recorder, Script, ScriptedUpstream

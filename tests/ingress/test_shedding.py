@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call import LANES, Lane
 from gateway.errors import (
     MAX_RETRY_AFTER_S,
     AdmissionDenied,
@@ -28,6 +27,7 @@ from gateway.errors import (
 )
 from gateway.ingress.render import error_headers
 from gateway.policy.snapshot import Key, QueueBounds
+from gateway.words import LANES, Lane
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, Script

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import CircuitOpen
 from gateway.ingress.admin.views import breaker_states, retry_levels, show_targets
-from gateway.policy.health.breaker import Breaker, BreakerRules
+from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.target_health import TargetHealth
-from gateway.policy.retry.retry import Retries
-from gateway.policy.snapshot import Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import Retries
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import (
     ADMIN_KEY,

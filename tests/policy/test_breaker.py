@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.policy.health.breaker import LEAVE_S, Breaker, BreakerRules, account_rules
+from gateway.policy.health.breaker import LEAVE_S, Breaker
+from gateway.policy.health.rules import BreakerRules, account_rules
 
 BOUNDED = settings(max_examples=50, stateful_step_count=50, deadline=None, derandomize=True)
 RULES = BreakerRules(open_s=10.0)

@@ -17,7 +17,7 @@ from gateway.policy.retry.budgets import (
     attempts_by_cost,
     cost_usd,
 )
-from gateway.policy.retry.retry import CostRule, Retries
+from gateway.policy.retry.rules import CostRule, Retries
 from gateway.policy.snapshot import Rates
 
 BOUNDED = settings(deadline=None, derandomize=True)

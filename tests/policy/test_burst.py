@@ -6,8 +6,8 @@ import pytest
 
 from gateway.policy.limits.limits import Cost, LimitSet
 from gateway.policy.limits.provider_headers import Learned, Reading
+from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.unwritten_burst import AGAIN_S, UNREFUSED_S
-from gateway.policy.snapshot import Limits
 
 RPM = 600.0
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.exchange import Clocks, Upstream
 from gateway.policy.health.latency import FORGET_S, Latency
-from gateway.policy.retry.balancing import Tiers, arrange
-from gateway.policy.snapshot import Choice, Target
-from gateway.ports import Clocks, Upstream
+from gateway.policy.retry.balancing import Choice, Tiers, arrange
+from gateway.policy.snapshot import Target
 
 BOUNDED = settings(deadline=None, derandomize=True)
 CLOCKS = Clocks(1, 1, 1, 1, 1)

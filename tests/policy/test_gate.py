@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Usage
 from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
 from gateway.policy.limits.limits import NOTHING, Cost, Style
 from gateway.policy.limits.provider_headers import Learned, never_fits, retry_delay_s
-from gateway.policy.snapshot import Counting, Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting
+from gateway.words import Usage
 
 WALL = 1_800_000_000.0
 FIXED = Counting(learns=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.policy.limits.bucket import Bucket
 from gateway.policy.limits.limits import AZURE, CONTINUOUS, NOTHING, Cost, LimitSet, Style
 from gateway.policy.limits.provider_headers import Learned, Reading
-from gateway.policy.snapshot import Limits
+from gateway.policy.limits.rules import Limits
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.call import LANES, Lane
 from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.limits import NOTHING, Cost
+from gateway.words import LANES, Lane
 
 LOW = LANES.index("background")
 

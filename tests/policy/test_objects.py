@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.policy.objects.answers import Announcements, Filling, Page, ids_in_answer, read_page
 from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
-from gateway.policy.objects.objects import (
-    RESPONSES,
-    Concern,
-    ObjectPath,
-    ObjectRules,
-    ids_in_path,
-    key_of,
-    read_path,
-    scope_of,
-)
+from gateway.policy.objects.objects import RESPONSES, Concern, ObjectPath, ids_in_path, key_of, read_path, scope_of
+from gateway.policy.objects.rules import ObjectRules
 
 JSON = b"application/json"
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from gateway.call import Call
+from gateway.exchange import Clocks, Upstream
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Model, Target
-from gateway.ports import Clocks, Upstream
 
 CLOCKS = Clocks(1, 1, 1, 1, 1)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Call, Endpoint
+from gateway.call import Call
 from gateway.policy.reuse.keys import (
     digest,
     exact_key,
@@ -23,6 +23,7 @@ from gateway.policy.reuse.keys import (
     record_key,
 )
 from gateway.policy.reuse.rules import Caching, ExactRule
+from gateway.words import Endpoint
 from tests.flow.support import SPEECH, Bench, ScriptedUpstream
 
 BOUNDED = settings(

@@ -11,28 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Attempt
 from gateway.errors import ErrorClass, Phase
+from gateway.exchange import Clocks, Upstream
 from gateway.policy.retry.retry import (
-    BUILT_IN_RULES,
     DENIALS,
     FIRST_BUDGET_WAIT_S,
     LONGEST_BUDGET_WAIT_S,
-    Action,
-    Backoff,
     Doubt,
     GiveUp,
     Hold,
     Plan,
-    Retries,
     Step,
     Try,
     backoff_s,
     next_step,
     rule_for,
 )
+from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, Retries
 from gateway.policy.snapshot import Target
-from gateway.ports import Clocks, Upstream
+from gateway.words import Attempt
 
 NOW = 1000.0
 DEADLINE = NOW + 30.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply, LimitKind
 from gateway.policy.fleet.leased_part import FORGOTTEN_S, REFRESH_S, Share
-from gateway.ports import LeaseAsk, LeaseReply, LimitKind
 from tests.policy.pool import Pool
 
 T0 = 1000.0

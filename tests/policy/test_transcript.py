@@ -8,9 +8,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Usage
 from gateway.policy.openai.sse import PENDING_LIMIT, EventCutter, event_json
 from gateway.policy.openai.transcript import Form, Transcript, is_plain_chat, is_plain_response
+from gateway.words import Usage
 from tests.policy.test_sse import DELTA, DONE, ERRORS, LIES, USAGE, data
 from tests.rows import rows
 

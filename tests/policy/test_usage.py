@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Usage
 from gateway.policy.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
+from gateway.words import Usage
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

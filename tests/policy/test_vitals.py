@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.suspects import Suspicion
 from gateway.policy.health.target_health import LONG_S, PROBE_PATIENCE_S, Account, Permit, TargetHealth
 from gateway.policy.retry.retry import Doubt

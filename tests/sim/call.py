@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from gateway.call import Call, Endpoint, Lane
+from gateway.call import Call
 from gateway.flow.admission.queue import Held
 from gateway.policy.snapshot import PolicySnapshot
+from gateway.words import Endpoint, Lane
 from tests.sim.provider import Demand
 
 MODEL = "m"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gateway.policy.limits.limits import AZURE, Style
-from gateway.policy.snapshot import Counting, Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting
 from tests.sim.limits import Refill, Windows
 from tests.sim.provider import Fault, Latency, Provider
 from tests.sim.world import OPENAI, Site, World

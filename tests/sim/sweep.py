@@ -12,8 +12,9 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from gateway.call import LANES, Lane
-from gateway.policy.snapshot import Counting, Holding, Limits, QueueBounds
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, Holding, QueueBounds
+from gateway.words import LANES, Lane
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider
 from tests.sim.score import jain, percentile

@@ -9,12 +9,14 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.call import Lane
 from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
+from gateway.exchange import Answer, Outgoing
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
-from gateway.ports import Answer, Meter, Outgoing, StoreBounds
+from gateway.policy.snapshot import StoreBounds
+from gateway.ports import Meter
 from gateway.store.memory.store import MemoryStore
+from gateway.words import Lane
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.clock import VirtualClock, until

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Lane
-from gateway.policy.snapshot import Counting, Holding, Limits
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting, Holding
+from gateway.words import Lane
 from tests.sim.cases import (
     AZURES,
     MINUTE,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Lane
 from gateway.policy.snapshot import Holding, QueueBounds
+from gateway.words import Lane
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers

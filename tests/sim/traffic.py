@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gateway.call import Lane
+from gateway.words import Lane
 from tests.sim.call import SimCall
 from tests.sim.clock import until
 from tests.sim.provider import Demand

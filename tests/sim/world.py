@@ -15,28 +15,20 @@ from math import inf
 from random import Random
 from typing import Protocol, cast
 
-from gateway.call import Attempt, Usage
 from gateway.config.policies.errors import read_error_tables
 from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase
+from gateway.exchange import Clocks, RawHeaders, Upstream
 from gateway.flow.admission.admission import Admission
 from gateway.flow.attempt import LIMITS_RATE
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.gate import Refusal
 from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
-from gateway.policy.retry.retry import BUILT_IN_RULES, Retries
-from gateway.policy.snapshot import (
-    Counting,
-    Holding,
-    Key,
-    Limits,
-    Model,
-    PolicySnapshot,
-    QueueBounds,
-    Server,
-    Target,
-)
-from gateway.ports import Clocks, Meter, RawHeaders, Upstream
+from gateway.policy.limits.rules import Limits
+from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
+from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, QueueBounds, Server, Target
+from gateway.ports import Meter
+from gateway.words import Attempt, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until
 from tests.sim.provider import ERROR_OF, Answer, Provider

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.call import Kept, Usage
-from gateway.ports import Claim, Later, Store, StoreBounds, VectorRow
+from gateway.policy.snapshot import StoreBounds
+from gateway.ports import Claim, Later, Store, VectorRow
+from gateway.words import Kept, Usage
 
 T = TypeVar("T")
 KIB = 1024

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ports import Store, StoreBounds
+from gateway.policy.snapshot import StoreBounds
+from gateway.ports import Store
 from tests.store.conformance import MakeStore, Wall
 from tests.store.redis_servers import redis_cluster, redis_server
 from tests.store.redis_support import Lender, lender

@@ -12,8 +12,8 @@ from typing import Any
 
 from redis import Redis
 
-from gateway.policy.snapshot import SharedState
-from gateway.ports import StoreBounds, VectorRow
+from gateway.policy.snapshot import SharedState, StoreBounds
+from gateway.ports import VectorRow
 from gateway.store.redis.store import RedisStore
 from gateway.store.redis_link.link import Link, Script, StoreGone
 from tests.store.conformance import settle

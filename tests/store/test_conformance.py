@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Kept, Usage
 from gateway.ports import Store, VectorRow
 from gateway.store.memory.store import MemoryStore
+from gateway.words import Kept, Usage
 from tests.store.conformance import (
     KIB,
     ROOMY,

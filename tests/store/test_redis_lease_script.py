@@ -12,7 +12,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.ports import LeaseAsk, LeaseReply
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 from gateway.store.redis.leases import pack_ask, read_reply
 from gateway.store.redis_link.link import load_script
 from tests.store.lease_fleet import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.policy.fleet.lease import LeaseAsk
 from gateway.policy.snapshot import SharedState
-from gateway.ports import LeaseAsk
 from gateway.store.redis.leases import LATE_S, RedisLeases
 from gateway.store.redis_link.link import Link, StoreGone
 from tests.store.lease_fleet import (

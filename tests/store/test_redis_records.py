@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from redis import Redis
 
-from gateway.call import Kept
 from gateway.ports import Claim, Store
 from gateway.store.redis import records as redis_records
 from gateway.store.redis.offline_records import FIRST_SHARED_FENCE, Ledger
 from gateway.store.redis.store import RedisStore
+from gateway.words import Kept
 from tests.store.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
 from tests.store.redis_support import Lender, Lent, until
 from tests.store.test_conformance import record_steps

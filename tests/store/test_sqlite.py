@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from gateway.errors import StoreUnusable
-from gateway.ports import StoreBounds
+from gateway.policy.snapshot import StoreBounds
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite import answers, eviction, file, schema, thread
 from gateway.store.sqlite.schema import open_file

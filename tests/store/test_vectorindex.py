@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.ports import Near, VectorRow
+from gateway.ports import VectorRow
 from gateway.semantic import nearest
 from gateway.semantic.index import NOT_INSTALLED, VectorIndex
 from gateway.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
+from gateway.semantic.ports import Near
 from gateway.semantic.sketch import reach
 
 NOW = 1_800_000_000.0

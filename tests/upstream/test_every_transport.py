@@ -15,8 +15,8 @@ import pytest
 import trustme
 
 from gateway.errors import Phase
+from gateway.exchange import Clocks, Outgoing
 from gateway.policy.snapshot import Provider
-from gateway.ports import Clocks, Outgoing
 from gateway.splice import Spliced
 from gateway.upstream import wire as upstream
 from gateway.upstream.http1 import Http1Transport

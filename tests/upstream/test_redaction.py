@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import UpstreamFailed
+from gateway.exchange import Answer
 from gateway.policy.snapshot import Provider
-from gateway.ports import Answer
 from gateway.upstream.redaction import MIN_BYTES, Seam, Secrets, secrets_of
 from gateway.upstream.wire import Wire
 from tests.upstream.test_wire import CHAT, read

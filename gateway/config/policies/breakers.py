@@ -9,7 +9,6 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from gateway.call import LANES, Lane
 from gateway.config.reading.check import check_part, check_sets
 from gateway.config.reading.fields import (
     Count,
@@ -24,7 +23,8 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document
 from gateway.config.schema import Entry
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
+from gateway.words import LANES, Lane
 
 _BUILT_IN: Final = BreakerRules()
 _HIGHEST = LANES[0]

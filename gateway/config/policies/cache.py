@@ -36,8 +36,7 @@ from gateway.config.reading.fields import (
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
 from gateway.policy.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model
-from gateway.ports import StoreBounds
+from gateway.policy.snapshot import Model, StoreBounds
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """What a folder with a local embedding model must hold."""

@@ -20,8 +20,8 @@ from gateway.config.policies.timeouts import Timeouts, read_timeouts
 from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean
 from gateway.config.reading.source import read_document
-from gateway.policy.health.breaker import BreakerRules
-from gateway.policy.retry.retry import Retries
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.retry.rules import Retries
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""

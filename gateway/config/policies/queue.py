@@ -12,12 +12,12 @@ from typing import Final
 
 from pydantic import Field
 
-from gateway.call import LANES, Lane
 from gateway.config.reading.check import check, check_sets
 from gateway.config.reading.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.config.reading.problems import Document, Path
 from gateway.config.schema import Entry
 from gateway.policy.snapshot import Holding, QueueBounds
+from gateway.words import LANES, Lane
 
 BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {
     "critical": 30.0,

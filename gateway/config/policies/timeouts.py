@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.call import LANES, PASSTHROUGH, Lane
 from gateway.config.reading.check import check, check_sets
 from gateway.config.reading.env import EnvText
 from gateway.config.reading.fields import FirstEvent, PositiveDuration, Section, Times
 from gateway.config.reading.problems import Document, Path
 from gateway.config.schema import Entry, TimeoutsSet
-from gateway.ports import Clocks
+from gateway.exchange import Clocks
+from gateway.words import LANES, PASSTHROUGH, Lane
 
 ENDPOINTS: Final = (
     "chat",

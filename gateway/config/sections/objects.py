@@ -12,7 +12,8 @@ from gateway.config.reading.check import check
 from gateway.config.reading.fields import Names
 from gateway.config.reading.problems import Document
 from gateway.config.schema import ConfigFile, Entry
-from gateway.policy.objects.objects import ObjectRules, scope_of
+from gateway.policy.objects.objects import scope_of
+from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.snapshot import Key, Provider
 
 SHARED = "shared"

@@ -15,10 +15,11 @@ from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEn
 from gateway.config.sections.credentials import Groups, account_of
 from gateway.config.sections.fail_closed import closed_limits
 from gateway.config.sections.prices import fixed_rates
+from gateway.exchange import Upstream
+from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.openai.thinking import is_thinker
-from gateway.policy.snapshot import Limits, Provider, Rates, Target
-from gateway.ports import Upstream
+from gateway.policy.snapshot import Provider, Rates, Target
 
 Pair = tuple[str, str | None]
 """A provider's name and what it calls the model; None: as the client asked."""

@@ -14,13 +14,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 
-from gateway.call import Call, Usage
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import (
     ErrorClass,
     Phase,
     QueueFull,
 )
+from gateway.exchange import RawHeaders
 from gateway.flow.admission.budgets import CallBudgets, KeyBudgets, token_cost
 from gateway.flow.admission.candidates import RANKS, Planner, estimate_of
 from gateway.flow.admission.gates import Gates
@@ -41,7 +42,8 @@ from gateway.policy.openai.free_endpoints import costs_nothing
 from gateway.policy.retry.budgets import FREE, SEEN_ANSWERS, Price, Retry, cost_usd, price_of
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import PolicySnapshot, Target
-from gateway.ports import Leases, Meter, RawHeaders
+from gateway.ports import Leases, Meter
+from gateway.words import Usage
 
 CALLERS_DEADLINE = "callers_deadline"
 _INTERACTIVE = RANKS["interactive"]

@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gateway.call import Attempt, Call
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.limits.gate import Gate
 from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
-from gateway.policy.retry.retry import Doubt, Retries
+from gateway.policy.retry.retry import Doubt
+from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Target
+from gateway.words import Attempt
 
 DAY_S = 86_400
 LEARN_S = 0.05

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from gateway.call import LANES, Call
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest, NotFound
 from gateway.flow.admission.gates import Gates
@@ -20,6 +20,7 @@ from gateway.policy.retry.balancing import Tiers
 from gateway.policy.retry.retry import Plan
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
+from gateway.words import LANES
 
 PROBED_AFTER_S = 0.5
 """So long after the moment of a probe, or twice as long, a call that was refused is told to come back."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.call import Call, Usage
+from gateway.call import Call
 from gateway.flow.admission.admission import Admission
 from gateway.flow.settle import known_usd
 from gateway.policy.objects.objects import read_path
@@ -23,6 +23,7 @@ from gateway.policy.openai.usage import read_usage
 from gateway.policy.retry.budgets import cost_usd
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Rates, Target
+from gateway.words import Usage
 
 MOST = 10_000
 """Responses whose usage is waited for; of more the oldest are charged as they were reserved."""

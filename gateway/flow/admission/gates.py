@@ -21,7 +21,7 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.admission.queue import DelayQueue, Line
 from gateway.flow.fleet.leases import Sharing
-from gateway.policy.health.breaker import account_rules
+from gateway.policy.health.rules import account_rules
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.health.target_health import Account, OnChange, TargetHealth
 from gateway.policy.limits.gate import Gate

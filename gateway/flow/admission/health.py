@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from gateway.call import LANES
 from gateway.clock import Clock
 from gateway.flow.admission.gates import Gates
 from gateway.flow.admission.queue import DelayQueue, Line
@@ -17,6 +16,7 @@ from gateway.policy.errors.classify import Diagnosis, Scope
 from gateway.policy.health.target_health import Account
 from gateway.policy.limits.gate import Gate
 from gateway.ports import Meter
+from gateway.words import LANES
 
 IN_USE_S = 60.0
 """A target that was asked so lately is in use."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from math import inf
 from typing import NoReturn
 
-from gateway.call import Call, Usage
+from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import KeyRateLimited
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.limits.limits import Cost, LimitSet
-from gateway.policy.snapshot import Limits, PolicySnapshot
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import PolicySnapshot
+from gateway.words import Usage
 
 FETCH_S = 0.05
 """So long, or one round trip, is asked for more."""

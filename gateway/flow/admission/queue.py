@@ -14,12 +14,12 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from gateway.call import Lane
 from gateway.clock import Clock, Timer
 from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.gate import Gate, Grant
 from gateway.policy.limits.limits import Cost
 from gateway.policy.snapshot import QueueBounds
+from gateway.words import Lane
 
 LONGEST_AGED_S = 1.0
 """An aged call for whom nearly enough is left over may make others wait so long."""

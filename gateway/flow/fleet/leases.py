@@ -16,13 +16,14 @@ from math import inf
 from typing import TypeAlias
 from weakref import WeakSet
 
-from gateway.call import LANES
 from gateway.clock import Clock, Timer
 from gateway.flow.admission.queue import DelayQueue
+from gateway.policy.fleet.lease import LeaseReply, LimitKind
 from gateway.policy.fleet.leased_part import Share
 from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.limits.limits import NOTHING, Cost, Shared, ShareOut, parts_of
-from gateway.ports import LeaseReply, Leases, LimitKind
+from gateway.ports import Leases
+from gateway.words import LANES
 
 TICK_S = 0.25
 """So often is looked what has to be told although nothing is needed."""

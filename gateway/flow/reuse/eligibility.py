@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.call import Call, Kept, Replay
+from gateway.call import Call, Replay
 from gateway.flow.reuse.shared_answer import Flight
 from gateway.policy.reuse.cache_control import Directives, read_directives
 from gateway.policy.reuse.keys import (
@@ -25,6 +25,7 @@ from gateway.policy.reuse.keys import (
 from gateway.policy.reuse.rules import Caching, applies
 from gateway.ports import Later
 from gateway.semantic.question import SemanticQuery, last_question
+from gateway.words import Kept
 
 
 @dataclass(slots=True)

@@ -7,11 +7,12 @@ asks for another form of it.
 
 from __future__ import annotations
 
-from gateway.call import Call, Kept, Replay, Reply, shown
+from gateway.call import Call, Replay, Reply
 from gateway.errors import ErrorClass
 from gateway.policy.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
 from gateway.policy.reuse.cache_control import answer_headers
 from gateway.policy.reuse.rules import CONVERTIBLE, Caching
+from gateway.words import Kept, shown
 
 SAME_AGAIN = frozenset(
     (

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import sha256
 
-from gateway.call import Call, Kept
+from gateway.call import Call
 from gateway.flow.reuse.entries import in_form, wants_usage
+from gateway.words import Kept
 
 MOST_BYTES = 16 * 1024 * 1024
 OVERHEAD_BYTES = 300

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.call import Call, Endpoint, Kept, Replay
+from gateway.call import Call, Replay
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.reuse import entries
@@ -20,6 +20,7 @@ from gateway.flow.reuse.reuse import Replays
 from gateway.policy.reuse.rules import ExactRule
 from gateway.policy.snapshot import Model, PolicySnapshot
 from gateway.ports import Store
+from gateway.words import Endpoint, Kept
 
 if TYPE_CHECKING:
     from gateway.semantic.lookup import Explained, Neighbour

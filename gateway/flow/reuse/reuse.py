@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from gateway.call import LANES, Call, Kept, Reply
+from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import (
     GatewayError,
@@ -37,6 +37,7 @@ from gateway.policy.openai.sse import split_events
 from gateway.policy.reuse.cache_control import serves
 from gateway.ports import Claim, Store
 from gateway.semantic.question import SemanticQuery
+from gateway.words import LANES, Kept
 
 if TYPE_CHECKING:
     from gateway.semantic.lookup import Semantic

@@ -17,9 +17,9 @@ import asyncio
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import DeadlineExceeded, GatewayError
+from gateway.exchange import RawHeaders
 from gateway.flow.reuse.shared_answer import Flight
 from gateway.flow.settle import CLIENT_GONE
-from gateway.ports import RawHeaders
 
 BUCKETS_BY_LENGTH = 256
 """Calls are kept in so many lots, by the length of their bodies."""

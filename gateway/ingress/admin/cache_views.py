@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.call import Replay
 from gateway.flow.reuse.stats import PROVIDER, SavingsRow
-from gateway.ports import StoreBounds
+from gateway.policy.snapshot import StoreBounds
 
 Rows = Mapping[tuple[str, str, str], SavingsRow]
 """By layer, model and key."""

@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.call import Endpoint, Replay
+from gateway.call import Replay
 from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.reuse.stats import MOST_REMEMBERED, Recollection, Savings
 from gateway.ingress.admin.cache_views import show_cache, show_replay, show_savings
 from gateway.ingress.admin.operations import MOST_BYTES, read_object, require_admin
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.policy.snapshot import Policies, PolicySnapshot
+from gateway.words import Endpoint
 
 KEY_BYTES = 32
 SELECTORS = ("key", "model", "tenant")

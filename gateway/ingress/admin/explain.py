@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gateway.call import Endpoint
 from gateway.errors import NotFound, Unauthorised
+from gateway.exchange import Clocks
 from gateway.ingress import parse, passthrough
 from gateway.ingress.routes import ENDPOINTS
-from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
+from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
-from gateway.policy.retry.retry import Action, ClassRule, Retries
+from gateway.policy.retry.balancing import Choice
+from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching, applies
 from gateway.policy.route_plan import strangers_of
-from gateway.policy.snapshot import Choice, Counting, Key, Limits, Model, PolicySnapshot, Target
-from gateway.ports import Clocks
+from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Target
+from gateway.words import Endpoint
 
 _CHARGES = {
     "max": "the larger of input tokens and max_tokens",

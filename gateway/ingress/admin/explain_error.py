@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.errors import InvalidRequest, Phase
+from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import read_body
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
 from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, answer_of
-from gateway.ports import RawHeaders
 
 _SHOWN_CHARS = 200
 _SCOPES = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from gateway.call import LANES, Lane
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.queue import Line
 from gateway.policy.limits.limits import Cost, LimitRow, LimitSet
+from gateway.words import LANES, Lane
 
 
 def show_limits(admission: Admission, now: float) -> dict[str, Any]:

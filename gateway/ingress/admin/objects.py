@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ingress.admin.operations import read_object, require_admin
 from gateway.ingress.routes import json_response
-from gateway.policy.objects.objects import ObjectRules
+from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.snapshot import Policies, PolicySnapshot
 
 MOST_BYTES = 1_048_576

@@ -17,7 +17,7 @@ from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.latency import Latency
 from gateway.policy.health.suspects import Suspicion
 from gateway.policy.health.target_health import Account
-from gateway.policy.retry.retry import Retries
+from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Model, PolicySnapshot
 
 _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import ErrorClass, Phase
+from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import (
     BODY_BYTES,
     ErrorBody,
@@ -25,7 +26,6 @@ from gateway.policy.errors.body import (
 from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, Scope, answer_of
 from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
 from gateway.policy.limits.reset_times import parse_reset
-from gateway.ports import RawHeaders
 
 __all__ = ["Diagnosis", "ErrorTable", "Scope", "error_object", "in_band_status", "is_openai_shaped"]
 

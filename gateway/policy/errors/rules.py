@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.errors import ErrorClass, Phase
+from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import Wording, normalised, numberless
-from gateway.ports import RawHeaders
 
 Scope = Literal["target", "key", "account"]
 """Whom it concerns: one target, every target of this credential, or every credential of the provider."""

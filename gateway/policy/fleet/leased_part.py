@@ -16,8 +16,8 @@ from math import ceil, floor, inf, isfinite
 from typing import TypeAlias
 
 from gateway.policy.fleet.demand import Demand
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply, LimitKind
 from gateway.policy.fleet.own_part import LocalShare, own_bucket, own_slots, own_window
-from gateway.ports import LeaseAsk, LeaseReply, LimitKind
 
 LOW = 0.5
 """What is held ahead is asked for again when less than this share of it is left."""

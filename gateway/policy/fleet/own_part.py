@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import floor
 
+from gateway.policy.fleet.lease import LimitKind
 from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
-from gateway.ports import LimitKind
 
 
 class LocalShare:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from gateway.ports import LeaseAsk, LeaseReply
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 
 MOST = 1e7
 """Small enough that a double still tells a millionth of a cent apart."""

@@ -7,8 +7,6 @@ a verdict needs at least `consecutive_failures` failures, or `min_calls` calls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gateway.policy.health.baseline import (
     BEYOND_CHANCE,
     BUCKETS,
@@ -18,9 +16,7 @@ from gateway.policy.health.baseline import (
     longest_run,
     surprise,
 )
-
-if TYPE_CHECKING:
-    from gateway.policy.health.breaker import BreakerRules
+from gateway.policy.health.rules import BreakerRules
 
 LONGEST_RUN = 20
 """So many failures in a row are never usual."""

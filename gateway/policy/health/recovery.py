@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import log2
 
-from gateway.call import LANES
+from gateway.words import LANES
 
 PROBE_GRACE_S = 0.1
 """So long each lane leaves the probes to the one below it."""

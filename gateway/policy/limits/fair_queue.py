@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
-from gateway.call import LANES, Lane
 from gateway.policy.limits.limits import NOTHING, Cost
+from gateway.words import LANES, Lane
 
 _FEWEST_DEAD = 64
 _ENOUGH = 1 - 1e-9

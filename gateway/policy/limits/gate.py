@@ -14,11 +14,11 @@ from enum import Enum
 from math import inf, sqrt
 from typing import Protocol
 
-from gateway.call import Lane, Usage
 from gateway.errors import ErrorClass
+from gateway.exchange import RawHeaders
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.health.breaker import BreakerRules
 from gateway.policy.health.latency import Latency
+from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.target_health import UNHEALTHY, Account, TargetHealth
 from gateway.policy.limits.estimate import Calibration, charge
 from gateway.policy.limits.idle_gates import IdleGateState
@@ -27,10 +27,11 @@ from gateway.policy.limits.limits import NOTHING, Cost, LimitRow, LimitSet, Shar
 from gateway.policy.limits.provider_headers import Learned, Reading, read_limit_headers
 from gateway.policy.limits.ramp import RAMP_S, Ramp
 from gateway.policy.limits.rate_search import Pause, RateSearch
+from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.stray_refusals import Strays
 from gateway.policy.retry.budgets import Retry
-from gateway.policy.snapshot import Counting, Limits
-from gateway.ports import RawHeaders
+from gateway.policy.snapshot import Counting
+from gateway.words import Lane, Usage
 
 LEARN_EVERY_S = 0.005
 """Headers of answers to calls that went closer together teach nothing new."""

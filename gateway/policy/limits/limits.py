@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import floor, inf
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
 from gateway.policy.fleet.leased_part import Share
 from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
 from gateway.policy.limits.idle_gates import Used
+from gateway.policy.limits.provider_headers import Learned, Reading
+from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.unwritten_burst import UntoldBurst
-
-if TYPE_CHECKING:
-    from gateway.policy.limits.provider_headers import Learned, Reading
-    from gateway.policy.snapshot import Limits
 
 Source = Literal["configured", "learned"]
 

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from gateway.exchange import RawHeaders
 from gateway.policy.limits.reset_times import epoch_s, parse_reset, parse_retry_after, plain_number, sane_s, until_s
-from gateway.ports import RawHeaders
 
 _MOST = 1e12
 _BODY_BYTES = 16_384

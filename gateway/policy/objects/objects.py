@@ -9,13 +9,11 @@ Source: OpenAI's API reference; ids in bodies and answers are found by `objectid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
-if TYPE_CHECKING:
-    from gateway.call import Call
+from gateway.policy.request import Request
 
 KEY_BYTES = 16
 _MOST_DECODINGS = 3
@@ -89,32 +87,6 @@ CHAT, RESPONSES = ObjectPath("chat/completions"), ObjectPath("responses")
 _HOT = {"chat": CHAT, "responses": RESPONSES}
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRules:
-    """Of a policy under which several tenants share accounts; of all others there is none."""
-
-    scopes: Mapping[str, bytes]
-    """By provider: where its ids are looked up. Providers at one address have the same."""
-    is_open: bool = False
-    """All objects are everybody's."""
-    ids: frozenset[str] = frozenset()
-    """These are everybody's."""
-    prefixes: tuple[str, ...] = ()
-    """So are those that start like this."""
-    tenants: frozenset[str] = field(default=frozenset())
-    """Of the config; calls may name more below `named`."""
-    named: frozenset[str] = frozenset()
-    """Tenants whose keys name others, with `/` between."""
-
-    def is_everybodys(self, id: str) -> bool:
-        """Whether the config has opened it."""
-        return id in self.ids or (bool(self.prefixes) and id.startswith(self.prefixes))
-
-    def knows(self, tenant: str) -> bool:
-        """Whether calls may come of this tenant."""
-        return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)
-
-
 def key_of(scope: bytes, id: str) -> bytes:
     """What an id is remembered as: a digest, of its provider and of itself."""
     return blake2b(id.encode("utf-8", "surrogatepass"), key=scope, digest_size=KEY_BYTES).digest()
@@ -143,25 +115,25 @@ def read_path(path: str) -> ObjectPath | None:
     return ObjectPath(kind, rest[0], "/".join(lower[depth + 1 :]))
 
 
-def concern_of(call: Call, may_name: bool) -> Concern | None:
+def concern_of(request: Request, may_name: bool) -> Concern | None:
     """What the call has to do with objects, None: nothing. `may_name`: its body may hold ids."""
-    if call.endpoint.request == "any":
-        place = read_path(call.path)
+    if request.endpoint.request == "any":
+        place = read_path(request.path)
         if place is None and not may_name:
             return None
-        return Concern(place, call.method)
-    hot = _HOT.get(call.endpoint.name)
-    is_stored = hot is not None and _is_stored(call, default=hot is RESPONSES)
-    if is_stored or may_name or (hot is RESPONSES and b'"id"' in call.body.lower()):  # of an item, perhaps
+        return Concern(place, request.method)
+    hot = _HOT.get(request.endpoint.name)
+    is_stored = hot is not None and _is_stored(request, default=hot is RESPONSES)
+    if is_stored or may_name or (hot is RESPONSES and b'"id"' in request.body.lower()):  # of an item, perhaps
         return Concern(hot, is_stored=is_stored)
     return None
 
 
-def _is_stored(call: Call, *, default: bool) -> bool:
+def _is_stored(request: Request, *, default: bool) -> bool:
     """Whether the provider is to keep the answer. A body that was not parsed is believed to ask for it."""
-    if call.parsed is None:
-        return default or b'"store"' in call.body
-    store = call.parsed.get("store")
+    if request.parsed is None:
+        return default or b'"store"' in request.body
+    store = request.parsed.get("store")
     return default if store is None else store is not False
 
 

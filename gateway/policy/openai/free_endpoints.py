@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.call import Endpoint
+from gateway.words import Endpoint
 
 _FREE_METHODS = frozenset(("GET", "HEAD", "DELETE"))
 _FREE_POSTS = re.compile(r"/(?:files|uploads(?:/[^/]+(?:/[^/]+)?)?|[^?]+/cancel)/?")

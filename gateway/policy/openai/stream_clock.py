@@ -7,7 +7,7 @@ is. Invariant: between two looks one comparison with `look_at` is all there is t
 
 from __future__ import annotations
 
-from gateway.ports import Clocks
+from gateway.exchange import Clocks
 
 
 class StreamClock:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.call import Usage
 from gateway.errors import ErrorClass
 from gateway.policy.openai import sse
 from gateway.policy.openai.first_event import choices_of, failed_finish_message, failed_reason, says_nothing
 from gateway.policy.openai.usage import find_usage, read_usage
+from gateway.words import Usage
 
 Form = Literal["chat", "responses", "messages", "other"]
 """How a stream ends and errs: as OpenAI's chats, as its Responses, as Anthropic's messages, or in ways we do not know."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Usage
+from gateway.words import Usage
 
 _BYTES_PER_TOKEN = 4
 _SEARCHES = 4

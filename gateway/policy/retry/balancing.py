@@ -15,15 +15,26 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import log
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import Generic, Literal, Protocol, TypeVar, assert_never
 
 from gateway.policy.health.latency import Latency
 
-if TYPE_CHECKING:  # the snapshot may hold `Tiers`
-    from gateway.policy.snapshot import Choice, Target
-
+Choice = Literal["in_order", "weighted", "least_loaded", "fastest"]
+"""How one of the targets of a tier is chosen."""
 UNMEASURED_S = 3600.0
 """What is expected of a target whose first answer is still awaited: one call finds out, the others go elsewhere."""
+
+
+class Listed(Protocol):
+    """What is asked of a target's entry in its model's list."""
+
+    @property
+    def order(self) -> int:
+        """Its tier; the lowest is tried first."""
+
+    @property
+    def weight(self) -> float:
+        """Its part of the traffic of its tier, above 0."""
 
 
 class Load(Protocol):
@@ -42,40 +53,41 @@ class Load(Protocol):
         """Its times to first byte."""
 
 
-LoadOf = Callable[["Target"], Load]
+T = TypeVar("T", bound=Listed)
+LoadOf = Callable[[T], Load]
 Draw = Callable[[], float]
 
 
-class Tiers:
+class Tiers(Generic[T]):
     """A model's targets by `order`, made once when its policy is compiled."""
 
     __slots__ = ("_has_choice", "_tiers", "listed")
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[T]) -> None:
         by_order = attrgetter("order")
         self.listed = tuple(sorted(targets, key=by_order))
         """Lowest `order` first, as they were listed within it."""
         self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=by_order)])
         self._has_choice = len(self._tiers) < len(self.listed)
 
-    def arrange(self, choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+    def arrange(self, choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
         """The targets in the order in which one call tries them; `draw` gives numbers in [0, 1)."""
         if choice == "in_order" or not self._has_choice:
             return self.listed
         if len(self._tiers) == 1:
             return _arrange_tier(self.listed, choice, load_of, now, draw)
-        arranged: list[Target] = []
+        arranged: list[T] = []
         for tier in self._tiers:
             arranged += _arrange_tier(tier, choice, load_of, now, draw) if len(tier) > 1 else tier
         return arranged
 
 
-def arrange(targets: Sequence[Target], choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+def arrange(targets: Sequence[T], choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
     """As `Tiers.arrange`, for targets that were not known before."""
     return targets if len(targets) < 2 else Tiers(targets).arrange(choice, load_of, now, draw)
 
 
-def _arrange_tier(tier: Sequence[Target], choice: Choice, load_of: LoadOf, now: float, draw: Draw) -> Sequence[Target]:
+def _arrange_tier(tier: Sequence[T], choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
     match choice:
         case "in_order":
             return tier
@@ -89,7 +101,7 @@ def _arrange_tier(tier: Sequence[Target], choice: Choice, load_of: LoadOf, now: 
     assert_never(choice)
 
 
-def _loads(tier: Sequence[Target], load_of: LoadOf) -> list[float]:
+def _loads(tier: Sequence[T], load_of: LoadOf[T]) -> list[float]:
     """Calls in flight, this one among them, by room for them."""
     scores = []
     largest = 0.0
@@ -102,7 +114,7 @@ def _loads(tier: Sequence[Target], load_of: LoadOf) -> list[float]:
     return scores
 
 
-def _largest(tier: Sequence[Target], load_of: LoadOf) -> float:
+def _largest(tier: Sequence[T], load_of: LoadOf[T]) -> float:
     """Who nobody bounds is taken to be as large as the largest of the others."""
     return max([load_of(target).capacity or 0.0 for target in tier]) or 1.0
 
@@ -115,7 +127,7 @@ def _expected_s(load: Load, now: float) -> float:
     return (load.latency.peak_ewma(now) or UNMEASURED_S) * (in_flight + 1)
 
 
-def _ascending(tier: Sequence[Target], scores: Sequence[float], draw: Draw) -> Sequence[Target]:
+def _ascending(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequence[T]:
     """Lowest score first; a draw decides between equals."""
     if len(tier) == 2:
         one, other = scores
@@ -124,7 +136,7 @@ def _ascending(tier: Sequence[Target], scores: Sequence[float], draw: Draw) -> S
     return [tier[index] for _, _, index in sorted([(score, draw(), i) for i, score in enumerate(scores)])]
 
 
-def _by_two(tier: Sequence[Target], scores: Sequence[float], draw: Draw) -> Sequence[Target]:
+def _by_two(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequence[T]:
     """Again and again the better of two that are drawn: the best often, the worst last, and no herd to any one."""
     if len(tier) == 2:
         return _ascending(tier, scores, draw)

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # both are made of what is here
-    from gateway.policy.retry.retry import CostRule
-    from gateway.policy.snapshot import Rates
+from gateway.policy.retry.rules import CostRule
+from gateway.policy.snapshot import Rates
 
 UNSEEN_OUTPUT_TOKENS = 4096
 """What an answer may have where the caller sets no bound and none of the model's answers was seen."""

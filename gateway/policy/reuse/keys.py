@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
-from gateway.call import Call
 from gateway.policy.openai.json_text import outside_strings
 from gateway.policy.openai.multipart import MultipartError, boundary_of
+from gateway.policy.request import Request
 from gateway.policy.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 TELLING = (b"openai-", b"anthropic-")
@@ -39,15 +39,15 @@ def digest(*parts: bytes) -> bytes:
     return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
 
 
-def canonical(call: Call, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
+def canonical(request: Request, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
     A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
     large: programs write it the same way again. For one that is not parsed its digest stands.
     """
-    if len(call.body) > LARGE_BYTES:
-        return call.body if call.large is None else call.large.digest or call.body
-    return _sorted(parsed, left_out) if reads_one_way(call.body, parsed) else call.body
+    if len(request.body) > LARGE_BYTES:
+        return request.body if request.large is None else request.large.digest or request.body
+    return _sorted(parsed, left_out) if reads_one_way(request.body, parsed) else request.body
 
 
 def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
@@ -70,27 +70,29 @@ def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
 
 
-def owner_of(call: Call) -> bytes:
+def owner_of(request: Request) -> bytes:
     """Whose answer it is: the tenant's, or among those who bring their own credential one caller's, in one account."""
-    if call.credential is None:
-        return digest(call.tenant.encode())
-    accounts = [header for header in _telling(call) if header[0] in ACCOUNTS]
-    return digest(call.tenant.encode(), call.credential, *_flat(accounts))
+    if request.credential is None:
+        return digest(request.tenant.encode())
+    accounts = [header for header in _telling(request) if header[0] in ACCOUNTS]
+    return digest(request.tenant.encode(), request.credential, *_flat(accounts))
 
 
-def exact_key(call: Call, parsed: dict[str, Any], caching: Caching) -> bytes:
+def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> bytes:
     """Equal for two calls whose answers may stand for each other, streamed or not where one can be made of the other."""
-    left_out = NOT_OF_THE_QUESTION if call.endpoint.name in CONVERTIBLE else frozenset()
+    left_out = NOT_OF_THE_QUESTION if request.endpoint.name in CONVERTIBLE else frozenset()
     if caching.exact.ignore:
         left_out |= caching.exact.ignore
-    return partition_key(call, caching, canonical(call, parsed, left_out))
+    return partition_key(request, caching, canonical(request, parsed, left_out))
 
 
-def partition_key(call: Call, caching: Caching, rest: bytes) -> bytes:
+def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
     """As the exact key, for another form of the body."""
-    credential = b"" if call.credential is None else sha256(call.credential).digest()
-    place = call.path, call.model.name, call.model_name, caching.version
-    return sha256(_whose(call.tenant, credential, call.query, place, tuple(_flat(_telling(call)))) + rest).digest()
+    credential = b"" if request.credential is None else sha256(request.credential).digest()
+    place = request.path, request.model.name, request.model_name, caching.version
+    return sha256(
+        _whose(request.tenant, credential, request.query, place, tuple(_flat(_telling(request)))) + rest
+    ).digest()
 
 
 @lru_cache(maxsize=1024)
@@ -99,34 +101,34 @@ def _whose(tenant: str, credential: bytes, query: bytes, place: tuple[str, ...],
     return digest(tenant.encode(), credential, query, *(part.encode() for part in place), *telling)
 
 
-def flight_key(call: Call, parsed: dict[str, Any], exact: bytes) -> bytes:
+def flight_key(request: Request, parsed: dict[str, Any], exact: bytes) -> bytes:
     """Equal for two calls whose answers are the same byte for byte."""
-    if not call.stream:
+    if not request.stream:
         return exact
     try:
         options = _sorted({"options": parsed.get("stream_options")})
     except TypeError:
-        options = canonical(call, {})
+        options = canonical(request, {})
     return digest(exact, b"stream", options)
 
 
-def record_key(call: Call, idempotency_key: bytes) -> bytes:
+def record_key(request: Request, idempotency_key: bytes) -> bytes:
     """The record that an `Idempotency-Key` of this owner names; behind its digest stand 8 bytes that name the tenant."""
-    return digest(b"record", owner_of(call), idempotency_key) + digest(b"tenant", call.tenant.encode())[:8]
+    return digest(b"record", owner_of(request), idempotency_key) + digest(b"tenant", request.tenant.encode())[:8]
 
 
-def fingerprint(call: Call) -> bytes:
+def fingerprint(request: Request) -> bytes:
     """What a repetition with the same `Idempotency-Key` has to be equal in: the path and the whole body.
 
     Of a multipart body the boundary does not count: clients draw it anew each time they send.
     """
-    body = canonical(call, call.parsed) if call.parsed is not None else _multipart(call)
-    return digest(call.method.encode(), call.path.encode(), call.query, *_flat(_telling(call)), body)
+    body = canonical(request, request.parsed) if request.parsed is not None else _multipart(request)
+    return digest(request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body)
 
 
-def _telling(call: Call) -> list[tuple[bytes, bytes]]:
+def _telling(request: Request) -> list[tuple[bytes, bytes]]:
     """The headers that tell, by name; those of one name in their order, which may mean something."""
-    told = [header for header in call.headers if header[0].startswith(TELLING)]
+    told = [header for header in request.headers if header[0].startswith(TELLING)]
     return sorted(told, key=_BY_NAME) if told else told
 
 
@@ -134,12 +136,12 @@ def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
     return [part for header in headers for part in header]
 
 
-def _multipart(call: Call) -> bytes:
+def _multipart(request: Request) -> bytes:
     """Of what stands between the boundaries, so that nothing else can pass for one."""
-    if call.large is not None and call.large.digest:
-        return call.large.digest
+    if request.large is not None and request.large.digest:
+        return request.large.digest
     try:
-        boundary = boundary_of(dict(call.headers).get(b"content-type", b""))
+        boundary = boundary_of(dict(request.headers).get(b"content-type", b""))
     except MultipartError:
-        return call.body
-    return digest(*(b"\r\n" + call.body).split(b"\r\n--" + boundary))
+        return request.body
+    return digest(*(b"\r\n" + request.body).split(b"\r\n--" + boundary))

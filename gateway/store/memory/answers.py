@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.call import Kept
 from gateway.store.entry_codec import pack, unpack
 from gateway.store.memory.lru import Lru, Name
+from gateway.words import Kept
 
 
 class MemoryAnswers:

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from gateway.call import Kept
 from gateway.ports import TENANTS_SHARE, Claim
 from gateway.store.entry_codec import pack, unpack
 from gateway.store.memory.lru import Lru
+from gateway.words import Kept
 
 log = logging.getLogger("gateway.store")
 

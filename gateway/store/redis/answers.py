@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.call import Kept
 from gateway.ports import Later
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.redis.chunks import ChunkedValue, is_head
@@ -22,6 +21,7 @@ from gateway.store.redis.registry import Registry
 from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, name_digest, owner, unframed
 from gateway.store.redis_link.background_tasks import BackgroundTasks
 from gateway.store.redis_link.link import Link, StoreGone
+from gateway.words import Kept
 
 GET = shelf_script("answers_get")
 PUT = shelf_script("answers_put")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from struct import Struct
 
-from gateway.ports import LeaseAsk, LeaseReply
+from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 from gateway.store.redis_link.link import Link, load_script
 
 SILENT_S = 5.0

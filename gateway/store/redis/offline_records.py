@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gateway.call import Kept
 from gateway.ports import Claim
+from gateway.words import Kept
 
 FIRST_SHARED_FENCE = 1 << 40
 """Those below were given here. Keep in sync with `lua/records_claim.lua`."""

@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import islice
 from secrets import token_bytes
 
-from gateway.policy.snapshot import SharedState
-from gateway.ports import Answers, Leases, News, Objects, Records, StoreBounds, StoreHealth, Vectors
+from gateway.policy.snapshot import SharedState, StoreBounds
+from gateway.ports import Answers, Leases, News, Objects, Records, StoreHealth, Vectors
 from gateway.store.redis.answers import RedisAnswers
 from gateway.store.redis.leases import RedisLeases
 from gateway.store.redis.news import RedisNews

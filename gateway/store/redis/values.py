@@ -10,8 +10,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from struct import Struct
 
-from gateway.call import Kept
 from gateway.store.entry_codec import about, restored
+from gateway.words import Kept
 
 ENTRY_BYTES = 768
 """What an entry takes besides its value: its key, and its places in the lists, about (measured)."""

@@ -10,13 +10,13 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gateway.call import Kept
 from gateway.ports import Later
 from gateway.store.entry_codec import about, restored
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.sqlite.jobs import Rest
 from gateway.store.sqlite.size import taken
 from gateway.store.sqlite.thread import FileThread
+from gateway.words import Kept
 
 Use = tuple[int, bytes, str]
 """A number that is higher than that of every earlier use; key and group."""

@@ -10,7 +10,8 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.ports import TENANTS_SHARE, StoreBounds
+from gateway.policy.snapshot import StoreBounds
+from gateway.ports import TENANTS_SHARE
 from gateway.store.sqlite.file import Total
 from gateway.store.sqlite.jobs import Rest
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from gateway.call import Kept
 from gateway.ports import Claim, Later
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite.disk_trouble import OWED_BYTES
 from gateway.store.sqlite.eviction import Eviction
 from gateway.store.sqlite.size import taken
 from gateway.store.sqlite.thread import FileThread
+from gateway.words import Kept
 
 T = TypeVar("T")
 

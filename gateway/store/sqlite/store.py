@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.ports import Answers, Objects, Records, StoreBounds, Vectors
+from gateway.policy.snapshot import StoreBounds
+from gateway.ports import Answers, Objects, Records, Vectors
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.sqlite.answers import SqliteAnswers
 from gateway.store.sqlite.disk_trouble import Trouble

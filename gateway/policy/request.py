@@ -1,0 +1,61 @@
+"""What a client has asked, as decisions see it: a call without its ledgers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from gateway.exchange import RawHeaders
+from gateway.policy.openai.large_body import Large
+from gateway.policy.snapshot import Model
+from gateway.words import Endpoint
+
+
+class Request(Protocol):
+    """The part of a call that nobody changes after it has come in, but for `parsed`, which is dropped when it is not needed."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str:
+        """Below the base URL."""
+        ...
+
+    @property
+    def query(self) -> bytes: ...
+    @property
+    def headers(self) -> RawHeaders:
+        """The client's headers that may go upstream."""
+        ...
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The body, parsed; None: it is not, or not any more."""
+        ...
+
+    @property
+    def large(self) -> Large | None:
+        """What is remembered of a large body; None: it is small, or nobody reads it."""
+        ...
+
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def stream_options(self) -> object: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def model_name(self) -> str:
+        """As the client asked for it; `model.name` may be a pattern."""
+        ...
+
+    @property
+    def credential(self) -> bytes | None:
+        """The caller's own, where it is passed on."""
+        ...
+
+    @property
+    def tenant(self) -> str: ...
