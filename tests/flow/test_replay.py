@@ -694,7 +694,7 @@ class Later:
         def ask(*args: object) -> object:
             return method(*args) if name in ("put", "release") else asyncio.ensure_future(when_open(*args))
 
-        return plan_reuse
+        return ask
 
 
 def slow(bench: Bench) -> Slow:

@@ -346,19 +346,19 @@ class Replays:
 
     def _keep_answer(self, call: Call, asked: ReusePlan, reply: Reply, body: bytes) -> None:
         """Keep it for those who ask the same, or what means the same."""
-        plan_reuse = asked.semantic
-        if not (asked.is_kept or plan_reuse is not None) or not entries.is_worth_keeping(call, reply, body):
+        query = asked.semantic
+        if not (asked.is_kept or query is not None) or not entries.is_worth_keeping(call, reply, body):
             return
         wall, rule = self._clock.wall(), asked.caching.exact
         kept = entries.keep_answer(call, reply, body, wall)
         kept.group = asked.caching.name
-        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or plan_reuse is None else plan_reuse.rule.ttl_s)
+        kept.fresh_until = wall + (rule.ttl_s if asked.is_kept or query is None else query.rule.ttl_s)
         kept.stale_until = kept.fresh_until + rule.stale_if_error_s
-        if plan_reuse is not None:
-            kept.stale_until = max(kept.stale_until, wall + plan_reuse.rule.ttl_s)
+        if query is not None:
+            kept.stale_until = max(kept.stale_until, wall + query.rule.ttl_s)
         self._store.answers.put(asked.exact, kept)
-        if plan_reuse is not None and self.semantic is not None:
-            self.semantic.keep(call, plan_reuse, asked.exact)
+        if query is not None and self.semantic is not None:
+            self.semantic.keep(call, query, asked.exact)
 
 
 def _note(call: Call, layer: str, result: str) -> None:
