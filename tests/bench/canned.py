@@ -103,14 +103,14 @@ class Canned(asyncio.Protocol):
         if _STREAM.search(body):
             self._stream(body)
         else:
-            self._transport.write(_ANSWER)
+            self._transport.write(ANSWER)
 
     def _stream(self, body: bytes) -> None:
         pace = _PACE.search(body)
         interval_ms, count = (int(pace[1]), int(pace[2])) if pace else DEFAULT_PACE
         role, text, stop, usage, done = self._events
         events = [role, *[text] * (count - 2), stop, *([usage] if _USAGE.search(body) else []), done]
-        self._transport.write(_STREAM_HEAD)
+        self._transport.write(STREAM_HEAD)
         self._write_next(iter(events), interval_ms / 1000)
 
     def _write_next(self, events: Iterator[bytes], interval_s: float) -> None:
@@ -158,12 +158,12 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
     len(answer_body()),
     _HEADERS,
     answer_body(),
 )
-_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%b\r\n" % _HEADERS
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%b\r\n" % _HEADERS
 
 
 async def _serve(port: int) -> None:

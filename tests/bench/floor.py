@@ -125,11 +125,12 @@ async def _send_stream(connection: Connection, start: dict[str, Any], send: Any)
     await send({"type": "http.response.body", "body": b""})
 
 
-if __name__ == "__main__":
-    uvicorn.run(
-        Floor(int(sys.argv[2])),
+def config_of(upstream_port: int, port: int = 0) -> uvicorn.Config:
+    """How uvicorn serves the floor in front of a provider at `upstream_port`."""
+    return uvicorn.Config(
+        Floor(upstream_port),
         host="127.0.0.1",
-        port=int(sys.argv[1]),
+        port=port,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -138,3 +139,7 @@ if __name__ == "__main__":
         access_log=False,
         backlog=4096,
     )
+
+
+if __name__ == "__main__":
+    uvicorn.Server(config_of(int(sys.argv[2]), int(sys.argv[1]))).run()

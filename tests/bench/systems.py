@@ -194,6 +194,11 @@ def _caching_gateway(folder: Path, port: int, upstream_port: int) -> list[str]:
 
 
 def _gateway(folder: Path, port: int, upstream_port: int, more: str = "") -> list[str]:
+    config = write_gateway_config(folder, port, upstream_port, more)
+    return [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--log-format", "json"]
+
+
+def write_gateway_config(folder: Path, port: int, upstream_port: int, more: str = "") -> Path:
     """All default policies in force; the target's limits are there to be checked, and too high to be felt."""
     config = folder / "gateway.yaml"
     target = f"{{provider: canned, model: {MODEL}, rpm: 1000000000, tpm: 1000000000000}}"
@@ -202,7 +207,7 @@ def _gateway(folder: Path, port: int, upstream_port: int, more: str = "") -> lis
         f"providers:\n  canned: {{dialect: openai, base_url: 'http://127.0.0.1:{upstream_port}/v1', api_key: sk-bench}}\n"
         f"models:\n  {MODEL}:\n    targets: [{target}]\n{more}"
     )
-    return [sys.executable, "-m", "gateway", "serve", "--config", str(config), "--log-format", "json"]
+    return config
 
 
 def _floor(_folder: Path, port: int, upstream_port: int) -> list[str]:
