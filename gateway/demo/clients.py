@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 
 MODEL = "gpt-4o"
 API_KEY = "sk-demo"

@@ -14,8 +14,8 @@ from dataclasses import asdict
 import httpx
 
 from gateway.policy.snapshot import Provider
-from gateway.upstream.http1 import Http1Transport
-from gateway.upstream.http1_turns import LoopTurns
+from gateway.upstream.http1.transport import Http1Transport
+from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.httpx_transport import HttpxTransport
 
 StartEmulator = Callable[[str], Awaitable[str]]

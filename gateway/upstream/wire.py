@@ -18,7 +18,7 @@ from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.policy.snapshot import Provider
 from gateway.upstream.certificates import certificate_error, explain
 from gateway.upstream.decoding import unpacked
-from gateway.upstream.http1_wire import PreparedTimeouts
+from gateway.upstream.http1.wire import PreparedTimeouts
 from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of
 from gateway.upstream.redaction import Secrets, secrets_of

@@ -33,7 +33,7 @@ from gateway.app import Gateway
 from gateway.clock import SystemClock
 from gateway.settings import Settings
 from gateway.telemetry import Telemetry
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 from tests.bench.canned import ANSWER, STREAM_HEAD, stream_events, whole_body
 from tests.bench.floor import config_of
 from tests.bench.load import chat_body, request

@@ -12,7 +12,7 @@ import pytest
 import trustme
 import uvloop
 
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.httpx_transport import HttpxTransport
 
 

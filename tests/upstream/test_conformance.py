@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from gateway.errors import Phase
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, head, lowered
 from tests.upstream.conftest import fetch, read_body, server_tls

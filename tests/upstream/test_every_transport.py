@@ -19,7 +19,7 @@ from gateway.exchange import Clocks, Outgoing
 from gateway.policy.snapshot import Provider
 from gateway.splice import Spliced
 from gateway.upstream import wire as upstream
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.phase import phase_of
 from tests.upstream.conftest import fetch, server_tls

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from gateway.errors import Phase
-from gateway.upstream.http1 import Http1Transport, PoolStats, phase_of
-from gateway.upstream.http1_connection import STALE_WITHIN_S
+from gateway.upstream.http1.connection import STALE_WITHIN_S
+from gateway.upstream.http1.transport import Http1Transport, PoolStats, phase_of
 from tests.upstream.answers import chunked, head
 from tests.upstream.conftest import FakeClock, fetch, read_body, server_tls
 from tests.upstream.raw_server import (

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from gateway.errors import Phase
-from gateway.upstream.http1_connection import HIGH_WATER_BYTES, Http1Connection
-from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import LoopTurns
-from gateway.upstream.http1_wire import MAX_HEAD_BYTES, EncodedRequest, WireTimeouts, encode, read_timeouts
+from gateway.upstream.http1.connection import HIGH_WATER_BYTES, Http1Connection
+from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.turns import LoopTurns
+from gateway.upstream.http1.wire import MAX_HEAD_BYTES, EncodedRequest, WireTimeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered

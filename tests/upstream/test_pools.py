@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from gateway.policy.snapshot import Provider
-from gateway.upstream.http1 import Http1Transport
+from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.pools import EmulatedTransport, Pools
 from tests.upstream.conftest import fetch, server_tls
 from tests.upstream.raw_server import READ, RawServer

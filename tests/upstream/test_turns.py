@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.upstream import http1_connection, http1_pool
-from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import LONG_TURN_S, MOST_PIECES, LoopTurns
+from gateway.upstream.http1 import connection as http1_connection
+from gateway.upstream.http1 import pool as http1_pool
+from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.turns import LONG_TURN_S, MOST_PIECES, LoopTurns
 from tests.upstream.test_http1_protocol import connect
 
 READERS = 300

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 
 from gateway.errors import Phase
-from gateway.upstream.http1_connection import Http1Connection
-from gateway.upstream.http1_turns import LoopTurns
-from gateway.upstream.http1_wire import WireTimeouts
+from gateway.upstream.http1.connection import Http1Connection
+from gateway.upstream.http1.turns import LoopTurns
+from gateway.upstream.http1.wire import WireTimeouts
 from gateway.upstream.phase import with_phase
 
 READ_BYTES = 16 * 1024

@@ -13,7 +13,7 @@ from typing import Protocol
 import httpx
 
 from gateway.exchange import RawHeaders, Signs
-from gateway.upstream.http1_wire import WireTimeouts
+from gateway.upstream.http1.wire import WireTimeouts
 
 
 class Carrier(Protocol):

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import httpx
 
 from gateway.errors import Phase
-from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_pool import Origin, OriginPool
-from gateway.upstream.http1_turns import LoopTurns
-from gateway.upstream.http1_wire import encode, read_timeouts
+from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.pool import Origin, OriginPool
+from gateway.upstream.http1.turns import LoopTurns
+from gateway.upstream.http1.wire import encode, read_timeouts
 from gateway.upstream.messages import RawRequest, RawResponse, origin_of
 from gateway.upstream.phase import phase_of, with_phase
 

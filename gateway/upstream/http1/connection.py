@@ -19,9 +19,9 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.splice import pieces_of
-from gateway.upstream.http1_exchange import Exchange
-from gateway.upstream.http1_turns import LoopTurns
-from gateway.upstream.http1_wire import (
+from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.turns import LoopTurns
+from gateway.upstream.http1.wire import (
     MAX_HEAD_BYTES,
     EncodedRequest,
     WireTimeouts,
