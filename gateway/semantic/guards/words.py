@@ -1,4 +1,4 @@
-"""What the guards know of words, language by language: data, and how it is looked up.
+"""What the guards know of words, language by language: tables in the `.txt` files beside this one, and how they are looked up.
 
 A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one question
 and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs hits, never
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from gateway.semantic.guards import english, european
-from gateway.semantic.guards.english import ENGLISH, ONE_OF_MANY, PLURAL_ONLY, VERBS
-from gateway.semantic.guards.european import ABOUT_WORDS, FRENCH, GERMAN, SPANISH, UNITS, WORDING, WRITING, WRITTEN_AS
+FOLDER = Path(__file__).parent
+TABLES = ("english", "german", "french", "spanish", "all_languages")
 
 Token: TypeAlias = tuple[str, str]
 """A kind, and what it says."""
@@ -23,6 +23,18 @@ Phrases: TypeAlias = list[tuple[list[str], Meaning]]
 
 PAUSE, STOP, VERB = ",", ".", "verb"
 """Breaks: of a clause, of a sentence, of a sentence that ends in its verb."""
+
+
+def read_tables(name: str) -> dict[str, str]:
+    """The tables of one file by their names: what stands below `=== NAME`, without comments."""
+    tables: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in (FOLDER / f"{name}.txt").read_text().splitlines():
+        if line.startswith("=== "):
+            lines = tables.setdefault(line[4:], [])
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    return {table: "\n".join(lines) for table, lines in tables.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +110,27 @@ def _language(name: str, lexicon: str, verbs: str = "", **traits: Any) -> Langua
 
 def unit_names() -> dict[str, str]:
     """Every name of a unit, and the one it goes by."""
-    lines = (line.partition(":") for line in UNITS.split("\n") if line)
+    lines = (line.partition(":") for line in _ALL["units"].split("\n"))
     return {name: unit for unit, _, names in lines for name in [unit, *names.split()]}
 
 
+_TABLES = {name: read_tables(name) for name in TABLES}
+_ENGLISH, _ALL = _TABLES["english"], _TABLES["all_languages"]
 UNIT_NAMES = unit_names()
 LANGUAGES = (
-    _language("en", ENGLISH, VERBS, comma_groups=True, plurals=True, bent="s"),
-    _language("de", GERMAN, endings=("en", "e"), verb_last=True, bent="en"),
-    _language("fr", FRENCH),
-    _language("es", SPANISH, endings=("ar", "er", "ir", "o"), bent="ro"),
+    _language("en", _ENGLISH["lexicon"], _ENGLISH["verbs"], comma_groups=True, plurals=True, bent="s"),
+    _language("de", _TABLES["german"]["lexicon"], endings=("en", "e"), verb_last=True, bent="en"),
+    _language("fr", _TABLES["french"]["lexicon"]),
+    _language("es", _TABLES["spanish"]["lexicon"], endings=("ar", "er", "ir", "o"), bent="ro"),
 )
 NO_LANGUAGE = Language("", {unit: (("units", token),) for unit, token in UNIT_NAMES.items()}, {}, {})
-HOMOGRAPHS = frozenset(english.HOMOGRAPHS.split())
-SINGLING = frozenset(ONE_OF_MANY.split())
-ON_TEXT = frozenset(WORDING.split())
-ON_WORDS = frozenset(ABOUT_WORDS.split())
-ON_WRITING, ON_FORM = frozenset(WRITING.split()), frozenset(WRITTEN_AS.split())
-NOT_PLURAL = frozenset(PLURAL_ONLY.split())
-EVERY_WORD = "".join(
-    str(value) for module in (english, european) for name, value in vars(module).items() if name.isupper()
-)
+HOMOGRAPHS = frozenset(_ENGLISH["homographs"].split())
+SINGLING = frozenset(_ENGLISH["one of many"].split())
+NOT_PLURAL = frozenset(_ENGLISH["plural only"].split())
+ON_TEXT = frozenset(_ALL["wording"].split())
+ON_WORDS = frozenset(_ALL["about words"].split())
+ON_WRITING, ON_FORM = frozenset(_ALL["writing"].split()), frozenset(_ALL["written as"].split())
+EVERY_WORD = "".join(text for tables in _TABLES.values() for text in tables.values())
 
 
 def is_about_words(lowered: list[str]) -> bool:
