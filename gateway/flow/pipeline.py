@@ -147,7 +147,7 @@ class Pipeline:
                 return Reply(CLIENT_GONE_STATUS, [])  # nobody reads it; the others have the flight
             return await self.replays.flights.join(call, ended) or reply
         except GatewayError as error:
-            instead = self.replays.instead(call, error.status)
+            instead = self.replays.stale_reply_for(call, error.status)
             if instead is not None:
                 self._accounts.settle(call, instead.status, "ok")
                 return instead
@@ -183,7 +183,7 @@ class Pipeline:
     def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
         body = opened.body
         if opened.error_class is not None:
-            instead = self.replays.instead(call, opened.status)
+            instead = self.replays.stale_reply_for(call, opened.status)
             if instead is not None:
                 self._accounts.settle(call, instead.status, "ok")
                 return instead

@@ -16,7 +16,7 @@ from redis import Redis
 
 from gateway.ports import Claim, Store
 from gateway.store.redis import records as redis_records
-from gateway.store.redis.offline_records import FIRST_SHARED_FENCE, Ledger
+from gateway.store.redis.offline_records import FIRST_SHARED_FENCE, OfflineRecords
 from gateway.store.redis.store import RedisStore
 from gateway.words import Kept
 from tests.store.conformance import KIB, ROOMY, RecordsModel, Wall, digest, entries, held_bytes, kept, settle, ticked
@@ -364,7 +364,7 @@ async def test_a_store_that_comes_back_is_told_a_few_at_a_time(lends: Lender, wa
 def test_what_is_owed_keeps_to_its_bytes() -> None:
     """The oldest are lost first, and it is said; what is too much by itself is not kept."""
     lost: list[bool] = []
-    ledger = Ledger(1000, lambda: lost.append(True))
+    ledger = OfflineRecords(1000, lambda: lost.append(True))
     for number in range(5):
         mine = ledger.take(digest(number), ASKED, b"nonce", 30.0)
         held = ledger.holder(digest(number), mine.fence)
@@ -377,7 +377,7 @@ def test_what_is_owed_keeps_to_its_bytes() -> None:
 
 def test_what_ran_out_long_ago_is_forgotten() -> None:
     """Neither who ran it and never came back, nor what nobody may have any more."""
-    ledger = Ledger(1000, lambda: None)
+    ledger = OfflineRecords(1000, lambda: None)
     ledger.take(digest("late"), ASKED, b"nonce", 30.0)
     mine = ledger.take(digest("done"), ASKED, b"nonce", 30.0)
     held = ledger.holder(digest("done"), mine.fence)

@@ -47,7 +47,7 @@ class ReusePlan:
     """What it asks, where answers to questions that mean the same will do."""
     fence: int = 0
     """Of the claimed record; 0: none."""
-    beside: Flight | None = None
+    concurrent_leader: Flight | None = None
     """Who was bringing the same answer when the call came in: it may have landed when the stores have spoken."""
 
     @property

@@ -76,7 +76,7 @@ class Replays:
         """What may be kept or shared of the call; None: nothing."""
         return plan_reuse(call, recognises=self.semantic is not None)
 
-    def instead(self, call: Call, status: int) -> Reply | None:
+    def stale_reply_for(self, call: Call, status: int) -> Reply | None:
         """A stale answer in place of an error with this status, where there is one; its account is not closed."""
         replay = call.replay
         if replay is None or replay.stale is None or status not in NO_BETTER_ANSWER:
@@ -91,7 +91,7 @@ class Replays:
             while True:
                 flight = self._joinable(call, asked)
                 if flight is None:
-                    reply = self._at_hand(call, asked)
+                    reply = self._known_already(call, asked)
                     if reply is not None:
                         return reply
                     flight = self._start(call, asked)
@@ -129,7 +129,7 @@ class Replays:
             return None  # it may wait behind others in a lower lane
         return flight
 
-    def _at_hand(self, call: Call, asked: ReusePlan) -> Reply | None:
+    def _known_already(self, call: Call, asked: ReusePlan) -> Reply | None:
         """What this process's own memory has for the call."""
         store = self._store
         if asked.record and store.is_local:
@@ -138,16 +138,16 @@ class Replays:
                 kept = self._claimed(call, asked, claim)
                 reply = None if kept is None else self._replayed(call, kept, "idempotency", "hit")
                 if reply is not None:
-                    return self._settled(call, reply)
+                    return self._close_account(call, reply)
         if not asked.is_kept or asked.record or asked.directives.no_cache:
             return None
         asked.found = store.answers.get(asked.exact, asked.caching.name)
         if isinstance(asked.found, asyncio.Future):
             return None
         reply = self._exact(call, asked, asked.found)
-        return None if reply is None else self._settled(call, reply)
+        return None if reply is None else self._close_account(call, reply)
 
-    def _settled(self, call: Call, reply: Reply) -> Reply:
+    def _close_account(self, call: Call, reply: Reply) -> Reply:
         """A replayed answer, with the call's account closed."""
         self._accounts.settle(call, reply.status, call.outcome)
         return reply
@@ -206,10 +206,10 @@ class Replays:
         flight.fingerprint = asked.fingerprint
         flight.keys = (asked.record,) if asked.record else ()
         if asked.record:  # others have been looked for already
-            asked.beside = self._shared(call, asked)
-        if asked.flight and not asked.waits and asked.beside is None:
+            asked.concurrent_leader = self._shared(call, asked)
+        if asked.flight and not asked.waits and asked.concurrent_leader is None:
             self._offer(flight, asked)
-        self.flights.start(flight, self._fly(flight, asked))
+        self.flights.start(flight, self._run_leader(flight, asked))
         return flight
 
     def _offer(self, flight: Flight, asked: ReusePlan) -> None:
@@ -217,14 +217,14 @@ class Replays:
         self.flights.offer(flight, asked.flight)
         _note(flight.call, "single_flight", "miss")
 
-    async def _fly(self, flight: Flight, asked: ReusePlan) -> None:
+    async def _run_leader(self, flight: Flight, asked: ReusePlan) -> None:
         """Everything that may have to be waited for, up to the last byte and what is kept of it."""
         call = flight.call
         lease: RecordClaim | None = None
         try:
             reply = await self._stored(call, asked)
             if reply is not None:
-                self._settled(call, reply)
+                self._close_account(call, reply)
                 await self._carry(flight, asked, reply)
                 return
             if asked.fence and not self._store.is_local:
@@ -256,8 +256,8 @@ class Replays:
 
     async def _origin(self, flight: Flight, asked: ReusePlan) -> Reply:
         """The answer of a flight that brings the same, else a provider's."""
-        call, beside = flight.call, asked.beside
-        asked.beside = None
+        call, beside = flight.call, asked.concurrent_leader
+        asked.concurrent_leader = None
         while asked.flight and asked.flight not in flight.keys:
             shared = self._shared(call, asked) or beside
             if shared is None or not shared.takes_readers or shared.error is not None:

@@ -52,7 +52,7 @@ class Flight:
     __slots__ = (
         "_chunks",
         "_dropped",
-        "_pilot",
+        "_producer_waiter",
         "_readers",
         "_room",
         "_size",
@@ -85,7 +85,7 @@ class Flight:
         self._dropped = 0  # chunks that everybody has taken, where there is no room for them
         self._size = 0
         self._readers: set[AnswerReader] = set()
-        self._pilot: asyncio.Future[None] | None = None
+        self._producer_waiter: asyncio.Future[None] | None = None
 
     @property
     def takes_readers(self) -> bool:
@@ -99,7 +99,7 @@ class Flight:
 
     # --- who flies ---
 
-    def land(self, reply: Reply) -> None:
+    def complete_whole(self, reply: Reply) -> None:
         """The answer is there, all of it."""
         self.reply = reply
         self._end()
@@ -151,8 +151,8 @@ class Flight:
             if any(reader.at == ahead for reader in self._readers):
                 self._cut(slowest)
             else:
-                self._pilot = asyncio.get_running_loop().create_future()
-                await self._pilot
+                self._producer_waiter = asyncio.get_running_loop().create_future()
+                await self._producer_waiter
 
     def _cut(self, slowest: int) -> None:
         for reader in [one for one in self._readers if one.at == slowest]:
@@ -194,7 +194,7 @@ class Flight:
                     raise StreamBroken("the client has fallen too far behind others that read the same answer")
                 if reader.at - self._dropped < len(self._chunks):
                     piece = self._take(reader)
-                    if self._pilot is not None:
+                    if self._producer_waiter is not None:
                         self._resume()
                     yield piece
                 elif not self.is_ended:
@@ -226,9 +226,9 @@ class Flight:
         await turn
 
     def _resume(self) -> None:
-        pilot, self._pilot = self._pilot, None
-        if pilot is not None and not pilot.done():
-            pilot.set_result(None)
+        producer_waiter, self._producer_waiter = self._producer_waiter, None
+        if producer_waiter is not None and not producer_waiter.done():
+            producer_waiter.set_result(None)
 
     def _raise(self) -> None:
         """Each reader gets an error of its own: a traceback belongs to one task."""

@@ -75,7 +75,7 @@ class Flights:
         flight.call.task = None  # the edge's task only reads
         flight.task = task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(lambda _: self._landed(flight))
+        task.add_done_callback(lambda _: self._completed(flight))
 
     def offer(self, flight: Flight, key: bytes) -> None:
         """Others find it under this key, too."""
@@ -195,7 +195,7 @@ class Flights:
         if reply.chunks is None:
             if keep is not None:
                 await keep(reply, reply.body)
-            flight.land(reply)
+            flight.complete_whole(reply)
             return
         flight.begin(reply)
         try:
@@ -225,7 +225,7 @@ class Flights:
         except StreamBroken as broken:
             flight.end(broken)
 
-    def _landed(self, flight: Flight) -> None:
+    def _completed(self, flight: Flight) -> None:
         """The last resort: a task that was cancelled before it began, or failed where nobody thought it could."""
         task, is_abandoned = flight.task, not flight.is_ended
         if task is not None:

@@ -22,7 +22,7 @@ LOOKED_AT = 256
 
 
 @dataclass(slots=True)
-class UnsyncedRecord:
+class HeldRecord:
     """Somebody here runs it. With its nonce it is known to the store even where nobody heard the answer to its claim."""
 
     asked: bytes
@@ -37,15 +37,15 @@ class UnsyncedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class UnsyncedRecord:
     """What came of a record, for the store to keep."""
 
-    held: UnsyncedRecord
+    held: HeldRecord
     kept: Kept
     size: int
 
 
-class Ledger:
+class OfflineRecords:
     """Of one process. `lost` is called when a debt goes that was still of use."""
 
     __slots__ = ("_fences", "_lost", "bound", "held", "owed", "owed_bytes")
@@ -53,8 +53,8 @@ class Ledger:
     def __init__(self, bound: int, lost: Callable[[], None]) -> None:
         self.bound = bound
         """Bytes that may be owed."""
-        self.held: dict[bytes, UnsyncedRecord] = {}
-        self.owed: dict[bytes, Debt] = {}
+        self.held: dict[bytes, HeldRecord] = {}
+        self.owed: dict[bytes, UnsyncedRecord] = {}
         self.owed_bytes = 0
         self._fences = count(1)
         self._lost = lost
@@ -71,27 +71,27 @@ class Ledger:
     def take(self, record: bytes, asked: bytes, nonce: bytes, until: float) -> Claim:
         """It is claimed here, without the store."""
         fence = next(self._fences)
-        self.held[record] = UnsyncedRecord(asked, fence, nonce, until)
+        self.held[record] = HeldRecord(asked, fence, nonce, until)
         return Claim("claimed", fence=fence)
 
-    def holder(self, record: bytes, fence: int) -> UnsyncedRecord | None:
+    def holder(self, record: bytes, fence: int) -> HeldRecord | None:
         """Who runs it here with this fence."""
         held = self.held.get(record)
         return held if held is not None and held.fence == fence else None
 
-    def drop(self, record: bytes, held: UnsyncedRecord | None) -> None:
+    def drop(self, record: bytes, held: HeldRecord | None) -> None:
         """It does not run any more, unless somebody else has it."""
         if held is not None and self.held.get(record) is held:
             del self.held[record]
 
-    def owe(self, record: bytes, held: UnsyncedRecord, kept: Kept, size: int) -> None:
+    def owe(self, record: bytes, held: HeldRecord, kept: Kept, size: int) -> None:
         """It is done; the store has to be told."""
         self.drop(record, held)
         self.settle(record)
         if size > self.bound:
             self._lost()
             return
-        self.owed[record] = Debt(held, kept, size)
+        self.owed[record] = UnsyncedRecord(held, kept, size)
         self.owed_bytes += size
         while self.owed_bytes > self.bound:
             self._lost()

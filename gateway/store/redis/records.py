@@ -20,7 +20,7 @@ from typing import Any
 from gateway.ports import Claim, Later
 from gateway.store.redis.chunks import ChunkedValue, is_head
 from gateway.store.redis.lru import Now, shelf_script
-from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, Ledger, UnsyncedRecord
+from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, HeldRecord, OfflineRecords
 from gateway.store.redis.tenants import ID_BYTES, Tenants, TenantShelf
 from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, unframed
 from gateway.store.redis_link.background_tasks import BackgroundTasks
@@ -60,7 +60,7 @@ class RedisRecords:
         self._has_warned = False
         self._tenants = Tenants(link, now, bound)
         self._parts = ChunkedValue(link)
-        self._ledger = Ledger(min(bound, OWED_BYTES), self._warn)
+        self._ledger = OfflineRecords(min(bound, OWED_BYTES), self._warn)
 
     def configure(self, bound: int) -> None:
         """Keep to so many bytes; of a bound that turns out too low as well, it is said again."""
@@ -188,27 +188,27 @@ class RedisRecords:
         try:
             reply = asked.result()
         except (StoreGone, asyncio.CancelledError):
-            self._fall_back(future, record, UnsyncedRecord(fingerprint, 0, nonce, until))
+            self._fall_back(future, record, HeldRecord(fingerprint, 0, nonce, until))
             return
         if reply[0] == b"done" and is_head(reply[2]):
-            self._chores.start(self._read_long(future, record, UnsyncedRecord(fingerprint, 0, nonce, until), by, reply))
+            self._chores.start(self._read_long(future, record, HeldRecord(fingerprint, 0, nonce, until), by, reply))
             return
         claim = self._claim_of(reply)
         if claim.fence and future.done():  # nobody is left who would run
             self._chores.start(self._released(record, claim.fence, nonce))
             return
         if claim.fence:
-            self._ledger.held[record] = UnsyncedRecord(fingerprint, claim.fence, nonce, until)
+            self._ledger.held[record] = HeldRecord(fingerprint, claim.fence, nonce, until)
         _resolve(future, claim)
 
-    def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: UnsyncedRecord) -> None:
+    def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord) -> None:
         """The claim is answered here; by its nonce it is known in the store, if that has heard of it."""
         if not future.done():
             known = self._ledger.look(record, claimed.asked, self._wall(), is_alone=True)
             future.set_result(known or self._ledger.take(record, claimed.asked, claimed.nonce, claimed.until))
 
     async def _read_long(
-        self, future: asyncio.Future[Claim], record: bytes, claimed: UnsyncedRecord, by: float, reply: Sequence[bytes]
+        self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord, by: float, reply: Sequence[bytes]
     ) -> None:
         """Where it does not come by then the call runs, as if nobody had answered; but it is there, and was paid for."""
         try:
@@ -231,7 +231,7 @@ class RedisRecords:
                 return Claim("done", kept=moved(kept, self._wall() + float(reply[1]) - kept.fresh_until))
         return Claim("mismatch")
 
-    async def _renewed(self, record: bytes, fence: int, held: UnsyncedRecord | None, lease_s: float) -> bool:
+    async def _renewed(self, record: bytes, fence: int, held: HeldRecord | None, lease_s: float) -> bool:
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         try:
             is_ours = await self._link.run(
@@ -243,7 +243,7 @@ class RedisRecords:
             self._ledger.drop(record, held)
         return bool(is_ours)
 
-    async def _completed(self, record: bytes, fence: int, held: UnsyncedRecord | None, kept: Kept) -> bool:
+    async def _completed(self, record: bytes, fence: int, held: HeldRecord | None, kept: Kept) -> bool:
         value = framed(kept)
         size = len(value) + ENTRY_BYTES
         if size > min(self._tenants.bound // LARGEST_PART, MOST_BYTES):
@@ -264,7 +264,7 @@ class RedisRecords:
         return True
 
     async def _run_complete(
-        self, record: bytes, fence: int, held: UnsyncedRecord | None, value: bytes, left_s: float
+        self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float
     ) -> bool:
         """Whether the store keeps it. Raises StoreGone."""
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")

@@ -44,7 +44,7 @@ class Subscriber:
         self._joined = joined
         self._is_up = is_up
         self._tries = 0
-        self._in_vain = 0
+        self._failed_attempts = 0
         self._has_told = False
         self.is_deaf = False
         """The store is there, but nothing is heard."""
@@ -60,13 +60,13 @@ class Subscriber:
             await asyncio.sleep(self._delay_s())
 
     def _failed(self, error: Exception) -> None:
-        self._in_vain = self._in_vain + 1 if self._is_up() else 0
-        if self._in_vain == DEAF_AFTER and not self.is_deaf:
+        self._failed_attempts = self._failed_attempts + 1 if self._is_up() else 0
+        if self._failed_attempts == DEAF_AFTER and not self.is_deaf:
             self.is_deaf = True
             log.warning("what other replicas tell cannot be heard: %s; it is tried again", reason_of(error))
 
     def _hears(self) -> None:
-        self._tries = self._in_vain = 0
+        self._tries = self._failed_attempts = 0
         if self.is_deaf:
             self.is_deaf = False
             log.warning("what other replicas tell is heard again")

@@ -69,7 +69,7 @@ class Trouble:
                 error if isinstance(error, StoreUnusable) else f"state file {self._path}: {error}.",
             )
 
-    def is_not_the_disks(self, error: BaseException) -> None:
+    def log_data_error(self, error: BaseException) -> None:
         """Something is not what can be stored or read; that is said now and then."""
         now = self._monotonic()
         if self._odd_at is None or now - self._odd_at >= QUIET_S:

@@ -89,7 +89,7 @@ class File:
                 return self._without_writes(jobs)
             if len(jobs) > 1:  # it is because of one of them; the others shall not suffer for it
                 return [self.do([job])[0] for job in jobs]
-            self._trouble.is_not_the_disks(error)
+            self._trouble.log_data_error(error)
             return [jobs[0].otherwise]
 
     def _all_of(self, jobs: Sequence[FileJob]) -> list[Any]:
@@ -170,7 +170,7 @@ class File:
             except Exception as error:
                 if _is_of_the_disk(error):
                     raise
-                self._trouble.is_not_the_disks(error)
+                self._trouble.log_data_error(error)
 
     def _roll_back(self) -> None:
         if self._db is not None and self._db.in_transaction:
