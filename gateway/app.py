@@ -42,9 +42,9 @@ from gateway.ingress.admin.caches import cache_routes
 from gateway.ingress.admin.objects import object_routes
 from gateway.ingress.admin.operations import Gather, admin_routes, health_routes, metrics_route, switch_routes
 from gateway.ingress.edge import Edge
+from gateway.ingress.http.server import HttpServer, bind
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_app, build_front
-from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies, PolicySnapshot, Provider, Server
 from gateway.ports import SharedStore, Store, StoreHealth
 from gateway.process_memory import GiveBack, container_bytes, find_trim, resident_bytes

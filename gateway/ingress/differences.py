@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from gateway.errors import Forbidden
-from gateway.ingress.parse import form_boundary
+from gateway.ingress.peek import form_boundary
 from gateway.policy.openai.multipart import parts_in_steps
 from gateway.policy.snapshot import Key
 from gateway.words import Endpoint

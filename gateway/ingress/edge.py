@@ -24,8 +24,10 @@ from gateway.flow.reuse.entries import wants_usage
 from gateway.flow.shedding import Shedding
 from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
+from gateway.ingress.http.writing import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
 from gateway.ingress.inflight import InFlight, Serving
 from gateway.ingress.large_bodies import LargeBodies
+from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.render import (
     around_json,
     error_event,
@@ -36,7 +38,6 @@ from gateway.ingress.render import (
     send_whole,
     whole_as_events,
 )
-from gateway.ingress.writing import answer_at_once, begin_stream, end_stream, send_chunk, write_chunk
 from gateway.policy.conversion.convert import as_stream
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.snapshot import Policies, Server
@@ -131,12 +132,12 @@ class Edge:
         body = await self._read_body(receive, index, policy.server, serving)
         now = self._clock.monotonic()
         if endpoint.request == "any":
-            peeked, model = parse.Peeked(""), passthrough.relayed_by(policy, key, exchange.scope)
+            peeked, model = Peeked(""), passthrough.relayed_by(policy, key, exchange.scope)
             allowed = self._passed_through
         else:
             allowed = self._forwarded
             if len(body) <= policy.server.small_body_bytes:
-                peeked = parse.peek(endpoint, body, index)
+                peeked = peek(endpoint, body, index)
             else:
                 peeked = await self._large_bodies.peek(endpoint, body, index, policy.server.max_json_values)
             found = (
@@ -145,7 +146,7 @@ class Edge:
             if not peeked.model:  # what nobody has named has no price
                 passthrough.refuse_unpriced(key, passthrough.OTHER, exchange.scope["method"], endpoint.path)
             if found is None:
-                endpoint, peeked, allowed = passthrough.OTHER, parse.Peeked(""), self._passed_through
+                endpoint, peeked, allowed = passthrough.OTHER, Peeked(""), self._passed_through
                 found = passthrough.relayed_by(policy, key, exchange.scope)
             model = found
             if key.allows is not None:

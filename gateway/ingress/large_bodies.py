@@ -11,7 +11,15 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from gateway.errors import InvalidRequest
-from gateway.ingress import parse
+from gateway.ingress.peek import (
+    Peeked,
+    form_boundary,
+    json_value,
+    malformed_form,
+    read_fields,
+    read_form,
+    written_twice,
+)
 from gateway.policy.openai.json_text import MalformedJson
 from gateway.policy.openai.large_body import PEEKED_BYTES, Large, is_parsed, large_of
 from gateway.policy.openai.multipart import MultipartError, digest_in_steps, find_in_steps
@@ -33,8 +41,8 @@ class LargeBodies:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def peek(self, endpoint: Endpoint, body: bytes, index: dict[bytes, bytes], max_values: int) -> parse.Peeked:
-        """As `parse.peek`. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
+    async def peek(self, endpoint: Endpoint, body: bytes, index: dict[bytes, bytes], max_values: int) -> Peeked:
+        """As `peek.peek`. Raises CallerFault, BodyTooComplex where there are more values than `max_values`."""
         async with self._turn:
             if endpoint.request == "multipart":
                 return await _peek_form(body, index, keyed=b"idempotency-key" in index)
@@ -45,30 +53,30 @@ class LargeBodies:
                 raise InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json") from None
 
 
-async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> parse.Peeked:
+async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> Peeked:
     counts_numbers, is_optional = endpoint.name not in TAKES_TOKENS, endpoint.is_model_optional
     outline = await _in_steps(read_outline(body, max_values, counts_numbers=counts_numbers))
     if is_parsed(body, outline):
-        peeked = parse.read_fields(parse.json_value(body), is_model_optional=is_optional)
+        peeked = read_fields(json_value(body), is_model_optional=is_optional)
         large = large_of(body, outline)
     else:
         contents = await _in_steps(read_contents(body))
-        peeked = parse.read_fields(outline.fields, is_model_optional=is_optional)
+        peeked = read_fields(outline.fields, is_model_optional=is_optional)
         large = large_of(body, outline, contents)
     if "model" in outline.repeated:
-        raise parse.written_twice("model")
+        raise written_twice("model")
     peeked.large = large
     return peeked
 
 
-async def _peek_form(body: bytes, index: dict[bytes, bytes], *, keyed: bool) -> parse.Peeked:
+async def _peek_form(body: bytes, index: dict[bytes, bytes], *, keyed: bool) -> Peeked:
     """`keyed`: it will be compared with another."""
     try:
-        boundary = parse.form_boundary(index.get(b"content-type", b""))
+        boundary = form_boundary(index.get(b"content-type", b""))
         found = await _in_steps(find_in_steps(body, boundary, ("model", "stream")))
     except MultipartError as exc:
-        raise parse.malformed_form(exc) from None
-    peeked = parse.read_form(body, found["model"], found["stream"])
+        raise malformed_form(exc) from None
+    peeked = read_form(body, found["model"], found["stream"])
     if keyed and len(body) > PEEKED_BYTES:
         peeked.large = Large(digest=await _in_steps(digest_in_steps(body, boundary)))
     return peeked

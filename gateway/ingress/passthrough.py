@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from gateway.errors import Forbidden, NotFound
-from gateway.ingress.parse import no_model
+from gateway.ingress.peek import no_model
 from gateway.policy.openai.free_endpoints import costs_nothing
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import PASSTHROUGH, Endpoint

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gateway.cli.main import main
-from gateway.ingress.protocol import GatewayProtocol
+from gateway.ingress.http.protocol import GatewayProtocol
 from gateway.workers import heartbeat, listeners, supervisor
 from tests.e2e.harness import connect, get, until
 from tests.soak.support import wait_for

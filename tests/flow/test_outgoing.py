@@ -9,7 +9,7 @@ import pytest
 
 from gateway.flow.outgoing import outgoing_of
 from gateway.ingress.large_bodies import LargeBodies
-from gateway.ingress.parse import Peeked
+from gateway.ingress.peek import Peeked
 from gateway.ingress.routes import ENDPOINTS
 from gateway.splice import Spliced
 from gateway.words import Attempt

@@ -14,8 +14,8 @@ from gateway.call import Replay
 from gateway.errors import GatewayError
 from gateway.flow.reuse.stats import Savings
 from gateway.ingress.admin.caches import cache_routes
+from gateway.ingress.http.server import HttpServer, bind
 from gateway.ingress.routes import build_app
-from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Policies
 from gateway.words import Attempt, Endpoint, Usage
 from tests.config.support import load_text

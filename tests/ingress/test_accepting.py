@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.ingress import accepting
-from gateway.ingress.accepting import PER_TURN, Acceptor
-from gateway.ingress.server import bind
+from gateway.ingress.http import accepting
+from gateway.ingress.http.accepting import PER_TURN, Acceptor
+from gateway.ingress.http.server import bind
 from tests.e2e.harness import Running, connect, get, until
 
 

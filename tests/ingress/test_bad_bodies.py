@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from gateway.emulator import EmulatorConfig
-from gateway.ingress import parse
+from gateway.ingress.peek import peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.openai.json_edit import with_model
 from tests.e2e.conftest import StartGateway
@@ -295,7 +295,7 @@ def steps_of(body: bytes) -> int:
     gc.disable()  # a finalizer's steps are not the body's
     sys.setprofile(count)
     try:
-        parse.peek(ENDPOINTS[0], body, {})
+        peek(ENDPOINTS[0], body, {})
         with_model(body, "n")
     finally:
         sys.setprofile(None)

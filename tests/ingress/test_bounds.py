@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.ingress.parse import peek
+from gateway.ingress.peek import peek
 from gateway.ingress.routes import ENDPOINTS
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")

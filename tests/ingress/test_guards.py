@@ -17,8 +17,8 @@ import orjson
 import pytest
 from starlette.routing import Route
 
+from gateway.ingress.http.server import HttpServer
 from gateway.ingress.routes import Front, PassThrough
-from gateway.ingress.server import HttpServer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect
 

@@ -21,9 +21,9 @@ from gateway.call import Call
 from gateway.flow.keepalive import KeepAlive, waiting_for
 from gateway.flow.shedding import Shedding
 from gateway.ingress.edge import Edge
+from gateway.ingress.http.server import HttpServer, bind
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_front
-from gateway.ingress.server import HttpServer, bind
 from gateway.policy.snapshot import Key, Policies
 from gateway.words import LANES
 from tests.e2e.conftest import StartGateway

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from gateway.errors import NotFound, Unauthorised
 from gateway.exchange import Clocks
 from gateway.ingress import parse, passthrough
+from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
@@ -41,14 +42,14 @@ def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | N
     """
     endpoint = _endpoint(path)
     key = _key(policy, key_name)
-    peeked = parse.peek(endpoint, body, {})
+    peeked = peek(endpoint, body, {})
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
     return "\n".join(_lines(policy, endpoint, key, peeked, model))
 
 
-def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.Peeked, model: Model) -> Iterator[str]:
+def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model) -> Iterator[str]:
     yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
     yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
     yield f"model     {peeked.model or 'none'}" + (
@@ -70,7 +71,7 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: parse.P
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
 
 
-def _cache(endpoint: Endpoint, peeked: parse.Peeked, caching: Caching) -> str:
+def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
     """Who may be given whose answer."""
     parsed, exact = peeked.parsed or {}, caching.exact
     told = [f"set {caching.name}"]
@@ -99,7 +100,7 @@ def _suspect(clocks: Clocks) -> str:
     return f"suspect when {clocks.suspect_in_flight} calls hear nothing for {clocks.suspect_factor:g} times what is usual there"
 
 
-def _target(endpoint: Endpoint, key: Key, peeked: parse.Peeked, target: Target) -> Iterator[str]:
+def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Iterator[str]:
     clocks = target.clocks_by.get((endpoint.name, key.lane), target.clocks)
     yield f"tier {target.order}, weight {target.weight:g}, account {target.account or 'of the caller'}"
     yield f"{_rewrite(peeked.model, target)}; {_price(peeked.model, target)}"

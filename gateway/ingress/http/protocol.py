@@ -19,10 +19,10 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.ingress import framing, half_closed
-from gateway.ingress.half_closed import Ended
+from gateway.ingress.http import framing, half_closed
+from gateway.ingress.http.half_closed import Ended
+from gateway.ingress.http.writing import PatientFlow, refusal_bytes
 from gateway.ingress.render import new_request_id, send_error
-from gateway.ingress.writing import PatientFlow, refusal_bytes
 
 Refused = Callable[[str, str, int, str | None], None]
 """Hears of a request that was answered here: its id, its path as far as known, status and code."""

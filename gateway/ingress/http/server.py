@@ -16,8 +16,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.ingress.accepting import Acceptor
-from gateway.ingress.protocol import GatewayProtocol, Notice, Refused, sweep_connections
+from gateway.ingress.http.accepting import Acceptor
+from gateway.ingress.http.protocol import GatewayProtocol, Notice, Refused, sweep_connections
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
