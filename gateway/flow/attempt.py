@@ -86,7 +86,8 @@ class Attempts:
             if isinstance(step, GiveUp) or detours > MOST_DETOURS:
                 return self._give_up(call, last, step if isinstance(step, GiveUp) else GiveUp("no_target"))
             try:
-                target = await self._enter(call, step)
+                entered = admission.admit(call) if step is None else self._enter(call, step)
+                target = entered if isinstance(entered, Target) else await entered
             except CircuitOpen:
                 if last is None:
                     raise
@@ -119,9 +120,13 @@ class Attempts:
                 raise
             else:
                 if opened.diagnosis is None:
-                    if call.move is not None and call.move.call is not call:
+                    move = call.move
+                    if move is not None and move.call is not call:
                         self._moves.call_off(call)
-                    admission.answered(call, opened.headers)
+                    if opened.relay is None and move is None and call.objects is None:
+                        admission.answered_whole(call, opened.headers)
+                    else:
+                        admission.answered(call, opened.headers)
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
                 # That a model is missing somewhere is no news where another target had something to say.
@@ -138,16 +143,12 @@ class Attempts:
                     return moved
             step = self._next_step(call)
 
-    async def _enter(self, call: Call, step: Try | Hold | None) -> Target | None:
+    async def _enter(self, call: Call, step: Try | Hold) -> Target | None:
         """The target that the call may go to, once it may; None: decide again.
 
         Raises GatewayError when it may go nowhere in time.
         """
         admission = self._admission
-        if step is None:
-            if self._clock.monotonic() >= call.deadline:
-                raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
-            return await admission.enter(call)
         if isinstance(step, Hold):
             call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())

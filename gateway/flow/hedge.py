@@ -169,13 +169,13 @@ class Hedges:
         vitals = gate.vitals
         if not vitals.is_clear or not line.lineup.is_free_for(rank):
             return None
-        grant = gate.reserve(
-            gate.cost_of(call.estimate, call.max_tokens, answers=call.endpoint.tokens == "both"),
+        grant = gate.enter(
+            call.estimate,
+            call.max_tokens,
             self._clock.monotonic(),
             call.model.holding.reserve_percent,
-            estimate=call.estimate,
-            max_tokens=call.max_tokens,
-            rank=rank,
+            rank,
+            answers=call.endpoint.tokens == "both",
         )
         if grant is not None:
             cost = token_cost(call.model.retries, call.attempts[-1], target)

@@ -17,8 +17,9 @@ from math import inf
 from random import Random
 from typing import Literal
 
-from gateway.policy.limits.bucket import Bucket, Window
+from gateway.policy.limits.bucket import Bucket
 from gateway.policy.limits.rate_search import RateSearch, SearchPolicy
+from gateway.policy.limits.windows import Window
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]
 JITTER = 0.2

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.limits.bucket import Bucket, Limit
+from gateway.policy.limits.windows import Slots, Window
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.hold_or_refuse import Decision, Verdict, decide
+from gateway.policy.admission.hold_or_refuse import Decision, Verdict, decide
 
 BOUNDED = settings(deadline=None, derandomize=True)
 NOW = 100.0

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
+from gateway.policy.admission.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.limits import NOTHING, Cost
 from gateway.words import LANES, Lane
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.flow.admission.queue import DelayQueue, Held
-from gateway.policy.limits.fair_queue import FairQueue, Next
+from gateway.policy.admission.fair_queue import FairQueue, Next
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost
 from tests.sim.cases import requests_site

@@ -11,16 +11,13 @@ is settled exactly once, and so is what the call took from its key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
+from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import (
-    ErrorClass,
-    Phase,
-    QueueFull,
-)
+from gateway.errors import DeadlineExceeded, ErrorClass, Phase, QueueFull
 from gateway.exchange import RawHeaders
 from gateway.flow.admission.budgets import CallBudgets, KeyBudgets, token_cost
 from gateway.flow.admission.candidates import RANKS, Planner, estimate_of
@@ -31,12 +28,12 @@ from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
 from gateway.flow.admission.refusals import left_without_turn, too_late
 from gateway.flow.fleet.leases import Sharing
 from gateway.flow.keepalive import waiting_for
+from gateway.policy.admission.hold_or_refuse import Verdict, decide
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.first_byte_wait import is_deserted, is_evidence, usual_of
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.health.target_health import CLIENT_GONE
 from gateway.policy.limits.gate import Grant, Refusal
-from gateway.policy.limits.hold_or_refuse import Verdict, decide
 from gateway.policy.limits.limits import Cost
 from gateway.policy.openai.free_endpoints import costs_nothing
 from gateway.policy.retry.budgets import FREE, SEEN_ANSWERS, Price, Retry, cost_usd, price_of
@@ -47,7 +44,6 @@ from gateway.words import Usage
 
 CALLERS_DEADLINE = "callers_deadline"
 _INTERACTIVE = RANKS["interactive"]
-_ONE_REQUEST = Cost()
 _NO_DIAGNOSIS = Diagnosis(ErrorClass.UNKNOWN)
 _WATCH_GRAIN_S = 0.06  # the watch looks every 50 ms
 
@@ -84,51 +80,65 @@ class Admission:
         self.queue.freed_all()
 
     async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
+        """As `admit`, for those who can wait for it."""
+        entered = self.admit(call, targets)
+        return entered if isinstance(entered, Target) else await entered
+
+    def admit(self, call: Call, targets: Sequence[Target] | None = None) -> Target | Coroutine[Any, Any, Target]:
         """The target that the call may go to now, reserved as `call.grant`: the first of `targets` that has room.
 
-        None: of its plan. Waits in the delay queue if it must. Raises GatewayError when the call cannot be served in time,
-        or at all.
+        None: of its plan. Where none has, or the call's key has to be asked, what leads to one is to be awaited: in the
+        delay queue, if it must be. Both raise GatewayError when the call cannot be served in time, or at all.
         """
         now = self._clock.monotonic()
         if not call.seq:
+            if now >= call.deadline:
+                raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
             call.seq = call.twin_seq or self.queue.next_seq()
-            if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
-                await self.budgets.reserve(call, self._price(call, call.key.budget_usd_per_day))
-            if call.key.name in self.keys.sets:
-                cost = self.keys.cost_of(call, estimate_of(call))
-                if not self.keys.try_enter(call, cost, now):
-                    now = await self._fetch_for_key(call, cost)
+            if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+                return self._enter_with_key(call, targets, now)
         model = call.model
         if call.endpoint.request == "any":
             return model.plan[0]  # of another kind: no model's limits
         if targets is None:
-            targets = self.planner.own_targets(call, now)
+            is_given = not model.restricts and (model.choice == "in_order" or not model.tiers.has_choice)
+            targets = model.tiers.listed if is_given else self.planner.own_targets(call, now)
         rank = RANKS[call.lane]
         keep_percent = model.holding.reserve_percent if rank > _INTERACTIVE else 0.0
         own = model.targets
         for target in targets:
             line = self.gates.line(target, call)
-            if line.lineup.is_free_for(rank) and (not call.attempts or target in own):
+            if (not line.lineup.busy or line.lineup.is_free_for(rank)) and (not call.attempts or target in own):
                 gate = line.gate
-                cost = self._cost(call, line) if gate.counts_tokens else _ONE_REQUEST
-                grant = gate.reserve(
-                    cost, now, keep_percent, estimate=call.estimate, max_tokens=call.max_tokens, rank=rank
+                if gate.counts_tokens and call.estimate < 0:
+                    estimate_of(call)
+                grant = gate.enter(
+                    call.estimate, call.max_tokens, now, keep_percent, rank, answers=call.endpoint.tokens == "both"
                 )
                 if grant is not None:
-                    self._let_go(call, grant, target)
+                    call.grant = grant
+                    if call.attempts or call.retry is not None:
+                        self._comes_again(call, grant, target)
                     call.parsed = None
                     return target
         if not call.attempts:
             targets = [*targets, *self.planner.plan(call).others]
-        return await self._wait(call, targets, keep_percent, now)
+        return self._wait(call, targets, keep_percent, now)
 
-    async def _fetch_for_key(self, call: Call, cost: Cost) -> float:
-        """Takes what the call costs its key from what other replicas leave; returns the time. Raises KeyRateLimited."""
-        is_let_in = await self.keys.fetch(call, cost, self._clock)
-        now = self._clock.monotonic()
-        if not is_let_in:
-            self.keys.refuse(call, cost, now)
-        return now
+    async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Target:
+        """`admit`, once the call's key has let it in. Raises KeyRateLimited, BudgetExceeded, BudgetReserved."""
+        if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
+            await self.budgets.reserve(call, self._price(call, call.key.budget_usd_per_day))
+        if call.key.name in self.keys.sets:
+            cost = self.keys.cost_of(call, estimate_of(call))
+            if not self.keys.try_enter(call, cost, now):
+                await self._fetch_for_key(call, cost)
+        return await self.enter(call, targets)
+
+    async def _fetch_for_key(self, call: Call, cost: Cost) -> None:
+        """Takes what the call costs its key from what other replicas leave. Raises KeyRateLimited."""
+        if not await self.keys.fetch(call, cost, self._clock):
+            self.keys.refuse(call, cost, self._clock.monotonic())
 
     def answered(self, call: Call, headers: RawHeaders, *, is_error: bool = False) -> None:
         """The target has let the call in, whatever else it says."""
@@ -265,13 +275,17 @@ class Admission:
 
     def _let_go(self, call: Call, grant: Grant, target: Target) -> None:
         call.grant = grant
+        if call.attempts or call.retry is not None:
+            self._comes_again(call, grant, target)
+
+    def _comes_again(self, call: Call, grant: Grant, target: Target) -> None:
+        """The call has failed before, or been refused: its grant knows, and takes over what the retry was booked with."""
         retry, call.retry = call.retry, None
         if retry is not None and not retry.is_for(grant.gate.vitals.retries):
             retry.cancel()  # it goes elsewhere
             retry = None
         grant.retry = retry
-        if call.attempts:
-            grant.is_again = any(one.target == target.name and not one.is_refused for one in call.attempts)
+        grant.is_again = any(one.target == target.name and not one.is_refused for one in call.attempts)
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
         """What the target is to blame for: not for a deadline that was shorter than its usual time."""
@@ -287,16 +301,30 @@ class Admission:
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
         return error_class if is_silent or vitals.is_probed or grant.gate.is_late(grant, now) else CALLERS_DEADLINE
 
+    def answered_whole(self, call: Call, headers: RawHeaders) -> None:
+        """As `answered`, of a whole answer after which the call is settled at once: the gate hears of both in one."""
+        if call.grant is not None:
+            call.grant.headers = headers
+
     def settle(self, call: Call, usage: Usage | None) -> None:
         """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
         grant, call.grant = call.grant, None
-        self._drop_booking(call)
+        if call.retry is not None:
+            self._drop_booking(call)
         if grant is not None:
             now = self._clock.monotonic()
-            if not grant.is_judged:
-                self._judge_unended(call, grant, now)
-            grant.gate.settle(grant, usage, now)
-            self._freed(grant.gate.name)
+            gate = grant.gate
+            if grant.headers is not None:
+                gate.finish(grant, grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                if gate.vitals.tokens.spent:
+                    gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+            else:
+                if not grant.is_judged:
+                    self._judge_unended(call, grant, now)
+                gate.settle(grant, usage, now)
+            line = self.gates.lines.get(gate.name)
+            if line is not None and (line.lineup.busy or self.gates.callers):
+                self._freed(gate.name)
         if call.key_cost is not None:
             self.keys.settle(call, usage, self._clock.monotonic())
 

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 
 from gateway.clock import Clock, Timer
-from gateway.policy.limits.fair_queue import FairQueue, Ticket, Waiter
+from gateway.policy.admission.fair_queue import FairQueue, Ticket, Waiter
 from gateway.policy.limits.gate import Gate, Grant
 from gateway.policy.limits.limits import Cost
 from gateway.policy.snapshot import QueueBounds
@@ -164,7 +165,8 @@ class DelayQueue:
         self._clock = clock
         self._lines: dict[str, Line] = {}
         self._moments: list[tuple[float, int, Line | Held]] = []
-        self._numbers = 0
+        self.next_seq: Callable[[], int] = count(1).__next__
+        """The age of a call that joins now."""
         self._timer: Timer | None = None
         self._timer_at = inf
         self.calls = 0
@@ -198,11 +200,6 @@ class DelayQueue:
     def drop_line(self, name: str) -> None:
         """Forget a gate where nobody waits."""
         del self._lines[name]
-
-    def next_seq(self) -> int:
-        """The age of a call that joins now."""
-        self._numbers += 1
-        return self._numbers
 
     def has_room(self, held: Held) -> bool:
         """Whether the call may be held; makes room by sending away less urgent ones, the youngest first."""
@@ -414,8 +411,7 @@ class DelayQueue:
 
     def _put(self, moment: float, item: Line | Held) -> None:
         self._compact()
-        self._numbers += 1
-        heappush(self._moments, (moment, self._numbers, item))
+        heappush(self._moments, (moment, self.next_seq(), item))
 
     def _compact(self) -> None:
         """Once most moments are void, drop these: O(1) for each that was ever put, and little is held on to."""

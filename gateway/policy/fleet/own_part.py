@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import floor
 
 from gateway.policy.fleet.lease import LimitKind
-from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.limits.bucket import Bucket, Limit
+from gateway.policy.limits.windows import Slots, Window
 
 
 class LocalShare:

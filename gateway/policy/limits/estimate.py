@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from math import ceil, exp, log
+from math import ceil, exp, log, log2
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -82,12 +82,15 @@ def charge(
     """
     if excludes_cached:
         input_tokens = max(0, input_tokens - cached)
+    return Cost(1, input_tokens, charged_output(rule, input_tokens, max_tokens, expected_output))
+
+
+def charged_output(rule: ChargeRule, input_tokens: int, max_tokens: int | None, expected_output: int) -> int:
+    """The output tokens that `charge` comes to."""
     if rule == "input":
-        return Cost(1, input_tokens, 0)
+        return 0
     output_tokens = expected_output if max_tokens is None or rule == "real" else max_tokens
-    if rule == "real":
-        return Cost(1, input_tokens, output_tokens)
-    return Cost(1, input_tokens, output_tokens if rule == "sum" else max(0, output_tokens - input_tokens))
+    return max(0, output_tokens - input_tokens) if rule == "max" else output_tokens
 
 
 class EstimateErrors(NamedTuple):
@@ -109,28 +112,33 @@ class Calibration:
     Everything is O(1), and the oldest calls fade: half of the weight is the last 14 (input) or 500 (output) calls.
     """
 
-    __slots__ = ("_log_ratio", "_outputs", "count", "error", "first_output")
+    __slots__ = ("_first_output", "_log_ratio", "_outputs", "count", "error", "expected_output", "ratio")
 
     def __init__(self, first_output: int = 512) -> None:
         self.count = 0
-        self.first_output = first_output
+        self._first_output = first_output
         self._log_ratio = 0.0
+        self.ratio = 1.0
+        """Real to estimated input tokens, 0.25 to 4."""
+        self.expected_output = first_output
+        """The 90th percentile of this model's answers, in tokens; `first_output` before any was seen."""
         self.error = 0.0
         """Mean of |real - estimated| / real, of corrected estimates."""
         self._outputs = HighPercentile()
 
-    @property
-    def ratio(self) -> float:
-        """Real to estimated input tokens, 0.25 to 4."""
-        return exp(self._log_ratio)
+    def expect(self, first_output: int) -> None:
+        """Sets what an answer is taken to be long before any was seen, in tokens."""
+        self._first_output = first_output
+        if not self._outputs.weight:
+            self.expected_output = first_output
 
     def input_estimate(self, estimated: int) -> int:
         """The estimate of `estimate_input_tokens`, corrected; at least 1."""
-        return max(1, round(estimated * exp(self._log_ratio))) if self.count else estimated
+        return max(1, round(estimated * self.ratio)) if self.count else estimated
 
     def output_estimate(self, max_tokens: int | None) -> int:
-        """The 90th percentile of this model's answers, at most `max_tokens`; `first_output` before any was seen."""
-        expected = ceil(self._outputs.value()) if self._outputs.weight else self.first_output
+        """`expected_output`, at most `max_tokens`."""
+        expected = self.expected_output
         return expected if max_tokens is None else min(expected, max_tokens)
 
     @property
@@ -147,14 +155,16 @@ class Calibration:
         """Learns from one finished call; `estimated` is uncorrected. Counts that are not positive teach nothing."""
         if real_output > 0:
             self._outputs.add(real_output)
+            self.expected_output = self._outputs.edge
         if estimated <= 0 or real_input <= 0:
             return
         self.count += 1
         share = max(1 / self.count, 0.05)
-        error = abs(real_input - estimated * exp(self._log_ratio)) / real_input
+        error = abs(real_input - estimated * self.ratio) / real_input
         self.error += share * (error - self.error)
         ratio = min(max(real_input / estimated, 0.25), 4.0)
         self._log_ratio += share * (log(ratio) - self._log_ratio)
+        self.ratio = exp(self._log_ratio)
 
     def errors(self) -> EstimateErrors:
         """For the metric and `/admin`."""
@@ -163,6 +173,7 @@ class Calibration:
 
 _PER_OCTAVE = 4
 _BUCKETS = 1 + 24 * _PER_OCTAVE
+_GROWTH = 2 ** (1 / 500)
 _HEAVY = 1e150
 _NO_WEIGHTS = array("d")
 
@@ -174,7 +185,7 @@ class HighPercentile:
     pointer to the percentile moves by a step or two per count, so nothing is ever sorted or summed.
     """
 
-    __slots__ = ("_below", "_next", "_pointer", "_weights", "weight")
+    __slots__ = ("_below", "_next", "_pointer", "_weights", "edge", "weight")
 
     def __init__(self) -> None:
         self._weights = _NO_WEIGHTS  # its own with the first count
@@ -182,27 +193,29 @@ class HighPercentile:
         self._below = 0.0
         self._next = 1.0
         self.weight = 0.0
+        self.edge = 1
+        """The percentile itself, in whole tokens: the upper edge of the step in which it lies; 1 before the first count."""
 
     def add(self, tokens: int) -> None:
         """Counts one answer of `tokens`, 1 or more."""
         if not self.weight:
             self._weights = array("d", bytes(8 * _BUCKETS))
-        index = min(_BUCKETS - 1, ceil(log(tokens, 2) * _PER_OCTAVE - 1e-9))
+        index = ceil(log2(tokens) * _PER_OCTAVE - 1e-9)
+        if index >= _BUCKETS:
+            index = _BUCKETS - 1
         self._weights[index] += self._next
         self.weight += self._next
         if index < self._pointer:
             self._below += self._next
-        self._next *= 2 ** (1 / 500)
+        self._next *= _GROWTH
         if self._next > _HEAVY:
             self._scale_down()
-        self._move()
-
-    def value(self) -> float:
-        """The upper edge of the step in which the percentile lies; 1.0 before the first count."""
-        return float(2 ** (self._pointer / _PER_OCTAVE))
-
-    def _move(self) -> None:
         goal = 0.9 * self.weight
+        if self._below >= goal or self._below + self._weights[self._pointer] < goal:
+            self._move(goal)
+
+    def _move(self, goal: float) -> None:
+        """Moves the pointer to the step in which the percentile lies."""
         weights = self._weights
         while self._pointer < _BUCKETS - 1 and self._below + weights[self._pointer] < goal:
             self._below += weights[self._pointer]
@@ -210,6 +223,7 @@ class HighPercentile:
         while self._pointer > 0 and self._below >= goal:
             self._pointer -= 1
             self._below -= weights[self._pointer]
+        self.edge = ceil(2 ** (self._pointer / _PER_OCTAVE))
 
     def _scale_down(self) -> None:
         self._weights = array("d", [weight / _HEAVY for weight in self._weights])
@@ -233,7 +247,11 @@ def _content_tokens(content: object, body: bytes, count: Count) -> float:
     for item in content:
         kind = type(item)
         if kind is dict:
-            tokens += _item_tokens(item, count)
+            text = item.get("content")
+            if count is _text_tokens and type(text) is str and text.isascii() and "tool_calls" not in item:
+                tokens += _MESSAGE_TOKENS + len(text) / _BYTES_PER_TOKEN  # most messages, without a call for each
+            else:
+                tokens += _item_tokens(item, count)
         elif kind is str:
             tokens += count(item)
         elif kind is list:

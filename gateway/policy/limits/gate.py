@@ -1,5 +1,6 @@
 """The gate of one target: when a call may go there, and what its answers teach.
 
+    enter -> finish                                                     the usual case: a whole answer, one visit each way
     wait_s / ready_at -> reserve -> answered | refused -> settle        (or reserve -> cancel: it was never sent)
 
 Limits, the pause a provider asked for, a spent quota, a rate nobody tells and a cap that follows latency, all behind one
@@ -9,6 +10,7 @@ a pause nothing is granted, and a pause never moves back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from math import inf, sqrt
@@ -19,8 +21,8 @@ from gateway.exchange import RawHeaders
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.latency import Latency
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.health.target_health import UNHEALTHY, Account, TargetHealth
-from gateway.policy.limits.estimate import Calibration, charge
+from gateway.policy.health.target_health import UNHEALTHY, Account, Permit, TargetHealth
+from gateway.policy.limits.estimate import Calibration, charge, charged_output
 from gateway.policy.limits.idle_gates import IdleGateState
 from gateway.policy.limits.latency_cap import AdaptiveCap
 from gateway.policy.limits.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
@@ -97,7 +99,10 @@ class GateNews(Protocol):
 
 
 class Grant:
-    """What one attempt has taken from its gate. `estimate` are the input tokens as estimated, uncorrected; 0: not counted."""
+    """What one attempt has taken from its gate. `estimate` are the input tokens as estimated, uncorrected; 0: not counted.
+
+    It ends exactly once.
+    """
 
     __slots__ = (
         "at",
@@ -106,6 +111,7 @@ class Grant:
         "first_byte_s",
         "flight",
         "gate",
+        "headers",
         "is_again",
         "is_judged",
         "is_open",
@@ -117,7 +123,14 @@ class Grant:
     )
 
     def __init__(
-        self, gate: Gate, cost: Cost, at: float, mark: tuple[float, ...] | None, estimate: int, max_tokens: int | None
+        self,
+        gate: Gate,
+        cost: Cost,
+        at: float,
+        mark: tuple[float, ...] | None,
+        estimate: int,
+        max_tokens: int | None,
+        permit: Permit,
     ) -> None:
         self.gate = gate
         self.cost = cost
@@ -126,7 +139,9 @@ class Grant:
         self.flight = gate.flight
         self.estimate = estimate
         self.max_tokens = max_tokens
-        self.permit = gate.vitals.take(at)
+        self.permit = permit
+        self.headers: RawHeaders | None = None
+        """Those of a whole answer that has come: `finish` is told of it. None: there is none yet, or `answered` was told."""
         self.is_judged = False
         """The breakers know how it went."""
         self.first_byte_s: float | None = None
@@ -166,6 +181,7 @@ class Gate:
         "exhausted_until",
         "flight",
         "in_flight",
+        "is_plain",
         "limits",
         "name",
         "news",
@@ -203,6 +219,9 @@ class Gate:
         self.exhausted_until = -inf
         self.paused = 0
         """How often it was paused, for the metrics."""
+        self.is_plain = False
+        """Limits alone, all of them buckets of our own, say whether a call may go: no pause or what follows one, no search for
+        a rate, no cap, no probes. What the breakers say is not in it."""
         self.news: GateNews | None = None
         """Where there are other replicas."""
         self._pause = Pause()
@@ -226,17 +245,31 @@ class Gate:
         """Puts the operator's numbers in force; levels, pauses and what was learned stay. A spent quota is tried again."""
         self.exhausted_until = -inf
         self.counting = counting
-        self.calibration.first_output = counting.first_output_tokens
+        self.calibration.expect(counting.first_output_tokens)
         if counting.charge == "input":  # what it calls tokens per minute counts the input alone
             inputs = limits.input_tokens_per_min
             inputs = limits.tokens_per_min if inputs is None else inputs
             limits = replace(limits, tokens_per_min=None, input_tokens_per_min=inputs)
+        self.is_plain = False
         self.limits.configure(limits, now, counting.style)
         if not counting.adaptive:
             self._cap = None
         elif self._cap is None:
             self._cap = AdaptiveCap()
         self._look_again(now)
+
+    def _review(self, now: float) -> None:
+        """Looks whether the short way is open again. Whatever shuts it does so at once."""
+        self.is_plain = (
+            self._search is None
+            and self._ramp is None
+            and self._cap is None
+            and not self._resume_due
+            and self._barren <= 1
+            and self._pause.until <= now
+            and self.exhausted_until <= now
+            and self.limits.buckets is not None
+        )
 
     @property
     def paused_until(self) -> float:
@@ -312,6 +345,64 @@ class Gate:
             wait_s = _longer(wait_s, None if vitals_s == inf else vitals_s)  # inf: until a person says so
         return None if self._is_full() else wait_s
 
+    def enter(
+        self,
+        estimate: int,
+        max_tokens: int | None,
+        now: float,
+        keep_percent: float = 0.0,
+        rank: int = 1,
+        *,
+        answers: bool = True,
+    ) -> Grant | None:
+        """Takes what a call of so many input tokens (as estimated, uncorrected) costs, if it may go now: `cost_of` and
+        `reserve` in one.
+
+        0 or less: they are not counted. `answers` is False for calls whose answer has no tokens.
+        """
+        vitals = self.vitals
+        breaker = vitals.breaker
+        if not self.is_plain or keep_percent or not breaker.is_clear or not vitals.account.breaker.is_clear:
+            return self._enter_slowly(estimate, max_tokens, now, keep_percent, rank, answers=answers)
+        margin = 0.0
+        input_tokens = output_tokens = 0
+        if estimate > 0 and self.counts_tokens:
+            calibration, counting = self.calibration, self.counting
+            input_tokens = round(estimate * calibration.ratio) or 1
+            if answers:
+                expected = calibration.expected_output
+                if max_tokens is not None and max_tokens < expected:
+                    expected = max_tokens
+                output_tokens = charged_output(counting.charge, input_tokens, max_tokens, expected)
+                if counting.charge == "input":
+                    output_tokens = expected
+            else:
+                output_tokens = charged_output(counting.charge, input_tokens, None, 0)
+            if calibration.error:
+                margin = MARGIN * calibration.error * sqrt(self._squares + input_tokens * input_tokens)
+        limits = self.limits
+        cost = tuple.__new__(Cost, (1, input_tokens, output_tokens))  # as Cost(…), without a call of Python's
+        if input_tokens + output_tokens > limits.smallest:
+            cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
+        if not limits.take_at_once(cost, now, margin):
+            return self._enter_slowly(estimate, max_tokens, now, keep_percent, rank, answers=answers)
+        self.in_flight += 1
+        self._probes += 1
+        self._probed_at = self.used_at = now
+        self._squares += cost.input_tokens * cost.input_tokens
+        mark = self._sample(now) if now >= self._learns_from else None
+        permit = tuple.__new__(Permit, (breaker.take(now), None))
+        return Grant(self, cost, now, mark, estimate, max_tokens, permit)
+
+    def _enter_slowly(
+        self, estimate: int, max_tokens: int | None, now: float, keep_percent: float, rank: int, *, answers: bool
+    ) -> Grant | None:
+        counted = estimate if self.counts_tokens and estimate > 0 else 0
+        cost = self.cost_of(counted, max_tokens, answers=answers)
+        grant = self.reserve(cost, now, keep_percent, estimate=estimate, max_tokens=max_tokens, rank=rank)
+        self._review(now)
+        return grant
+
     def reserve(
         self,
         cost: Cost,
@@ -340,14 +431,15 @@ class Gate:
         self._probes += 1
         self._probed_at = self.used_at = now
         self._squares += cost.input_tokens * cost.input_tokens
-        mark = None
-        if now >= self._learns_from:
-            self._learns_from = now + LEARN_EVERY_S
-            if self.in_flight > self.vitals.busiest(now):
-                self.vitals.was_busy(self.in_flight, now)
-            if self.counting.learns:
-                mark = self.limits.mark()
-        return Grant(self, cost, now, mark, estimate, max_tokens)
+        mark = self._sample(now) if now >= self._learns_from else None
+        return Grant(self, cost, now, mark, estimate, max_tokens, self.vitals.take(now))
+
+    def _sample(self, now: float) -> tuple[float, ...] | None:
+        """What one call in LEARN_EVERY_S is asked besides: how busy it is here, and how its answer's headers are to be read."""
+        self._learns_from = now + LEARN_EVERY_S
+        if self.in_flight > self.vitals.busiest(now):
+            self.vitals.was_busy(self.in_flight, now)
+        return self.limits.mark() if self.counting.learns else None
 
     def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
         """When the call may go after `ahead` (the sum of those before it), as far as can be told; inf: never."""
@@ -499,10 +591,62 @@ class Gate:
         """It is used again, under the same name; a quota that was spent is spent until it resets."""
         self.limits.use_again(kept.used, now)
         self._barren = kept.refusals
+        self.is_plain = False
         if kept.paused_until > now:
             self._wait_until(kept.paused_until, now)
         if kept.exhausted_until > now:
             self._spend_until(kept.exhausted_until)
+
+    def finish(
+        self,
+        grant: Grant,
+        headers: RawHeaders,
+        usage: Usage | None,
+        now: float,
+        wall_now: Callable[[], float],
+        *,
+        thinks: bool = False,
+    ) -> None:
+        """A whole answer has come, and with it the call's end: `answered`, `judge` and `settle` in one."""
+        vitals, heard = self.vitals, self.vitals.heard
+        is_known = grant.is_judged or grant.permit.account is not None or not vitals.is_clear
+        if is_known or not self.is_plain or not grant.is_open or thinks or heard.thinks:
+            self.answered(grant, headers, now, wall_now(), thinks=thinks)
+            self.settle(grant, usage, now)
+            return
+        self._let_in += 1
+        if grant.flight == self.flight:
+            self._barren = 0
+        if grant.mark is not None:
+            self._learn(read_limit_headers(headers, wall_now(), self.counting.kind), grant, now)
+        took_s = now - grant.at
+        heard.whole_answer.observe(took_s, now)
+        self.answer_s += (took_s - self.answer_s) * (0.1 if self.answer_s else 1.0)
+        grant.is_judged = grant.is_told = True
+        vitals.breaker.succeeded(grant.permit.own, now, None)
+        if usage is None or not grant.estimate or self.limits.buckets is None:  # these headers may have changed them
+            self.settle(grant, usage, now)
+            return
+        grant.is_open = False
+        self.in_flight -= 1
+        if grant.flight == self.flight:
+            self._probes -= 1
+        if grant.retry is not None:
+            grant.retry.end()
+        cost, counting = grant.cost, self.counting
+        self._squares = max(0.0, self._squares - cost.input_tokens * cost.input_tokens) if self.in_flight else 0.0
+        tokens, output_tokens = usage.input, usage.output
+        if counting.excludes_cached:
+            tokens = max(0, tokens - usage.cached)
+        if counting.charge != "input":
+            output_tokens = charged_output(counting.charge, tokens, grant.max_tokens, output_tokens)
+        if tokens + output_tokens > self.limits.smallest:
+            _, *shrunk = self.limits.shrink(Cost(1, tokens, output_tokens), inf)
+            self.limits.settle_tokens(cost, shrunk[0], shrunk[1], now, grant.at)
+        else:
+            self.limits.settle_tokens(cost, tokens, output_tokens, now, grant.at)
+        if not usage.estimated:
+            self.calibration.observe(grant.estimate, usage.input, usage.output)
 
     def settle(self, grant: Grant, usage: Usage | None, now: float) -> None:
         """The attempt has ended: corrects the reservation to what was used (None: nobody knows, it stands)."""
@@ -612,6 +756,7 @@ class Gate:
         A refusal that comes whatever the rate, as some do there beyond doubt, is no reason to leave the others waiting:
         the call alone goes again.
         """
+        self.is_plain = False
         let_in, self._let_in = self._let_in, 0
         self._refused_share *= (1 - _FADE) ** let_in
         if self._is_stray(grant, let_in, now):
@@ -665,6 +810,7 @@ class Gate:
 
     def _spend_until(self, until: float) -> None:
         self.exhausted_until = until
+        self.is_plain = False
         self.flight += 1  # at its end one call goes first
         self._probes = 0
         self._barren = max(self._barren, 2)
@@ -674,6 +820,7 @@ class Gate:
             self.paused += 1
         self._pause.extend(until)
         self._resume_due = True
+        self.is_plain = False
 
     def _resume(self, now: float, paused_until: float) -> None:
         """The pause is over: no herd. Long after it there is none to fear."""
@@ -721,6 +868,7 @@ class Gate:
             self._search = None
         elif self._search is None:
             self._search = RateSearch(now, strays=self._strays)
+            self.is_plain = False
 
 
 def _longer(one_s: float | None, other_s: float | None) -> float | None:

@@ -13,11 +13,12 @@ from math import floor, inf
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
 from gateway.policy.fleet.leased_part import Share
-from gateway.policy.limits.bucket import Bucket, Limit, Slots, Window
+from gateway.policy.limits.bucket import Bucket, Limit, take_all
 from gateway.policy.limits.idle_gates import Used
 from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.unwritten_burst import UntoldBurst
+from gateway.policy.limits.windows import Slots, Window
 
 Source = Literal["configured", "learned"]
 
@@ -121,10 +122,11 @@ class LimitSet:
         "_lag_s",
         "_rows",
         "_share_out",
-        "_smallest",
         "_style",
         "_taken",
         "_untold_burst_s",
+        "buckets",
+        "smallest",
         "untold",
     )
 
@@ -148,7 +150,10 @@ class LimitSet:
         self.untold: UntoldBurst | None = None
         """How many requests go at once, where nobody has written it down."""
         self._fail_closed: frozenset[str] = frozenset()
-        self._smallest = inf  # of the token limits: what is below fits them all
+        self.smallest = inf
+        """The capacity of the smallest token limit: what is below fits them all."""
+        self.buckets: tuple[tuple[Bucket, int, float], ...] | None = ()
+        """Every limit, its part of a cost and since when it is known, where all are plain buckets of our own; else None."""
         self._rows: list[_LimitState] = []
         self._taken = [0.0, 0.0, 0.0, 0.0, 0.0]  # of each part of a cost, whether or not a limit counts it yet
         self.configure(limits, now)
@@ -186,6 +191,7 @@ class LimitSet:
     def retire(self) -> None:
         """Nobody uses these limits any more; what is held of those that are shared goes back."""
         self._keep_rows([])
+        self._size_up()
 
     def _keep_rows(self, rows: list[_LimitState]) -> None:
         for row in self._rows:
@@ -217,6 +223,21 @@ class LimitSet:
             taken[_TOKENS] += parts[_TOKENS]
         for row in self._rows:
             row.limit.take(parts[row.part], now)
+
+    def take_at_once(self, cost: Cost, now: float, keep_tokens: float) -> bool:
+        """`wait_s` and `take` in one, where `buckets` are all there is: whether there was room for `cost`."""
+        requests, input_tokens, output_tokens = cost
+        tokens = input_tokens + output_tokens
+        rows = self.buckets
+        if rows is None or not take_all(rows, (requests, input_tokens, output_tokens, tokens), keep_tokens, now):
+            return False
+        taken = self._taken
+        taken[_REQUESTS] += requests
+        if tokens:
+            taken[_INPUT] += input_tokens
+            taken[_OUTPUT] += output_tokens
+            taken[_TOKENS] += tokens
+        return True
 
     def wait_s(
         self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0, keep_requests: float = 0.0
@@ -269,7 +290,7 @@ class LimitSet:
         a call impossible.
         """
         requests, input_tokens, output_tokens = cost
-        if input_tokens + output_tokens <= self._smallest:
+        if input_tokens + output_tokens <= self.smallest:
             return cost
         for row in self._rows:
             capacity = row.limit.capacity
@@ -304,6 +325,16 @@ class LimitSet:
                 row.limit.give_back(-more, now, reserved_at)
             elif more > 0:
                 row.limit.force(more, now)
+
+    def settle_tokens(self, reserved: Cost, input_tokens: float, output_tokens: float, now: float, at: float) -> None:
+        """As `settle` of a call that was answered, where `buckets` are all there is: its request was used, of course."""
+        before = reserved.input_tokens, reserved.output_tokens, reserved.input_tokens + reserved.output_tokens
+        after = input_tokens, output_tokens, input_tokens + output_tokens
+        for bucket, part, since in self.buckets or ():
+            if part:
+                more = after[part - 1] - before[part - 1]
+                if more and at >= since:
+                    bucket.adjust(more, now)
 
     def unsend(self, reserved: Cost) -> None:
         """Nothing was sent: no provider has counted it. To be called beside `settle` with nothing used."""
@@ -444,7 +475,9 @@ class LimitSet:
 
     def _size_up(self) -> None:
         """To be called when limits have come, gone or changed."""
-        self._smallest = min([row.limit.capacity for row in self._rows if row.part in _TOKEN_PARTS], default=inf)
+        self.smallest = min([row.limit.capacity for row in self._rows if row.part in _TOKEN_PARTS], default=inf)
+        plain = [(row.limit, row.part, row.since) for row in self._rows if isinstance(row.limit, Bucket)]
+        self.buckets = tuple(plain) if len(plain) == len(self._rows) else None
 
     def _find(self, name: str) -> _LimitState | None:
         for row in self._rows:

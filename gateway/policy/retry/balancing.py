@@ -61,18 +61,19 @@ Draw = Callable[[], float]
 class Tiers(Generic[T]):
     """A model's targets by `order`, made once when its policy is compiled."""
 
-    __slots__ = ("_has_choice", "_tiers", "listed")
+    __slots__ = ("_tiers", "has_choice", "listed")
 
     def __init__(self, targets: Sequence[T]) -> None:
         by_order = attrgetter("order")
         self.listed = tuple(sorted(targets, key=by_order))
         """Lowest `order` first, as they were listed within it."""
         self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=by_order)])
-        self._has_choice = len(self._tiers) < len(self.listed)
+        self.has_choice = len(self._tiers) < len(self.listed)
+        """Whether some tier has more than one."""
 
     def arrange(self, choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
         """The targets in the order in which one call tries them; `draw` gives numbers in [0, 1)."""
-        if choice == "in_order" or not self._has_choice:
+        if choice == "in_order" or not self.has_choice:
             return self.listed
         if len(self._tiers) == 1:
             return _arrange_tier(self.listed, choice, load_of, now, draw)

@@ -48,27 +48,28 @@ class RetryBudget:
 class RetryTokens:
     """One target's bucket of retry tokens: retries empty it, only successes fill it."""
 
-    __slots__ = ("_spent",)
+    __slots__ = ("spent",)
 
     def __init__(self) -> None:
-        self._spent = 0.0
+        self.spent = 0.0
+        """So many of the capacity are gone."""
 
     def level(self, capacity: float) -> float:
         """The tokens left of `capacity`."""
-        return max(0.0, capacity - self._spent)
+        return max(0.0, capacity - self.spent)
 
     def allows(self, cost: float, capacity: float) -> bool:
         """Whether a retry of this cost may go."""
-        return self._spent + cost <= capacity
+        return self.spent + cost <= capacity
 
     def take(self, cost: float) -> None:
         """A retry goes."""
-        self._spent += cost
+        self.spent += cost
 
     def refund(self, taken: float = 0.0) -> None:
         """A call succeeded here; `taken` is what its retries here took, 0.0: it needed none."""
-        if self._spent:
-            self._spent = max(0.0, self._spent - (taken or SUCCESS_TOKENS))
+        if self.spent:
+            self.spent = max(0.0, self.spent - (taken or SUCCESS_TOKENS))
 
 
 class Retry:

@@ -70,11 +70,12 @@ class FairQueue(Generic[TicketT]):
     there is enough for it. So it never makes anybody wait for all that it costs.
     """
 
-    __slots__ = ("_age_after_s", "_aged", "_aged_share", "_busy", "_lanes", "_saved_requests", "_saved_tokens")
+    __slots__ = ("_age_after_s", "_aged", "_aged_share", "_lanes", "_saved_requests", "_saved_tokens", "busy")
 
     def __init__(self, age_after_s: Mapping[Lane, float] | None = None, aged_percent: float = 5.0) -> None:
         self._lanes: list[_LaneLine[TicketT] | None] = [None] * len(LANES)  # each made for the first who waits in it
-        self._busy = 0  # a bit for each lane in which somebody waits
+        self.busy = 0
+        """A bit for each lane in which somebody waits; 0: nobody does."""
         self._aged: TicketT | None = None  # as of the last look
         self._saved_requests = self._saved_tokens = 0.0
         self.configure(age_after_s or {}, aged_percent)
@@ -90,11 +91,11 @@ class FairQueue(Generic[TicketT]):
     @property
     def is_busy(self) -> bool:
         """Whether anybody waits."""
-        return bool(self._busy)
+        return bool(self.busy)
 
     def is_free_for(self, rank: int) -> bool:
         """Whether nobody of this lane or a higher one waits here, nor anyone aged: a newcomer would not pass anyone."""
-        return self._aged is None and self.is_first(rank)
+        return self._aged is None and not self.busy & ((2 << rank) - 1)
 
     def saves_for(self, ticket: TicketT) -> bool:
         """Whether others leave something over for this aged call, as of the last look."""
@@ -102,7 +103,7 @@ class FairQueue(Generic[TicketT]):
 
     def is_first(self, rank: int) -> bool:
         """Whether nobody of this lane or a higher one waits here: a newcomer may be the next to go."""
-        return not self._busy & ((2 << rank) - 1)
+        return not self.busy & ((2 << rank) - 1)
 
     def add(self, ticket: TicketT) -> None:
         """The call joins at the end of its tenant's line."""
@@ -133,7 +134,7 @@ class FairQueue(Generic[TicketT]):
 
     def lose_savings(self, ticket: TicketT) -> bool:
         """What was left over for this call is not there (a provider said so); False: it is not one that had to save."""
-        if ticket is not self._aged or self._busy & ((1 << ticket.place.rank) - 1) == 0:
+        if ticket is not self._aged or self.busy & ((1 << ticket.place.rank) - 1) == 0:
             return False
         self._saved_requests = self._saved_tokens = 0.0
         return True
@@ -210,7 +211,7 @@ class FairQueue(Generic[TicketT]):
     def _add(self, ticket: TicketT, *, is_back: bool) -> None:
         rank = ticket.place.rank
         self._lane(rank).add(ticket, is_back=is_back)
-        self._busy |= 1 << rank
+        self.busy |= 1 << rank
 
     def _lane(self, rank: int) -> _LaneLine[TicketT]:
         lane = self._lanes[rank]
@@ -220,13 +221,13 @@ class FairQueue(Generic[TicketT]):
 
     def _note(self, rank: int) -> None:
         if not self._lane(rank).live:
-            self._busy &= ~(1 << rank)
-            if not self._busy:
+            self.busy &= ~(1 << rank)
+            if not self.busy:
                 self._aged = None
 
     def _find_aged(self, now: float) -> TicketT | None:
         """Of the lanes below the first, the call that is next in its own and has waited too long: the oldest."""
-        if not self._aged_share or not self._busy & (self._busy - 1):
+        if not self._aged_share or not self.busy & (self.busy - 1):
             return None
         oldest: TicketT | None = None
         is_first = True

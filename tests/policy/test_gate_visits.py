@@ -1,0 +1,149 @@
+"""One visit each way decides as the long way does: `enter` as `cost_of` and `reserve`, `finish` as `answered` and `settle`."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorClass
+from gateway.policy.errors.classify import Diagnosis
+from gateway.policy.limits.gate import Gate, Grant
+from gateway.policy.limits.limits import Style
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting
+from gateway.words import Usage
+
+WALL = 1_700_000_000.0
+LIMITS = st.builds(
+    Limits,
+    requests_per_min=st.sampled_from([None, 6.0, 60.0, 3000.0]),
+    tokens_per_min=st.sampled_from([None, 1000.0, 60_000.0]),
+    input_tokens_per_min=st.sampled_from([None, None, 2000.0]),
+    max_concurrency=st.sampled_from([None, None, None, 3]),
+    request_burst=st.sampled_from([None, 5.0]),
+)
+COUNTINGS = st.builds(
+    Counting,
+    charge=st.sampled_from(["sum", "max", "input", "real"]),
+    excludes_cached=st.booleans(),
+    learns=st.booleans(),
+    adaptive=st.sampled_from([False, False, False, True]),
+    arrival_lag_s=st.sampled_from([0.0, 0.2]),
+    style=st.sampled_from([Style(), Style(), Style(10.0, 60.0)]),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "finish", "finish", "cancel", "refuse", "fail", "resume", "spend"]),
+        st.sampled_from([0.0, 0.0, 0.001, 0.05, 1.0, 30.0]),
+        st.integers(-1, 900),
+        st.sampled_from([None, 10, 500]),
+        st.sampled_from([0.0, 0.0, 10.0]),
+        st.integers(0, 400),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+TOLD = [
+    (b"x-ratelimit-limit-requests", b"50"),
+    (b"x-ratelimit-remaining-requests", b"20"),
+    (b"x-ratelimit-limit-tokens", b"900"),
+    (b"x-ratelimit-remaining-tokens", b"400"),
+]
+
+
+def long_enter(gate: Gate, estimate: int, most: int | None, now: float, keep: float, *, answers: bool) -> Grant | None:
+    cost = gate.cost_of(estimate if gate.counts_tokens and estimate > 0 else 0, most, answers=answers)
+    return gate.reserve(cost, now, keep, estimate=estimate, max_tokens=most)
+
+
+def seen(gate: Gate, now: float) -> object:
+    """All that decides what comes next, as far as it can be asked for."""
+    return (
+        [(row.name, round(row.level, 6), round(row.capacity, 6)) for row in gate.rows(now)],
+        gate.in_flight,
+        round(gate.answer_s, 9),
+        gate.paused_until,
+        gate.calibration.errors(),
+        gate.calibration.expected_output,
+        gate.vitals.breaker.calls_in_window,
+        gate.vitals.breaker.state,
+        gate.vitals.whole_answer.count,
+    )
+
+
+@given(LIMITS, COUNTINGS, STEPS)
+def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Counting, steps: list[tuple]) -> None:  # type: ignore[type-arg]
+    """Twin gates are led through the same life, one by the short way where that is open: they never differ."""
+    short, long = Gate("a", limits, counting, 0.0), Gate("a", limits, counting, 0.0)
+    grants: list[tuple[Grant, Grant]] = []
+    now = 0.0
+    for what, wait_s, number, most, keep, used, is_told in steps:
+        now += wait_s
+        if what == "enter":
+            one = short.enter(number, most, now, keep, answers=is_told)
+            other = long_enter(long, number, most, now, keep, answers=is_told)
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert one.cost == other.cost
+                grants.append((one, other))
+        elif what == "resume":
+            short.resume()
+            long.resume()
+        elif what == "spend":
+            short.exhaust(1.0, now)
+            long.exhaust(1.0, now)
+        elif grants:
+            one, other = grants.pop(number % len(grants))
+            usage = Usage(used, used // 2, used // 4) if number % 3 else None
+            headers = TOLD if is_told else []
+            if what == "finish":
+                short.finish(one, headers, usage, now, lambda: WALL)
+                long.answered(other, headers, now, WALL)
+                long.settle(other, usage, now)
+            elif what == "cancel":
+                short.cancel(one, now)
+                long.cancel(other, now)
+            elif what == "refuse":
+                diagnosis = Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0 if is_told else None)
+                assert short.refused(one, diagnosis, headers, now, WALL) is long.refused(
+                    other, diagnosis, headers, now, WALL
+                )
+            else:
+                for gate, grant in ((short, one), (long, other)):
+                    gate.judge(grant, ErrorClass.SERVER_ERROR, now, 0.5)
+                    gate.failed(grant, now, is_overload=False)
+        assert seen(short, now) == seen(long, now)
+    for one, _ in grants:
+        short.finish(one, [], None, now, lambda: WALL)
+        short.settle(one, Usage(1, 1), now)  # a grant ends exactly once
+    assert short.in_flight == 0
+
+
+def is_short(gate: Gate) -> bool:
+    return gate.is_plain
+
+
+def test_the_short_way_is_taken_and_left() -> None:
+    """It is open where only buckets decide, shut by whatever else does, and opens again once that is over."""
+    gate = Gate("a", Limits(requests_per_min=6000.0, tokens_per_min=1e6), Counting(), 0.0)
+    first = gate.enter(10, None, 0.0)
+    assert first is not None
+    assert is_short(gate)
+
+    gate.refused(first, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.1, WALL)
+    assert not is_short(gate)
+    assert gate.enter(10, None, 0.2) is None
+
+    second = gate.enter(10, None, 60.0)
+    assert second is not None
+    gate.finish(second, [], Usage(10, 5), 60.5, lambda: WALL)
+    assert gate.enter(10, None, 61.0) is not None
+    assert is_short(gate)
+
+
+def test_the_short_way_is_never_open_where_a_rate_is_searched_for() -> None:
+    """Nobody tells a limit: each call has to ask the search."""
+    gate = Gate("a", Limits(), Counting(), 0.0)
+
+    assert gate.enter(10, None, 0.0) is not None
+    assert not is_short(gate)
