@@ -186,7 +186,9 @@ class Suspects:
         vitals = gate.vitals
         if vitals.heard.suspicion is None and vitals.heard.last_failure != ErrorClass.TIMEOUT:
             return False
-        return one.silent_s >= probe_s(one.usual, vitals.breaker.ejections, thinks=self._thinks(gate, one.call))
+        return one.silent_s >= probe_s(
+            one.usual, vitals.breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
+        )
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Nothing is heard of the target: new calls go elsewhere, if any of those that hang there could."""
@@ -236,8 +238,7 @@ class Suspects:
         heard.suspicion = None
         breaker = suspect.breaker
         log.warning("%s is no longer suspect: it has answered", breaker.name)
-        if breaker.state == "open" and not breaker.is_by_hand:
-            breaker.probe_at = min(breaker.probe_at, self._clock.monotonic())
+        breaker.probe_soon(self._clock.monotonic())
 
 
 def _hangs(one: Hanging) -> bool:

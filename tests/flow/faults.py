@@ -257,10 +257,8 @@ def leftovers(bench: Bench) -> list[str]:
         places = {
             "in flight": gate.in_flight,
             "retries": vitals.retries.in_flight,
-            "probes": vitals.breaker._probes.out if vitals.breaker.state == "half_open" else 0,
-            "account's probes": vitals.account.breaker._probes.out
-            if vitals.account.breaker.state == "half_open"
-            else 0,
+            "probes": vitals.breaker.probes_out,
+            "account's probes": vitals.account.breaker.probes_out,
             "waiting": len(line.lineup),
         }
         found += [f"{gate.name} {place}: {count}" for place, count in places.items() if count]

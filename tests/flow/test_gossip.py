@@ -22,6 +22,7 @@ from gateway.flow.fleet.codec import (
 )
 from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, FleetNews
 from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
+from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.snapshot import Counting, Model, Target
@@ -472,7 +473,7 @@ def test_an_open_one_stays_open_for_the_longest() -> None:
         group = fleet(clock)
         await tell_open(group)
         await asyncio.sleep(2.0)
-        group.breakers()[0].told_open(clock.now + 1.0, 1, "less", clock.now)
+        FleetView(group.breakers()[0]).peer_opened(clock.now + 1.0, 1, "less", clock.now)
         assert group.breakers()[0].probe_at == pytest.approx(1004.0, abs=0.01)
 
         group.replicas[0].gossip.hear(NewsItem("breaker", "p0/m", 30.0, write_move(BreakerMove(True, 4, "more"))))
@@ -909,8 +910,8 @@ def test_a_turn_is_over_when_its_outcome_is_known_or_of_no_use() -> None:
         breaker = replica.breaker_of()
         breaker.trip("ill", clock.now, 0.0)
         await asyncio.sleep(8.1)
-        assert breaker.wait_s(clock.now, 0) == pytest.approx(0.2)
-        breaker.told_closed("well", clock.now)
+        assert breaker.admit(clock.now, 0) == pytest.approx(0.2)
+        FleetView(breaker).peer_closed("well", clock.now)
         await group.hop()
         assert (len(group.bus.taken), group.bus.slots) == (2, {})
         await group.settle()
@@ -1036,14 +1037,14 @@ def test_a_target_whose_account_is_open_probes_in_the_accounts_turn() -> None:
         await tell_open(group)
         account.trip("all are open", clock.now, 0.0)
         await asyncio.sleep(5.0)
-        replica.gate().vitals.wait_s(clock.now, 0)
+        replica.gate().vitals.admit(clock.now, 0)
         await group.hop()
         assert {slot for _, slot, _ in group.bus.taken} == {"probe:one"}
         assert (account.state, group.states()) == ("half_open", ["half_open"])
 
-        group.breakers()[0].told_closed("well", clock.now)
+        FleetView(group.breakers()[0]).peer_closed("well", clock.now)
         assert set(group.bus.slots) == {"probe:one"}
-        account.told_closed("well", clock.now)
+        FleetView(account).peer_closed("well", clock.now)
         assert group.bus.slots == {}
         await group.settle()
 

@@ -239,7 +239,7 @@ async def test_a_first_that_fails_ends_nothing() -> None:
 
     assert b"w1" in body
     assert [attempt.error_class for attempt in track.ledger] == [ErrorClass.SERVER_ERROR, None]
-    assert [gate.vitals.breaker.calls_in_window for gate in track.gates] == [1, 1]
+    assert [gate.vitals.breaker.outcomes_in_window(track.bench.clock.now)[0] for gate in track.gates] == [1, 1]
     track.nothing_is_left()
 
 

@@ -132,7 +132,7 @@ def test_the_way_back_is_seen() -> None:
     fail(bench, 5)
     bench.clock.advance(10.0)
     vitals, now = vitals_of(bench), bench.clock.now
-    assert vitals.wait_s(now, 3) == 0.0
+    assert vitals.admit(now, 3) == 0.0
     half_open = shown(bench)
     for _ in range(3):
         vitals.succeeded(vitals.take(now), now, 0.1)
@@ -213,7 +213,7 @@ def act(breaker: Breaker, what: str, now: float) -> None:
         breaker.force(what, now)  # type: ignore[arg-type]  # narrowed by the line above
     elif what == "trip":
         breaker.trip("tripped", now, 0.5)
-    elif breaker.wait_s(now, 3) == 0.0:
+    elif breaker.admit(now, 3) == 0.0:
         permit = breaker.take(now)
         if what == "fail":
             breaker.failed(permit, now, 0.5, "timeout")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.policy.health.breaker import LEAVE_S, Breaker
+from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.rules import BreakerRules, account_rules
 
 BOUNDED = settings(max_examples=50, stateful_step_count=50, deadline=None, derandomize=True)
@@ -67,7 +68,7 @@ class Site:
     def _arrive(self) -> None:
         breaker, now = self.breaker, self.now
         if not breaker.is_clear:
-            wait_s = breaker.wait_s(now, self.rank)
+            wait_s = breaker.admit(now, self.rank)
             assert wait_s is None or wait_s >= 0
             if wait_s != 0.0:
                 return
@@ -109,7 +110,7 @@ def opened(rules: BreakerRules = RULES, now: float = 0.0) -> Breaker:
 def half_opened(rules: BreakerRules = RULES) -> tuple[Breaker, float]:
     breaker = opened(rules)
     now = breaker.probe_at
-    assert breaker.wait_s(now, BACKGROUND) == 0.0
+    assert breaker.admit(now, BACKGROUND) == 0.0
     return breaker, now
 
 
@@ -204,7 +205,7 @@ def test_a_rate_of_few_calls_says_nothing() -> None:
 
     assert breaker.state == "closed"
     assert breaker.failure_rate(1.0) == pytest.approx(2 / 3)
-    assert breaker.calls_in_window == 99
+    assert breaker.outcomes_in_window(1.0) == (99, 66)
 
 
 def test_what_has_left_the_window_does_not_count() -> None:
@@ -340,7 +341,7 @@ def test_the_open_time_doubles_up_to_its_cap() -> None:
     for _ in range(5):
         times.append(breaker.probe_at - breaker.opened_at)
         now = breaker.probe_at
-        assert breaker.wait_s(now, BACKGROUND) == 0.0
+        assert breaker.admit(now, BACKGROUND) == 0.0
         breaker.failed(breaker.take(now), now + 1, 0.5, "timeout")
 
     assert times == [10, 20, 40, 60, 60]
@@ -363,8 +364,8 @@ def test_while_open_it_tells_the_time_of_the_probe() -> None:
     """So that whoever waits can be woken then."""
     breaker = opened(replace(RULES, jitter_percent=0.0))
 
-    assert breaker.wait_s(4.0, BACKGROUND) == 6.0
-    assert breaker.wait_s(10.0, BACKGROUND) == 0.0
+    assert breaker.admit(4.0, BACKGROUND) == 6.0
+    assert breaker.admit(10.0, BACKGROUND) == 0.0
     assert breaker.state == "half_open"
 
 
@@ -375,8 +376,10 @@ def test_health_is_rewarded() -> None:
         serve(breaker, 1, now)
     assert breaker.ejections == 1
 
-    breaker.failure_rate(now + 61)
-    assert breaker.ejections == 0
+    assert breaker.ejections_at(now + 59) == 1
+    assert breaker.ejections_at(now + 61) == 0
+    breaker.trip("ill", now + 61, 0.0)
+    assert breaker.probe_at == now + 61 + RULES.open_s
 
     fail(breaker, 5, now + 61)
     assert breaker.probe_at - breaker.opened_at == 10
@@ -399,13 +402,13 @@ def test_probes_grow_with_success() -> None:
     """One, two, three at a time; three successes close it."""
     breaker, now = half_opened(replace(RULES, probes=4))
     permits = [breaker.take(now)]
-    assert breaker.wait_s(now, BACKGROUND) is None
+    assert breaker.admit(now, BACKGROUND) is None
 
     breaker.succeeded(permits.pop(), now, None)
     for _ in range(2):
-        assert breaker.wait_s(now, BACKGROUND) == 0.0
+        assert breaker.admit(now, BACKGROUND) == 0.0
         permits.append(breaker.take(now))
-    assert breaker.wait_s(now, BACKGROUND) is None
+    assert breaker.admit(now, BACKGROUND) is None
     for _ in range(2):
         breaker.succeeded(permits.pop(), now, None)
     assert breaker.state == "half_open"
@@ -419,8 +422,8 @@ def test_the_least_urgent_calls_probe_first() -> None:
     """Each lane leaves the one below 0.1 s; when nobody came for longer, nobody waits."""
     breaker, now = half_opened()
 
-    waits = [breaker.wait_s(now, rank) for rank in (CRITICAL, INTERACTIVE, BATCH, BACKGROUND)]
-    later = [breaker.wait_s(now + 0.2, rank) for rank in (CRITICAL, INTERACTIVE, BATCH, BACKGROUND)]
+    waits = [breaker.admit(now, rank) for rank in (CRITICAL, INTERACTIVE, BATCH, BACKGROUND)]
+    later = [breaker.admit(now + 0.2, rank) for rank in (CRITICAL, INTERACTIVE, BATCH, BACKGROUND)]
 
     assert waits == pytest.approx([0.3, 0.2, 0.1, 0.0])
     assert later == pytest.approx([0.1, 0.0, 0.0, 0.0])
@@ -431,12 +434,12 @@ def test_a_forgotten_probe_frees_its_permit() -> None:
     """A 429 or a client who left says nothing: the next call probes."""
     breaker, now = half_opened()
     permit = breaker.take(now)
-    assert breaker.wait_s(now, BACKGROUND) is None
+    assert breaker.admit(now, BACKGROUND) is None
 
     breaker.forget(permit, now + 1)
 
     assert breaker.state == "half_open"
-    assert breaker.wait_s(now + 1, BACKGROUND) == 0.0
+    assert breaker.admit(now + 1, BACKGROUND) == 0.0
 
 
 def test_calls_sent_before_the_opening_are_no_probes() -> None:
@@ -445,14 +448,14 @@ def test_calls_sent_before_the_opening_are_no_probes() -> None:
     early = [breaker.take(0.0) for _ in range(9)]
     fail(breaker, 5, 1.0)
     now = breaker.probe_at
-    assert breaker.wait_s(now, BACKGROUND) == 0.0
+    assert breaker.admit(now, BACKGROUND) == 0.0
     probe = breaker.take(now)
 
     for permit in early[:3]:
         breaker.succeeded(permit, now, 0.1)
         breaker.failed(permit, now, 0.5, "timeout")
         breaker.forget(permit, now)
-    assert (breaker.state, breaker.wait_s(now, BACKGROUND)) == ("half_open", None)
+    assert (breaker.state, breaker.admit(now, BACKGROUND)) == ("half_open", None)
     breaker.succeeded(probe, now, 0.1)
     serve(breaker, 2, now)
     for permit in early[3:]:
@@ -465,13 +468,13 @@ def test_a_call_that_was_sent_all_the_same_while_open_is_no_probe() -> None:
     """Whoever goes without asking (nothing else is left) neither decides nor frees a permit."""
     breaker = opened()
     stray = breaker.take(1.0)
-    breaker.wait_s(breaker.probe_at, BACKGROUND)
+    breaker.admit(breaker.probe_at, BACKGROUND)
     breaker.take(breaker.probe_at)
 
     breaker.forget(stray, 11.0)
     breaker.failed(stray, 11.0, 0.5, "timeout")
 
-    assert (breaker.state, breaker.wait_s(11.0, BACKGROUND)) == ("half_open", None)
+    assert (breaker.state, breaker.admit(11.0, BACKGROUND)) == ("half_open", None)
 
 
 def test_once_closed_it_starts_afresh() -> None:
@@ -570,10 +573,10 @@ def test_open_by_hand_stays_until_undone() -> None:
     breaker.force("open", 1.0)
 
     assert (breaker.state, breaker.reason, breaker.is_by_hand) == ("open", "opened by hand", True)
-    assert breaker.wait_s(1e6, BACKGROUND) == inf
+    assert breaker.admit(1e6, BACKGROUND) == inf
     breaker.force(None, 2e6)
     assert (breaker.state, breaker.is_by_hand) == ("half_open", False)
-    assert breaker.wait_s(2e6, BACKGROUND) == 0.0
+    assert breaker.admit(2e6, BACKGROUND) == 0.0
 
 
 def test_drained_lets_nothing_new_through() -> None:
@@ -583,7 +586,7 @@ def test_drained_lets_nothing_new_through() -> None:
     breaker.force("drained", 1.0)
     breaker.succeeded(permit, 2.0, 0.1)
 
-    assert (breaker.state, breaker.wait_s(1e6, BACKGROUND)) == ("drained", inf)
+    assert (breaker.state, breaker.admit(1e6, BACKGROUND)) == ("drained", inf)
     breaker.force("closed", 1e6)
     assert (breaker.state, breaker.is_clear, breaker.is_by_hand) == ("closed", True, False)
     breaker.force("open", 1e6)
@@ -632,7 +635,7 @@ def test_what_is_late_here_can_be_asked() -> None:
     assert breaker.slow_after_s == 120.0
 
     serve(breaker, 50, 1.0, 5.0)
-    breaker.failure_rate(100.0)
+    serve(breaker, 1, 100.0, 5.0)
 
     assert breaker.slow_after_s == 20.0
     assert breaker.baseline.first_byte_s == 5.0
@@ -688,7 +691,7 @@ def test_pybreaker_holds_the_state_and_its_clock_never_moves_it() -> None:
     assert circuit is not None
     assert circuit.current_state == "open"
     assert circuit.reset_timeout > 1e8
-    breaker.wait_s(breaker.probe_at, BACKGROUND)
+    breaker.admit(breaker.probe_at, BACKGROUND)
     assert breaker._circuit is circuit
     assert circuit.current_state == "half-open"
     serve(breaker, 3, breaker.probe_at)
@@ -702,7 +705,7 @@ def test_a_breaker_that_is_dropped_is_gone_at_once(state: str) -> None:
     gc.collect()
     breaker = Breaker("site", RULES, 0.0) if state == "never opened" else opened()
     if state in ("half open", "closed again"):
-        breaker.wait_s(breaker.probe_at, BACKGROUND)
+        breaker.admit(breaker.probe_at, BACKGROUND)
     if state == "closed again":
         serve(breaker, 3, breaker.probe_at)
     if state == "drained":
@@ -741,7 +744,7 @@ def due(rules: BreakerRules = RULES) -> tuple[Breaker, list[float], float]:
     fail(breaker, rules.consecutive_failures, 0.0)
     now = breaker.probe_at
     assert asked == []
-    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert breaker.admit(now, BACKGROUND) == pytest.approx(LEAVE_S)
     return breaker, asked, now
 
 
@@ -749,23 +752,23 @@ def test_it_asks_for_leave_to_probe_once_and_stays_open_until_it_has_it() -> Non
     """Its answer takes a moment: nobody is let through meanwhile, and nobody asks again."""
     breaker, asked, now = due()
     for rank in (CRITICAL, BACKGROUND):
-        assert breaker.wait_s(now + 0.1, rank) == pytest.approx(LEAVE_S - 0.1)
+        assert breaker.admit(now + 0.1, rank) == pytest.approx(LEAVE_S - 0.1)
     assert (breaker.state, len(asked)) == ("open", 1)
 
-    assert breaker.let_probe(now + 0.15)
+    assert FleetView(breaker).grant_leave(now + 0.15)
 
     assert (breaker.state, breaker.is_news) == ("half_open", False)
-    assert breaker.wait_s(now + 0.15, BACKGROUND) == 0.0
-    assert breaker.wait_s(now + 0.15, CRITICAL) == pytest.approx(0.15)  # its turn counts from when it was due
+    assert breaker.admit(now + 0.15, BACKGROUND) == 0.0
+    assert breaker.admit(now + 0.15, CRITICAL) == pytest.approx(0.15)  # its turn counts from when it was due
 
 
 def test_leave_may_be_given_at_once() -> None:
     """Where nobody else can be asked: the very call that asks is the probe."""
     breaker, _ = shared()
-    breaker.ask_leave = lambda one: one.let_probe(10.0)
+    breaker.ask_leave = lambda one: FleetView(one).grant_leave(10.0)
     fail(breaker, 5, 0.0)
 
-    assert breaker.wait_s(10.0, BACKGROUND) == 0.0
+    assert breaker.admit(10.0, BACKGROUND) == 0.0
     assert breaker.state == "half_open"
 
 
@@ -773,7 +776,7 @@ def test_an_answer_that_is_lost_is_asked_for_again() -> None:
     """Nothing is waited for longer than it may take."""
     breaker, asked, now = due()
 
-    assert breaker.wait_s(now + LEAVE_S, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert breaker.admit(now + LEAVE_S, BACKGROUND) == pytest.approx(LEAVE_S)
 
     assert len(asked) == 2
 
@@ -782,43 +785,43 @@ def test_where_somebody_else_probes_it_stays_open_and_looks_again() -> None:
     """At the time it is told."""
     breaker, asked, now = due()
 
-    assert breaker.look_again(now + 0.4, now)
+    assert FleetView(breaker).retry_probe_at(now + 0.4, now)
 
     assert breaker.state == "open"
-    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(0.4)
-    assert breaker.wait_s(now + 0.4, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert breaker.admit(now, BACKGROUND) == pytest.approx(0.4)
+    assert breaker.admit(now + 0.4, BACKGROUND) == pytest.approx(LEAVE_S)
     assert len(asked) == 2
 
 
 def test_leave_that_comes_too_late_is_of_no_use() -> None:
     """It was closed, or told to stay open, meanwhile."""
     breaker, _, now = due()
-    breaker.told_open(now + 5, 1, "a probe failed", now)
-    assert not breaker.let_probe(now)
-    assert not breaker.look_again(now + 0.4, now)
-    assert breaker.wait_s(now, BACKGROUND) == pytest.approx(5.0)
+    FleetView(breaker).peer_opened(now + 5, 1, "a probe failed", now)
+    assert not FleetView(breaker).grant_leave(now)
+    assert not FleetView(breaker).retry_probe_at(now + 0.4, now)
+    assert breaker.admit(now, BACKGROUND) == pytest.approx(5.0)
 
-    breaker.told_closed("3 probes succeeded", now)
-    assert not breaker.let_probe(now)
-    assert not breaker.look_again(now + 0.4, now)
+    FleetView(breaker).peer_closed("3 probes succeeded", now)
+    assert not FleetView(breaker).grant_leave(now)
+    assert not FleetView(breaker).retry_probe_at(now + 0.4, now)
     assert breaker.state == "closed"
 
 
 def test_leave_that_nobody_used_lets_one_more_through_while_it_is_asked_for_again() -> None:
     """However few calls there are, one of them finds out; if somebody else probes by now, it was the only one."""
     breaker, asked, now = due()
-    breaker.let_probe(now)
-    breaker.lose_leave()
+    FleetView(breaker).grant_leave(now)
+    FleetView(breaker).return_permit()
 
-    assert breaker.wait_s(now + 60, BACKGROUND) == 0.0
+    assert breaker.admit(now + 60, BACKGROUND) == 0.0
     assert len(asked) == 2
     permit = breaker.take(now + 60)
-    assert breaker.look_again(now + 61, now + 60)
-    assert (breaker.state, breaker.wait_s(now + 60, BACKGROUND)) == ("half_open", None)
+    assert FleetView(breaker).retry_probe_at(now + 61, now + 60)
+    assert (breaker.state, breaker.admit(now + 60, BACKGROUND)) == ("half_open", None)
 
     breaker.forget(permit, now + 60)
-    assert breaker.wait_s(now + 60, BACKGROUND) == 0.0
-    assert breaker.look_again(now + 61, now + 60)
+    assert breaker.admit(now + 60, BACKGROUND) == 0.0
+    assert FleetView(breaker).retry_probe_at(now + 61, now + 60)
     assert (breaker.state, breaker.probe_at, breaker.ejections) == ("open", now + 61, 1)
 
 
@@ -827,15 +830,15 @@ def test_told_open_it_opens_with_the_reason() -> None:
     breaker, _ = shared()
     serve(breaker, 5, 0.0)
 
-    breaker.told_open(8.0, 3, "5 failures in a row (timeout)", 1.0, rate=0.9)
+    FleetView(breaker).peer_opened(8.0, 3, "5 failures in a row (timeout)", 1.0, rate=0.9)
 
     assert (breaker.state, breaker.probe_at, breaker.ejections) == ("open", 8.0, 3)
     assert breaker.reason == "told by another replica: 5 failures in a row (timeout)"
     assert not breaker.is_news
     assert breaker.failure_rate(1.0) == 0.9
 
-    assert breaker.wait_s(8.0, BACKGROUND)
-    assert breaker.let_probe(8.0)
+    assert breaker.admit(8.0, BACKGROUND)
+    assert FleetView(breaker).grant_leave(8.0)
     fail(breaker, 1, 8.0)
     assert breaker.failure_rate(8.0) == 0.9
     breaker.trust("nothing else is left", 9.0)
@@ -847,55 +850,55 @@ def test_where_nothing_failed_the_word_is_taken_for_a_short_time_only() -> None:
     """However often it is said; where the own probe fails it was right, and holds as it was told: no news, no ejection more."""
     for is_well in (True, False):
         breaker, asked = shared()
-        breaker.told_open(50.0, 4, "a probe failed", 1.0)
+        FleetView(breaker).peer_opened(50.0, 4, "a probe failed", 1.0)
         assert breaker.probe_at == 1.0 + RULES.open_s
-        assert not breaker.told_open(60.0, 5, "a probe failed", 5.0)
+        assert not FleetView(breaker).peer_opened(60.0, 5, "a probe failed", 5.0)
         assert breaker.probe_at == 1.0 + RULES.open_s
 
         now = breaker.probe_at
-        breaker.wait_s(now, BACKGROUND)
+        breaker.admit(now, BACKGROUND)
         assert len(asked) == 1
-        breaker.let_probe(now)
+        FleetView(breaker).grant_leave(now)
         if is_well:
             serve(breaker, RULES.probes, now)
             assert (breaker.state, breaker.is_news) == ("closed", True)
-            assert not breaker.told_open(now + 50, 6, "a probe failed", now + 1)
+            assert not FleetView(breaker).peer_opened(now + 50, 6, "a probe failed", now + 1)
             fail(breaker, 1, now + 2)
-            breaker.told_open(now + 50, 6, "a probe failed", now + 3)
+            FleetView(breaker).peer_opened(now + 50, 6, "a probe failed", now + 3)
             assert breaker.transitions["open"] == 2
         else:
             fail(breaker, 1, now)
             assert (breaker.state, breaker.is_news, breaker.probe_at, breaker.ejections) == ("open", False, 60.0, 5)
-            assert breaker.told_open(65.0, 6, "a probe failed", now + 10)
+            assert FleetView(breaker).peer_opened(65.0, 6, "a probe failed", now + 10)
             assert breaker.probe_at == 65.0
 
 
 def test_what_its_own_probes_have_proved_holds_while_it_is_said_and_nothing_fails() -> None:
     """Long after it was last said the word counts again."""
     breaker, _, now = due()
-    breaker.let_probe(now)
+    FleetView(breaker).grant_leave(now)
     serve(breaker, RULES.probes, now)
     for _ in range(5):
         now += 1.5 * RULES.max_open_s
-        breaker.told_open(now + 10, 1, "ill", now)
+        FleetView(breaker).peer_opened(now + 10, 1, "ill", now)
         assert breaker.state == "closed"
 
-    breaker.told_open(now + 3 * RULES.max_open_s + 10, 1, "ill", now + 3 * RULES.max_open_s)
+    FleetView(breaker).peer_opened(now + 3 * RULES.max_open_s + 10, 1, "ill", now + 3 * RULES.max_open_s)
     assert breaker.transitions["open"] == 2
 
 
 def test_who_gives_its_leave_back_still_only_knows_what_was_told() -> None:
     """Somebody else tries it meanwhile; its own probe comes later, and is no ejection either."""
     breaker, _ = shared()
-    breaker.told_open(50.0, 4, "ill", 1.0)
+    FleetView(breaker).peer_opened(50.0, 4, "ill", 1.0)
     now = breaker.probe_at
-    breaker.wait_s(now, BACKGROUND)
-    breaker.let_probe(now)
-    breaker.look_again(now + 1.0, now)
+    breaker.admit(now, BACKGROUND)
+    FleetView(breaker).grant_leave(now)
+    FleetView(breaker).retry_probe_at(now + 1.0, now)
     assert breaker.probe_at == now + 1.0
 
-    breaker.wait_s(now + 1.0, BACKGROUND)
-    breaker.let_probe(now + 1.0)
+    breaker.admit(now + 1.0, BACKGROUND)
+    FleetView(breaker).grant_leave(now + 1.0)
     fail(breaker, 1, now + 1.0)
     assert (breaker.probe_at, breaker.ejections) == (50.0, 4)
 
@@ -909,7 +912,7 @@ def test_who_saw_much_that_was_well_knows_better(served: int, failed: int, opens
         serve(breaker, 2, 1.0)
     serve(breaker, served - 2 * failed, 1.0)
 
-    breaker.told_open(8.0, 1, "ill", 2.0)
+    FleetView(breaker).peer_opened(8.0, 1, "ill", 2.0)
 
     assert (breaker.state == "open") == opens
 
@@ -919,7 +922,7 @@ def test_evidence_of_long_ago_is_none() -> None:
     breaker, _ = shared()
     serve(breaker, 100, 1.0)
 
-    breaker.told_open(1000.0, 1, "ill", 999.0)
+    FleetView(breaker).peer_opened(1000.0, 1, "ill", 999.0)
 
     assert breaker.state == "open"
 
@@ -928,10 +931,10 @@ def test_a_probe_that_succeeded_knows_better_too() -> None:
     """One that only waits for probes takes the word."""
     for served, state in ((0, "open"), (1, "half_open")):
         breaker, _, now = due()
-        breaker.let_probe(now)
+        FleetView(breaker).grant_leave(now)
         serve(breaker, served, now)
 
-        breaker.told_open(now + 5, 1, "ill", now)
+        FleetView(breaker).peer_opened(now + 5, 1, "ill", now)
 
         assert breaker.state == state
 
@@ -940,12 +943,12 @@ def test_open_it_stays_so_for_the_longest() -> None:
     """Never for less than it is, nor for more than its own rules allow."""
     breaker, _ = shared()
     fail(breaker, 5, 0.0)
-    breaker.told_open(8.0, 1, "ill", 1.0)
+    FleetView(breaker).peer_opened(8.0, 1, "ill", 1.0)
     assert breaker.probe_at == 10.0
-    breaker.told_open(25.0, 1, "ill", 1.0)
+    FleetView(breaker).peer_opened(25.0, 1, "ill", 1.0)
     assert (breaker.probe_at, breaker.reason) == (25.0, "5 failures in a row (server_error)")
 
-    breaker.told_open(1e9, 1, "ill", 1.0)
+    FleetView(breaker).peer_opened(1e9, 1, "ill", 1.0)
 
     assert breaker.probe_at == 61.0
 
@@ -953,12 +956,12 @@ def test_open_it_stays_so_for_the_longest() -> None:
 def test_told_closed_it_is_trusted_again_behind_a_ramp() -> None:
     """Open or half open; one that is closed stays as it is."""
     for breaker in (due()[0], half_opened()[0]):
-        breaker.told_closed("3 probes succeeded", 20.0)
+        FleetView(breaker).peer_closed("3 probes succeeded", 20.0)
         assert (breaker.state, breaker.is_clear, breaker.is_news) == ("closed", False, False)
         assert breaker.reason == "told by another replica: 3 probes succeeded"
 
     fresh, _ = shared()
-    fresh.told_closed("3 probes succeeded", 20.0)
+    FleetView(fresh).peer_closed("3 probes succeeded", 20.0)
     assert fresh.is_clear
     assert fresh.transitions["closed"] == 0
 
@@ -967,12 +970,12 @@ def test_what_was_set_by_hand_or_disabled_is_not_for_others_to_change() -> None:
     """Neither way."""
     breaker, _ = shared()
     breaker.force("drained", 1.0)
-    breaker.told_closed("well", 2.0)
-    breaker.told_open(5.0, 1, "ill", 2.0)
+    FleetView(breaker).peer_closed("well", 2.0)
+    FleetView(breaker).peer_opened(5.0, 1, "ill", 2.0)
     assert (breaker.state, breaker.probe_at) == ("drained", inf)
 
     off, _ = shared(replace(RULES, is_enabled=False))
-    off.told_open(5.0, 1, "ill", 2.0)
+    FleetView(off).peer_opened(5.0, 1, "ill", 2.0)
     assert off.is_clear
 
 
@@ -981,7 +984,7 @@ def test_only_what_was_found_out_here_is_news() -> None:
     moves: list[tuple[str, bool]] = []
     breaker = Breaker("site", RULES, 0.0, lambda _name, to, _why: moves.append((to, breaker.is_news)))
     fail(breaker, 5, 0.0)
-    assert breaker.wait_s(100.0, BACKGROUND) == 0.0
+    assert breaker.admit(100.0, BACKGROUND) == 0.0
     serve(breaker, 3, 100.0)
     breaker.trip("refused", 101.0, 0.0)
     breaker.trust("nothing else is left", 102.0)
@@ -1006,7 +1009,7 @@ def test_undone_by_hand_one_of_all_tries() -> None:
     breaker.force(None, 2.0)
 
     assert (breaker.state, breaker.is_by_hand) == ("open", False)
-    assert breaker.wait_s(2.0, BACKGROUND) == pytest.approx(LEAVE_S)
+    assert breaker.admit(2.0, BACKGROUND) == pytest.approx(LEAVE_S)
     assert len(asked) == 1
 
 
@@ -1027,7 +1030,7 @@ class Course(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 3), times=st.integers(1, 6))
     def call(self, rank: int, times: int) -> None:
         for _ in range(times):
-            if self.breaker.wait_s(self.now, rank) == 0.0:
+            if self.breaker.admit(self.now, rank) == 0.0:
                 self.flying.append((self.breaker.take(self.now), self.probing()))
 
     @rule(which=st.randoms(use_true_random=False), outcome=st.sampled_from(["served", "failed", "forgotten"]))
@@ -1066,7 +1069,7 @@ class Course(RuleBasedStateMachine):
     @invariant()
     def waits_are_true(self) -> None:
         for rank in range(4):
-            wait_s = self.breaker.wait_s(self.now, rank)
+            wait_s = self.breaker.admit(self.now, rank)
             assert wait_s is None or wait_s >= 0
             assert (wait_s == inf) == self.breaker.is_by_hand
             if wait_s is None:
@@ -1087,12 +1090,12 @@ class Course(RuleBasedStateMachine):
         for permit, _ in self.flying:
             self.breaker.forget(permit, self.now)
         for _ in range(40):
-            wait_s = self.breaker.wait_s(self.now, INTERACTIVE)
+            wait_s = self.breaker.admit(self.now, INTERACTIVE)
             assert wait_s is not None
             self.now += wait_s
-            if self.breaker.wait_s(self.now, INTERACTIVE) == 0.0:
+            if self.breaker.admit(self.now, INTERACTIVE) == 0.0:
                 self.breaker.succeeded(self.breaker.take(self.now), self.now, 0.1)
-        self.breaker.wait_s(self.now + 10, INTERACTIVE)
+        self.breaker.admit(self.now + 10, INTERACTIVE)
         assert self.breaker.is_clear
 
 
@@ -1118,20 +1121,20 @@ class SharedCourse(Course):
         if self.asks:
             self.asks -= 1
             if is_ours:
-                self.breaker.let_probe(self.now)
+                FleetView(self.breaker).grant_leave(self.now)
             else:
-                self.breaker.look_again(self.now + wait_s, self.now)
+                FleetView(self.breaker).retry_probe_at(self.now + wait_s, self.now)
 
     @rule()
     def lapse(self) -> None:
-        if self.breaker.state == "half_open" and not self.breaker.is_probing:
-            self.breaker.lose_leave()
+        if self.breaker.state == "half_open" and not self.breaker.probes_out:
+            FleetView(self.breaker).return_permit()
 
     @rule(left_s=st.floats(-1, 1e4), ejections=st.integers(0, 255), rate=st.floats(0, 1))
-    def told_open(self, left_s: float, ejections: int, rate: float) -> None:
+    def peer_opened(self, left_s: float, ejections: int, rate: float) -> None:
         before = self.breaker.probe_at
         is_due = self.breaker.state != "open" or before <= self.now or self.asks
-        self.breaker.told_open(self.now + left_s, ejections, "ill", self.now, rate)
+        FleetView(self.breaker).peer_opened(self.now + left_s, ejections, "ill", self.now, rate)
         assert is_due or self.breaker.probe_at >= before
         assert (
             self.breaker.is_by_hand
@@ -1140,16 +1143,140 @@ class SharedCourse(Course):
         )
 
     @rule()
-    def told_closed(self) -> None:
-        self.breaker.told_closed("well", self.now)
+    def peer_closed(self) -> None:
+        FleetView(self.breaker).peer_closed("well", self.now)
         assert self.breaker.is_by_hand or self.breaker.state == "closed"
 
     def teardown(self) -> None:
         """Liveness: it comes back as soon as it has its turn, and if nobody can say whose it is."""
         if hasattr(self, "breaker"):
-            self.breaker.ask_leave = lambda breaker: breaker.let_probe(self.now)
+            self.breaker.ask_leave = lambda breaker: FleetView(breaker).grant_leave(self.now)
         super().teardown()
 
 
 TestSharedCourse = SharedCourse.TestCase
 TestSharedCourse.settings = BOUNDED
+
+
+class Twins(RuleBasedStateMachine):
+    """Two breakers that meet the same: one is asked all day long, the other never. They go the same way."""
+
+    @initialize(is_shared=st.booleans(), ramp_s=st.sampled_from([0.0, 10.0]), window_s=st.sampled_from([5.0, 60.0]))
+    def begin(self, is_shared: bool, ramp_s: float, window_s: float) -> None:
+        self.now = 0.0
+        self.told: tuple[list[str], list[str]] = ([], [])
+        self.pair = [
+            Breaker(
+                "site",
+                replace(RULES, ramp_s=ramp_s, window_s=window_s),
+                0.0,
+                lambda *move, to=to: to.append(repr(move)),
+            )
+            for to in self.told
+        ]
+        self.asks = 0
+        if is_shared:
+            self.pair[0].ask_leave = self.count_ask
+            self.pair[1].ask_leave = lambda _breaker: None
+
+    def count_ask(self, _breaker: Breaker) -> None:
+        self.asks += 1
+
+    def look(self) -> None:
+        """Every question, of the first alone."""
+        asked = self.pair[0]
+        for now in (self.now, self.now + 0.3, self.now + 100.0):
+            for rank in range(4):
+                asked.wait_s(now, rank)
+            asked.failure_rate(now)
+            asked.outcomes_in_window(now)
+            asked.ejections_at(now)
+            asked.has_own_evidence(now)
+            asked.is_ramping(now)
+        _ = (
+            asked.probe_at,
+            asked.slow_after_s,
+            asked.is_by_hand,
+            asked.probes_out,
+            asked.transitions,
+            asked.failures_in_a_row,
+        )
+
+    @rule(rank=st.integers(0, 3), times=st.integers(1, 30), outcome=st.sampled_from(["served", "failed", "forgotten"]))
+    def calls(self, rank: int, times: int, outcome: str) -> None:
+        for _ in range(times):
+            self.look()
+            asks = self.asks
+            waits = [breaker.admit(self.now, rank) for breaker in self.pair]
+            assert waits[0] == waits[1]
+            assert asks == self.asks or self.pair[0].state != "closed"
+            if waits[0] != 0.0:
+                return
+            for breaker in self.pair:
+                permit = breaker.take(self.now)
+                if outcome == "served":
+                    breaker.succeeded(permit, self.now + 0.1, 0.1)
+                elif outcome == "failed":
+                    breaker.failed(permit, self.now + 0.1, 0.5, "timeout")
+                else:
+                    breaker.forget(permit, self.now)
+
+    @rule(seconds=st.floats(0, 90))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(is_ours=st.booleans())
+    def answer(self, is_ours: bool) -> None:
+        for breaker in self.pair:
+            if is_ours:
+                FleetView(breaker).grant_leave(self.now)
+            else:
+                FleetView(breaker).retry_probe_at(self.now + 0.5, self.now)
+
+    @rule(left_s=st.floats(0, 100), is_open=st.booleans())
+    def report(self, left_s: float, is_open: bool) -> None:
+        for breaker in self.pair:
+            if is_open:
+                FleetView(breaker).peer_opened(self.now + left_s, 2, "ill", self.now, 0.7)
+            else:
+                FleetView(breaker).peer_closed("well", self.now)
+
+    @rule(to=st.sampled_from(["open", "closed", "drained", None]), certainly=st.integers(0, 3))
+    def hand(self, to: str | None, certainly: int) -> None:
+        if certainly == 0:
+            for breaker in self.pair:
+                breaker.force(to, self.now)  # type: ignore[arg-type]
+
+    @invariant()
+    def they_are_alike(self) -> None:
+        self.look()
+        asked, left_alone = self.pair
+        assert self.told[0] == self.told[1]
+        assert (asked.state, asked.is_clear, asked.ejections, asked.slow_after_s, asked.probe_at) == (
+            left_alone.state,
+            left_alone.is_clear,
+            left_alone.ejections,
+            left_alone.slow_after_s,
+            left_alone.probe_at,
+        )
+        assert all(breaker.state == breaker.phase.state for breaker in self.pair)
+
+
+TestTwins = Twins.TestCase
+TestTwins.settings = BOUNDED
+
+
+def test_to_be_asked_neither_opens_half_nor_asks_the_fleet() -> None:
+    """The time of an open breaker is over: only a call that wants to go changes anything."""
+    breaker, asked = shared()
+    fail(breaker, 5, 0.0)
+    now = breaker.probe_at
+
+    assert [breaker.wait_s(now, BACKGROUND) for _ in range(3)] == [0.0] * 3
+    assert (breaker.state, asked) == ("open", [])
+
+    breaker.ask_leave = None
+    assert breaker.wait_s(now, BACKGROUND) == 0.0
+    assert breaker.transitions["half_open"] == 0
+    assert breaker.admit(now, BACKGROUND) == 0.0
+    assert breaker.transitions["half_open"] == 1

@@ -33,7 +33,7 @@ def test_a_healthy_target_is_clear() -> None:
     vitals = new_vitals()
 
     assert vitals.is_clear
-    assert vitals.wait_s(NOW, INTERACTIVE) == 0.0
+    assert vitals.admit(NOW, INTERACTIVE) == 0.0
     assert vitals.is_open_to(INTERACTIVE, NOW)
     assert vitals.probe_at(NOW) == NOW
 
@@ -44,12 +44,12 @@ def test_an_open_target_tells_when_it_is_tried_again() -> None:
     fail(vitals, 3)
 
     assert not vitals.is_clear
-    assert vitals.wait_s(NOW, INTERACTIVE) == pytest.approx(10.0)
+    assert vitals.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
     assert vitals.probe_at(NOW) == pytest.approx(NOW + 10)
     assert not vitals.is_open_to(INTERACTIVE, NOW)
     assert vitals.is_open_to(INTERACTIVE, NOW + 10 - PROBE_PATIENCE_S)
-    assert vitals.wait_s(NOW + 10, BACKGROUND) == 0.0
-    assert vitals.wait_s(NOW + 10, INTERACTIVE) == pytest.approx(0.2)
+    assert vitals.admit(NOW + 10, BACKGROUND) == 0.0
+    assert vitals.admit(NOW + 10, INTERACTIVE) == pytest.approx(0.2)
 
 
 def test_while_a_probe_is_out_others_wait_for_it() -> None:
@@ -57,10 +57,10 @@ def test_while_a_probe_is_out_others_wait_for_it() -> None:
     vitals = new_vitals()
     fail(vitals, 3)
     now = NOW + 11
-    vitals.wait_s(now, BACKGROUND)
+    vitals.admit(now, BACKGROUND)
     vitals.take(now)
 
-    assert vitals.wait_s(now, BACKGROUND) is None
+    assert vitals.admit(now, BACKGROUND) is None
     assert not vitals.is_open_to(BACKGROUND, now)
 
 
@@ -71,7 +71,7 @@ def test_an_open_account_closes_all_of_its_targets() -> None:
     account.breaker.trip("its credential is refused", NOW, 0.0)
 
     for vitals in (one, other):
-        assert vitals.wait_s(NOW, INTERACTIVE) == pytest.approx(10.0)
+        assert vitals.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
         assert vitals.reason == "account p: its credential is refused"
     fail(one, 3, NOW)
     assert one.probe_at(NOW) == pytest.approx(NOW + 10)
@@ -86,7 +86,7 @@ def test_one_probe_speaks_for_the_target_and_its_account() -> None:
 
     for step in range(2):
         now = NOW + 11 + step
-        assert vitals.wait_s(now, BACKGROUND) == 0.0
+        assert vitals.admit(now, BACKGROUND) == 0.0
         vitals.succeeded(vitals.take(now), now, None)
 
     assert account.breaker.state == "closed"
@@ -100,7 +100,7 @@ def test_a_failed_probe_opens_both_again() -> None:
     vitals = new_vitals(account)
     fail(vitals, 3)
     now = NOW + 11
-    assert vitals.wait_s(now, BACKGROUND) == 0.0
+    assert vitals.admit(now, BACKGROUND) == 0.0
 
     vitals.failed(vitals.take(now), now, 0.0, "timeout")
 
@@ -112,7 +112,7 @@ def test_what_is_set_by_hand_waits_for_a_hand() -> None:
     vitals = new_vitals()
     vitals.breaker.force("drained", NOW)
 
-    assert vitals.wait_s(NOW + 1e6, BACKGROUND) == inf
+    assert vitals.admit(NOW + 1e6, BACKGROUND) == inf
     assert vitals.probe_at(NOW) == inf
     assert not vitals.is_open_to(BACKGROUND, NOW + 1e6)
     assert vitals.reason == "drained by hand"
@@ -124,7 +124,7 @@ def test_a_ramp_is_open_to_everybody() -> None:
     fail(vitals, 3)
     now = NOW + 12
     for _ in range(2):
-        vitals.wait_s(now, BACKGROUND)
+        vitals.admit(now, BACKGROUND)
         vitals.succeeded(vitals.take(now), now, None)
 
     assert vitals.breaker.state == "closed"
@@ -133,7 +133,7 @@ def test_a_ramp_is_open_to_everybody() -> None:
         vitals.take(now)
     assert (vitals.wait_s(now, INTERACTIVE) or 0.0) > 0
     assert vitals.is_open_to(INTERACTIVE, now)
-    assert vitals.wait_s(now + RULES.ramp_s, INTERACTIVE) == 0.0
+    assert vitals.admit(now + RULES.ramp_s, INTERACTIVE) == 0.0
     assert vitals.is_clear
 
 
@@ -168,17 +168,17 @@ def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
         fate = draw.random()
         if fate < 0.02:
             account.breaker.trip("its credential is refused", now, draw.random())
-        elif fate < 0.5 and vitals.wait_s(now, draw.randrange(4)) == 0.0:
+        elif fate < 0.5 and vitals.admit(now, draw.randrange(4)) == 0.0:
             out.append((vitals, vitals.take(now)))
         elif out:
             _give_back(draw, *out.pop(draw.randrange(len(out))), now)
         for breaker in (pair[0].breaker, pair[1].breaker, account.breaker):
-            assert breaker.state != "half_open" or 0 <= breaker._probes.out <= RULES.probes
+            assert 0 <= breaker.probes_out <= RULES.probes
     while out:
         _give_back(draw, *out.pop(), now)
 
     for breaker in (pair[0].breaker, pair[1].breaker, account.breaker):
-        assert breaker.state != "half_open" or breaker._probes.out == 0
+        assert breaker.probes_out == 0
 
 
 def _give_back(draw: Random, vitals: TargetHealth, permit: Permit, now: float) -> None:
@@ -200,7 +200,7 @@ def test_what_serves_some_calls_is_better_than_nothing() -> None:
     fail(dead, 3)
     assert [vitals.is_clear for vitals in (shaky, dead)] == [False, False]
 
-    assert [vitals.trust_again(NOW) for vitals in (shaky, dead)] == [True, False]
+    assert [vitals.close_in_panic(NOW) for vitals in (shaky, dead)] == [True, False]
 
     assert [vitals.is_clear for vitals in (shaky, dead)] == [True, False]
 
@@ -210,7 +210,7 @@ def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
     vitals = new_vitals()
     vitals.breaker.force("open", NOW)
 
-    assert not vitals.trust_again(NOW)
+    assert not vitals.close_in_panic(NOW)
 
 
 def test_where_nobody_was_served_lately_a_few_find_out() -> None:

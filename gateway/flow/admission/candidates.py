@@ -107,17 +107,17 @@ class Planner:
         Raises CircuitOpen.
         """
         gates = [self._gates.line(target, call).gate for target in targets]
-        usable = [target for target in targets if self._is_open_to(call, target, now)]
+        usable = [target for target in targets if self._admits(call, target, now)]
         if usable:
             return usable, inf
-        if any(gate.vitals.trust_again(now) for gate in gates):
-            return [target for target in targets if self._is_open_to(call, target, now)], inf
+        if any(gate.vitals.close_in_panic(now) for gate in gates):
+            return [target for target in targets if self._admits(call, target, now)], inf
         for gate in gates:
             account = gate.vitals.account
             if account.is_refused and gate.vitals.breaker.state != "drained" and not account.breaker.is_by_hand:
                 account.breaker.trust("its credential is tried again: nobody else is left", now)
                 account.is_refused = False
-                usable = [one for one in targets if self._is_open_to(call, one, now)]
+                usable = [one for one in targets if self._admits(call, one, now)]
                 if usable:
                     return usable, inf
         if all(gate.vitals.heard.has_lost_model for gate in gates):
@@ -152,17 +152,23 @@ class Planner:
             return False  # it hangs elsewhere already, and there it goes on
         if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
             return False
-        return self._is_open_to(call, target, now)
+        return self._admits(call, target, now)
 
-    def _is_open_to(self, call: Call, target: Target, now: float) -> bool:
-        """Whether no breaker keeps the call from the target; for a probe's turn only a few may wait."""
+    def _admits(self, call: Call, target: Target, now: float) -> bool:
+        """Announces the call to the target's breakers, and tells whether none of them keeps it away.
+
+        A breaker whose time is over begins to probe, or asks the fleet for leave: so the answer is there when the call goes.
+        For a probe's turn only a few may wait.
+        """
         line = self._gates.line(target, call)
         vitals = line.gate.vitals
         if vitals.is_clear:
             return True
         if vitals.breaker.state != "closed" and len(line.lineup) >= vitals.breaker.rules.probes:
             return False
-        return vitals.is_open_to(RANKS[call.lane], now)
+        rank = RANKS[call.lane]
+        vitals.admit(now, rank)
+        return vitals.is_open_to(rank, now)
 
 
 def estimate_of(call: Call) -> int:

@@ -37,6 +37,7 @@ from gateway.flow.fleet.codec import (
 )
 from gateway.flow.fleet.probe_turns import ProbeTurns
 from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.target_health import Account
 from gateway.policy.limits.gate import BURST, Gate
 from gateway.policy.limits.provider_headers import Learned
@@ -178,7 +179,7 @@ class FleetNews:
         breaker = self._breaker(name)
         if breaker is None:
             return
-        self._turns.moved(breaker)
+        self._turns.state_changed(breaker)
         if not breaker.is_news or self._gates.is_callers(name):
             return
         now, account, is_open = self._clock.monotonic(), self._gates.accounts.get(name), state == "open"
@@ -293,9 +294,9 @@ class FleetNews:
             self._ends.pop(("breaker", item.name), None)
             if account is not None and not breaker.is_by_hand:
                 account.is_refused = False
-            breaker.told_closed(move.reason, now)
+            FleetView(breaker).peer_closed(move.reason, now)
         elif item.left_s:
-            if breaker.told_open(now + item.left_s, move.ejections, move.reason, now, move.rate):
+            if FleetView(breaker).peer_opened(now + item.left_s, move.ejections, move.reason, now, move.rate):
                 for line in self._outages.lines_of(item.name):
                     self._queue.shut(line)  # whoever has waited for the probe would wait for the next
             if account is not None and breaker.state == "open":

@@ -16,6 +16,7 @@ from gateway.flow.admission.gates import Gates
 from gateway.flow.admission.health import HealthPropagation
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.fleet_view import FleetView
 from gateway.ports import News
 
 SLOT_S = 5.0
@@ -59,7 +60,7 @@ class ProbeTurns:
         else:
             self._answered(breaker, slot, is_ours=answer)
 
-    def moved(self, breaker: Breaker) -> None:
+    def state_changed(self, breaker: Breaker) -> None:
         """It is in another state: what it found out is known."""
         if breaker.state != "half_open":
             self._give_up(breaker)
@@ -68,20 +69,20 @@ class ProbeTurns:
         now = self._clock.monotonic()
         if not is_ours:
             self._drop(breaker)
-            if breaker.look_again(now + LOOK_AGAIN_S * (1 + self._draw()), now):
+            if FleetView(breaker).retry_probe_at(now + LOOK_AGAIN_S * (1 + self._draw()), now):
                 # Not at once: whoever has asked is still busy with this very line.
-                self._clock.call_at(now, lambda: self._send_on(breaker))
-        elif breaker.let_probe(now):
+                self._clock.call_at(now, lambda: self._release_waiters(breaker))
+        elif FleetView(breaker).grant_leave(now):
             self._drop(breaker)
             self._held[breaker.name] = slot, self._clock.call_at(now + RENEW_S, lambda: self._look_after(breaker))
         elif not self._is_held(slot):
             self._news.give_slot(slot)
 
     def _look_after(self, breaker: Breaker) -> None:
-        if breaker.is_probing:
+        if breaker.probes_out:
             self.ask(breaker)
         else:
-            breaker.lose_leave()
+            FleetView(breaker).return_permit()
             self._give_up(breaker)
 
     def _give_up(self, breaker: Breaker) -> None:
@@ -98,7 +99,7 @@ class ProbeTurns:
     def _is_held(self, slot: str) -> bool:
         return any(slot == held for held, _ in self._held.values())
 
-    def _send_on(self, breaker: Breaker) -> None:
+    def _release_waiters(self, breaker: Breaker) -> None:
         """Nobody has to wait for a probe of somebody else's."""
         if breaker.state == "open":
             for line in self._outages.lines_of(breaker.name):

@@ -21,8 +21,6 @@ from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Model, PolicySnapshot
 
 _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
-_URGENT = 0
-"""The rank of a lane; a ramp makes no difference between them."""
 
 
 def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> dict[str, dict[str, Any]]:
@@ -112,24 +110,16 @@ def _breaker(breaker: Breaker, now: float) -> dict[str, Any]:
         "since_s": _since_s(breaker, now),
         "last_opened_s": _ago(breaker.opened_at, now),
         "next_probe_s": _next_probe_s(breaker, now),
-        "ramping": _is_ramping(breaker, now),
-        "ejections": breaker.ejections,
+        "ramping": breaker.is_ramping(now),
+        "ejections": breaker.ejections_at(now),
         "failures": {
             "rate": round(rate, 4),
-            "calls": breaker.calls_in_window,
+            "calls": breaker.outcomes_in_window(now)[0],
             "usual_rate": round(baseline.failure_share, 4),
         },
         "usual_first_byte_s": round(baseline.first_byte_s, 4) or None,
         "slow_after_s": round(breaker.slow_after_s, 3),
     }
-
-
-def _is_ramping(breaker: Breaker, now: float) -> bool:
-    """Whether it is on its way back: closed, but not yet for all calls."""
-    if breaker.state != "closed":
-        return False
-    breaker.wait_s(now, _URGENT)  # a ramp that is over ends when it is asked
-    return not breaker.is_clear
 
 
 def _since_s(breaker: Breaker, now: float) -> float | None:

@@ -112,6 +112,12 @@ class OutcomeWindow:
             failures += bucket.failures
         return calls, failures
 
+    def failures_at(self, span_s: float, now: float) -> tuple[int, int]:
+        """Calls and failures that will be left in it when it turns at `now`, to the length `span_s`."""
+        gone = int((now - self.ends_at) * BUCKETS / span_s) + 1 if now >= self.ends_at else 0
+        left = [self._buckets[self._index - age] for age in range(BUCKETS - gone)]
+        return sum([bucket.calls for bucket in left]), sum([bucket.failures for bucket in left])
+
     def slow(self) -> tuple[int, int]:
         """Calls whose first byte was timed, and how many of them were slow."""
         return sum(bucket.timed for bucket in self._buckets), sum(bucket.slow for bucket in self._buckets)

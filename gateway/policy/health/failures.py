@@ -91,6 +91,10 @@ class Health:
                 return f"{100 * failures / calls:.0f} % of {calls} calls failed in {span_s:.0f} s ({why})"
         return None
 
+    def outcomes(self, now: float) -> tuple[int, int]:
+        """Calls that ended within the window, and how many of them failed."""
+        return self.window.failures_at(self.baseline.window_s(self.rules.window_s), now)
+
     def catch_up(self, now: float) -> None:
         """Forget what is no longer in the window."""
         if now >= self.window.ends_at:

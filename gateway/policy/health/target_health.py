@@ -111,11 +111,11 @@ class TargetHealth:
 
     def wait_s(self, now: float, rank: int) -> float | None:
         """Seconds until a call of this rank may go; None: one in flight has to end first, inf: not before a person says so."""
-        own = self.breaker.wait_s(now, rank)
-        theirs = self.account.breaker.wait_s(now, rank)
-        if own == inf or theirs == inf:
-            return inf
-        return None if own is None or theirs is None else max(own, theirs)
+        return _longer(self.breaker.wait_s(now, rank), self.account.breaker.wait_s(now, rank))
+
+    def admit(self, now: float, rank: int) -> float | None:
+        """As `Breaker.admit`, of both breakers: a call that may go brings about what its time is for."""
+        return _longer(self.breaker.admit(now, rank), self.account.breaker.admit(now, rank))
 
     @property
     def is_probed(self) -> bool:
@@ -149,7 +149,7 @@ class TargetHealth:
             return None
         return Doubt(next(iter(trials.values()), None), run >= enough or is_silent)
 
-    def trust_again(self, now: float) -> bool:
+    def close_in_panic(self, now: float) -> bool:
         """Close a breaker that opened although many calls were served (Envoy's panic threshold); False: it is not such a one.
 
         For the last resort: a target that serves a third of its calls is better than none.
@@ -201,3 +201,9 @@ class TargetHealth:
         self.breaker.failed(permit.own, now, u, why)
         if permit.account is not None:
             self.account.breaker.failed(permit.account, now, u, why)
+
+
+def _longer(own_s: float | None, accounts_s: float | None) -> float | None:
+    if own_s == inf or accounts_s == inf:
+        return inf
+    return None if own_s is None or accounts_s is None else max(own_s, accounts_s)

@@ -341,7 +341,7 @@ class Gate:
         if self._barren > 1 and self._probes:
             wait_s = _longer(wait_s, self._probe_s(now))
         if not self.vitals.is_clear:
-            vitals_s = self.vitals.wait_s(now, rank)
+            vitals_s = self.vitals.admit(now, rank)
             wait_s = _longer(wait_s, None if vitals_s == inf else vitals_s)  # inf: until a person says so
         return None if self._is_full() else wait_s
 

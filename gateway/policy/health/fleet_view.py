@@ -1,0 +1,100 @@
+"""What other replicas change about a breaker: they report it open or closed, and give or keep the leave to probe it.
+
+A replica with its own recent evidence ignores what peers report; the others adopt it. Where nothing has failed here, a report
+is taken at its word for no longer than a first ejection, and one probe finds out. It must not know how replicas talk.
+Invariants: a breaker set by hand is never changed by a peer; a report never shortens the time for which it is open.
+"""
+
+from __future__ import annotations
+
+from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.phases import AwaitingLeave, ByHand, Closed, HalfOpen, Open
+
+
+class FleetView:
+    """One breaker, as its peers see and move it; to be made for the occasion, as it keeps nothing of its own."""
+
+    __slots__ = ("_breaker",)
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+
+    def peer_opened(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> bool:
+        """Another replica leaves the target alone until then, after so many ejections in a row: so does this one.
+
+        Unless it knows better. `rate` is the share of failures that the peer has seen. The breaker is open for no longer than
+        its own longest open time, nor for less than it is already. Where nothing failed here it may be the peer's own way out
+        that is broken: then its word holds for no longer than a first ejection, however often it is repeated.
+        Returns True where the breaker was open, and is so for longer.
+        """
+        breaker = self._breaker
+        until = min(until, now + breaker.rules.max_open_s)
+        if breaker.is_by_hand or not breaker.rules.is_enabled or until <= now or self._is_outranked(now):
+            return False
+        phase, peers = breaker.phase, breaker.peers
+        breaker.ejections = max(breaker.ejections_at(now), ejections)
+        if peers.open_until is not None:
+            peers.open_until = max(until, peers.open_until)
+        elif isinstance(phase, Open | AwaitingLeave):
+            if until > phase.probe_at or isinstance(phase, AwaitingLeave):
+                breaker.phase = Open(until)
+                return True
+        else:
+            has_seen_none = isinstance(phase, Closed) and not breaker.outcomes_in_window(now)[1]
+            probe_at = min(until, now + breaker.rules.open_s) if has_seen_none else until
+            breaker.open_until(probe_at, f"told by another replica: {reason}", now)
+            peers.failure_rate = rate
+            peers.open_until = until if has_seen_none else None
+        return False
+
+    def peer_closed(self, reason: str, now: float) -> None:
+        """Another replica has found the target well: it is trusted here, too, behind a ramp."""
+        breaker = self._breaker
+        if not isinstance(breaker.phase, Closed | ByHand):
+            breaker.close(f"told by another replica: {reason}", now, breaker.rules.ramp_s)
+
+    def grant_leave(self, now: float) -> bool:
+        """The fleet gives the leave to probe that was asked for; False: the breaker has no use for it any more."""
+        phase = self._breaker.phase
+        if isinstance(phase, HalfOpen):
+            phase.has_leave = True
+        elif isinstance(phase, AwaitingLeave):
+            self._breaker.begin_probing(phase, now)
+        else:
+            return False
+        return True
+
+    def retry_probe_at(self, at: float, now: float) -> bool:
+        """Another replica has the leave that was asked for: it may be asked for again at `at`.
+
+        A breaker whose leave had lapsed opens again, unless its probe is out already. False: it has moved on.
+        """
+        breaker = self._breaker
+        phase = breaker.phase
+        if isinstance(phase, AwaitingLeave):
+            phase.probe_at = at
+        elif isinstance(phase, HalfOpen) and breaker.ask_leave is not None:
+            phase.has_leave = False
+            if not breaker.probes_out:
+                reported_until = breaker.peers.open_until
+                breaker.open_until(at, "another replica tries it", now)
+                breaker.peers.open_until = reported_until
+        else:
+            return False
+        return True
+
+    def return_permit(self) -> None:
+        """Gives up leave that was held for long without a call to probe with: the next one probes while it is asked for."""
+        phase = self._breaker.phase
+        if isinstance(phase, HalfOpen):
+            phase.has_leave = False
+
+    def _is_outranked(self, now: float) -> bool:
+        """Whether what was seen here of late speaks against an outage; as long as nothing fails that stays so."""
+        breaker, peers = self._breaker, self._breaker.peers
+        is_outranked = breaker.has_own_evidence(now)
+        if isinstance(breaker.phase, Closed):
+            if peers.has_own_success(now) and not breaker.outcomes_in_window(now)[1]:
+                peers.remember_own_success(breaker.rules.max_open_s, now)
+            breaker.catch_up(now)
+        return is_outranked
