@@ -65,7 +65,7 @@ def seen(gate: Gate, now: float) -> object:
         gate.paused_until,
         gate.calibration.errors(),
         gate.calibration.expected_output,
-        gate.vitals.breaker.calls_in_window,
+        gate.vitals.breaker.outcomes_in_window(now),
         gate.vitals.breaker.state,
         gate.vitals.whole_answer.count,
     )
