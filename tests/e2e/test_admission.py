@@ -405,10 +405,12 @@ async def test_operators_see_who_waits_and_for_what(start: StartGateway) -> None
     assert line["waiting"][0]["predicted_wait_s"] > line["waiting"][1]["predicted_wait_s"]
     assert 580 < line["paused_s"] <= line["next_chance_s"] + 1 <= 601
     target = limits["targets"][TARGET]
-    assert {one["limit"]: (one["capacity"], one["source"]) for one in target["limits"]} == {
-        "requests_per_min": (100, "configured"),
-        "tokens_per_min": (50_000, "configured"),
-    }
+    assert {one["limit"]: one["source"] for one in target["limits"]} == dict.fromkeys(
+        ("requests_per_min", "tokens_per_min"), "configured"
+    )
+    capacities = {one["limit"]: one["capacity"] for one in target["limits"]}
+    assert capacities["tokens_per_min"] == 50_000
+    assert 4 <= capacities["requests_per_min"] <= 10  # a second's worth to begin with, and a refusal since
     assert (target["waiting"], target["in_flight"], target["pauses"]) == (3, 0, 1)
     assert (after["calls"], after["bytes"], after["lines"]) == (0, 0, {})
     assert gateway.upstream_calls() == 1
@@ -458,7 +460,7 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
     assert 0 <= value("limit_level", limit=f"{TARGET}:requests_per_min") < 600
     assert value("limit_level", limit=f"{TARGET}:concurrency") == 5
     assert 6 <= value("limit_level", limit="key:web:requests_per_min") < 9
-    assert value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") == 100  # ten seconds of it
+    assert 4 <= value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") <= 10  # a second's worth
     assert value("pauses_total", target=TARGET) == 2
     assert value("attempts_total", target=TARGET, **{"class": "rate_limit_requests"}) == 2
     assert value("shed_level") == 0

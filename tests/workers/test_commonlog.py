@@ -11,10 +11,10 @@ from gateway.workers.shared_log import make_turns
 BATCHES, LINES, LENGTH = 10, 20, 3_000
 WRITER = """
 import os, sys
-from gateway.workers.commonlog import TakingTurns
+from gateway.workers.shared_log import LockedLog
 
 output, turns, letter, batches, lines, length = sys.argv[1:]
-log = TakingTurns(os.fdopen(int(output), "w"), int(turns))
+log = LockedLog(os.fdopen(int(output), "w"), int(turns))
 for _ in range(int(batches)):
     log.write((letter * int(length) + "\\n") * int(lines))
 """
