@@ -64,11 +64,17 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
 
     Records the attempt in the call's ledger. Raises UpstreamFailed when there is no usable answer in time.
     """
-    started_at = clock.monotonic()
-    clocks = clocks_of(target, call)
+    grant = call.grant
+    started_at = clock.monotonic() if grant is None or call.queue_s else grant.at  # it was let in this very moment
+    clocks = clocks_of(target, call) if target.clocks_by else target.clocks
     attempt = Attempt(target.name, started_at)
     call.attempts.append(attempt)
-    task = watch.begin(_must_open_by(call, clocks, started_at), call.task, call)
+    if call.stream or call.deadline_is_callers:
+        ends_at = _must_open_by(call, clocks, started_at)
+    else:
+        ends_at = started_at + clocks.total_s
+    task = watch.begin(ends_at, call.task, call)
+    is_usual = False
     try:
         answer = await target.upstream.send(outgoing_of(call, target, clocks, attempt))
         attempt.status = answer.status
@@ -76,7 +82,8 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         index = dict(answer.headers)
         if b"content-encoding" in index and (call.endpoint.request != "any" or _names_objects(call)):
             await _unpack(call, target, answer, index)
-        attempt.upstream_request_id = _request_id(index)
+        if not ALL_REQUEST_IDS.isdisjoint(index):
+            attempt.upstream_request_id = _request_id(index)
         content_type = index.get(b"content-type", b"")
         if (
             answer.whole is not None
@@ -84,6 +91,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
             and content_type == JSON_TYPE
             and call.endpoint.answer == "json"
         ):
+            is_usual = True
             opened = _accept_json(call, target, answer, answer.whole, clock)  # the usual case, in one step
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
@@ -99,7 +107,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     finally:
         watch.end(task)
     if opened.relay is None:
-        attempt.ended_at = clock.monotonic()
+        attempt.ended_at = attempt.first_byte_at if is_usual else clock.monotonic()
         attempt.status = opened.status
         if opened.diagnosis is not None:
             if opened.diagnosis.error_class is ErrorClass.MODEL_NOT_FOUND and not _is_configured(call, target):
@@ -306,8 +314,6 @@ def _what_it_is(answer: Answer) -> str:
 
 
 def _request_id(index: dict[bytes, bytes]) -> bytes | None:
-    if ALL_REQUEST_IDS.isdisjoint(index):
-        return None
     for name in REQUEST_IDS:
         if index.get(name):
             return index[name]

@@ -24,7 +24,9 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
     first_byte_s = clocks.first_byte_s
     if call.deadline_is_callers:
         first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
-    model = upstream_model(call, target)
+    model = target.model
+    if model is None:
+        model = upstream_model(call, target)
     headers, credential = call.headers, call.credential
     if credential is not None and target.name in call.model.withheld:
         headers, credential = [header for header in headers if header[0] not in ACCOUNTS], None
@@ -34,7 +36,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
         call.query,
         model,
         headers,
-        _body_for(call, model),
+        call.body if model == call.model_name and call.large is None and not call.stream else _body_for(call, model),
         credential,
         clocks,
         first_byte_s,

@@ -181,21 +181,20 @@ class Pipeline:
         return Reply(followed.status, headers, followed.body, shared=followed.shared)
 
     def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
-        body = opened.body
-        if opened.error_class is not None:
-            instead = self.replays.stale_reply_for(call, opened.status)
-            if instead is not None:
-                self._accounts.settle(call, instead.status, "ok")
-                return instead
-        if opened.error_class is None:
+        body, error_class = opened.body, opened.error_class
+        if error_class is None:
             usage = opened.usage
             if usage is None or not usage.output:
                 usage = self._untold(call, opened, usage)
             self._accounts.settle(call, opened.status, "ok", target=opened.target, usage=usage)
         else:
-            self._accounts.settle(call, opened.status, opened.error_class, target=opened.target)
+            instead = self.replays.stale_reply_for(call, opened.status)
+            if instead is not None:
+                self._accounts.settle(call, instead.status, "ok")
+                return instead
+            self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
-        if opened.error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
+        if error_class is not None and call.endpoint.request != "any":  # what could be tried was: no multiplying
             shared = [header for header in shared if header[0] != b"x-should-retry"]
             shared.append(NO_RETRY)
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)

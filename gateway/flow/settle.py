@@ -76,10 +76,12 @@ class Accounts:
                 last.error_class = outcome  # how a relay ended, or that nobody waited for it
         cost = cost_usd(call, target, usage)
         is_served = last is not None and cost is not None
-        retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+        retries_usd = 0.0
+        if not is_served or len(call.attempts) > 1:
+            retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
         if last is not None and cost is not None:
             last.cost_usd = cost
-        if cost or retries_usd or call.reserved is not None:
+        if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
             self._charge(call, (cost or 0.0) + retries_usd)
         first_byte_s = None
         if last is not None and last.first_byte_at is not None:

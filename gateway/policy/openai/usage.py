@@ -14,6 +14,7 @@ from gateway.words import Usage
 
 _BYTES_PER_TOKEN = 4
 _SEARCHES = 4
+_MOST = 1 << 53
 _MAX_BYTES = 16_384  # of a usage object: the longest have some dozens of numbers
 _PICTURES = 64
 _BASE64 = re.compile(rb";base64,[A-Za-z0-9+/=]++")
@@ -36,10 +37,16 @@ def find_usage(tail: bytes) -> Usage | None:
 
 def read_usage(usage: dict[str, Any]) -> Usage | None:
     """Tokens from a provider's usage object (Chat Completions' or Responses' names); None when it has no numbers."""
-    input_tokens = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
-    output_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")))
-    if input_tokens is None and output_tokens is None:
-        return None
+    input_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
+    output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+    if (
+        type(input_tokens) is not int
+        or type(output_tokens) is not int
+        or not (0 <= input_tokens | output_tokens < _MOST)
+    ):
+        input_tokens, output_tokens = _count(input_tokens), _count(output_tokens)
+        if input_tokens is None and output_tokens is None:
+            return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     known = input_tokens or 0
@@ -59,7 +66,7 @@ def estimate_tokens(text: bytes) -> int:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 53 else None
+    return value if type(value) is int and 0 <= value < _MOST else None
 
 
 def _object_after(text: bytes, start: int) -> dict[str, Any] | None:
