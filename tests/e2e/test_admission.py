@@ -460,7 +460,9 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
     assert 0 <= value("limit_level", limit=f"{TARGET}:requests_per_min") < 600
     assert value("limit_level", limit=f"{TARGET}:concurrency") == 5
     assert 6 <= value("limit_level", limit="key:web:requests_per_min") < 9
-    assert 4 <= value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") <= 10  # a second's worth
+    assert (
+        4 <= value("limit_capacity", limit=f"{TARGET}:requests_per_min", source="configured") <= 10
+    )  # a second's worth
     assert value("pauses_total", target=TARGET) == 2
     assert value("attempts_total", target=TARGET, **{"class": "rate_limit_requests"}) == 2
     assert value("shed_level") == 0
