@@ -1,11 +1,11 @@
 """The order in which a call tries its model's targets: tier by tier, and within a tier as the model's `choice` says.
 
     in_order      as they are listed
-    weighted      at random; each comes first in the share of its weight, whoever is out drops out of the sum
+    weighted      at random; each comes first in the share of its weight, a target that is out drops out of the sum
     least_loaded  by calls in flight for each unit of capacity and weight
     fastest       the better of two drawn at random, by expected time to first byte x queue / weight
 
-The whole tier is ordered, not one target picked: whoever is first may be full, paused or open. It must not know limits,
+The whole tier is ordered, not one target picked: the first may be full, paused or open. It must not know limits,
 breakers or calls. Invariants: the result has every target once, and no target comes before one of a lower `order`.
 """
 
@@ -20,37 +20,37 @@ from typing import Generic, Literal, Protocol, TypeVar, assert_never
 from gateway.policy.health.latency import Latency
 
 Choice = Literal["in_order", "weighted", "least_loaded", "fastest"]
-"""How one of the targets of a tier is chosen."""
+"""The way in which one of the targets of a tier is chosen."""
 UNMEASURED_S = 3600.0
-"""What is expected of a target whose first answer is still awaited: one call finds out, the others go elsewhere."""
+"""The time expected of a target without a measured answer: one call measures it, the others prefer other targets."""
 
 
 class Listed(Protocol):
-    """What is asked of a target's entry in its model's list."""
+    """The fields of a target's entry in its model's list that balancing reads."""
 
     @property
     def order(self) -> int:
-        """Its tier; the lowest is tried first."""
+        """The target's tier; the lowest is tried first."""
 
     @property
     def weight(self) -> float:
-        """Its part of the traffic of its tier, above 0."""
+        """The target's part of the traffic of its tier, above 0."""
 
 
 class Load(Protocol):
-    """What is asked of a target's state."""
+    """The measurements of a target that balancing reads."""
 
     @property
     def in_flight(self) -> int:
-        """Calls that it is serving now."""
+        """The calls that the target is serving now."""
 
     @property
     def capacity(self) -> float | None:
-        """How many it can serve at a time, above 0; None: nobody knows."""
+        """The calls that the target can serve at a time, above 0; None: unknown."""
 
     @property
     def latency(self) -> Latency:
-        """Its times to first byte."""
+        """The target's times to first byte."""
 
 
 T = TypeVar("T", bound=Listed)
@@ -66,13 +66,13 @@ class Tiers(Generic[T]):
     def __init__(self, targets: Sequence[T]) -> None:
         by_order = attrgetter("order")
         self.listed = tuple(sorted(targets, key=by_order))
-        """Lowest `order` first, as they were listed within it."""
+        """The targets with the lowest `order` first, and within one `order` as they were listed."""
         self._tiers = tuple([tuple(tier) for _, tier in groupby(self.listed, key=by_order)])
         self.has_choice = len(self._tiers) < len(self.listed)
-        """Whether some tier has more than one."""
+        """Some tier has more than one target."""
 
     def arrange(self, choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
-        """The targets in the order in which one call tries them; `draw` gives numbers in [0, 1)."""
+        """Returns the targets in the order in which one call tries them; `draw` gives numbers in [0, 1)."""
         if choice == "in_order" or not self.has_choice:
             return self.listed
         if len(self._tiers) == 1:
@@ -84,7 +84,7 @@ class Tiers(Generic[T]):
 
 
 def arrange(targets: Sequence[T], choice: Choice, load_of: LoadOf[T], now: float, draw: Draw) -> Sequence[T]:
-    """As `Tiers.arrange`, for targets that were not known before."""
+    """Does the same as `Tiers.arrange` for targets whose tiers were not compiled."""
     return targets if len(targets) < 2 else Tiers(targets).arrange(choice, load_of, now, draw)
 
 
@@ -103,7 +103,7 @@ def _arrange_tier(tier: Sequence[T], choice: Choice, load_of: LoadOf[T], now: fl
 
 
 def _loads(tier: Sequence[T], load_of: LoadOf[T]) -> list[float]:
-    """Calls in flight, this one among them, by room for them."""
+    """Returns for each target its calls in flight, the new one included, per unit of capacity and weight."""
     scores = []
     largest = 0.0
     for target in tier:
@@ -116,12 +116,12 @@ def _loads(tier: Sequence[T], load_of: LoadOf[T]) -> list[float]:
 
 
 def _largest(tier: Sequence[T], load_of: LoadOf[T]) -> float:
-    """Who nobody bounds is taken to be as large as the largest of the others."""
+    """Returns the largest known capacity of the tier, which is assumed of targets with an unknown one."""
     return max([load_of(target).capacity or 0.0 for target in tier]) or 1.0
 
 
 def _expected_s(load: Load, now: float) -> float:
-    """The time to first byte if every call in flight there came before. Old news of an idle target are worth a try."""
+    """Returns the time to first byte if the target served its calls in flight first; an idle one is judged by its best time."""
     in_flight = load.in_flight
     if not in_flight:
         return load.latency.hoped(now)
@@ -129,7 +129,7 @@ def _expected_s(load: Load, now: float) -> float:
 
 
 def _ascending(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequence[T]:
-    """Lowest score first; a draw decides between equals."""
+    """Returns the targets with the lowest score first; a draw decides between equals."""
     if len(tier) == 2:
         one, other = scores
         is_in_order = one < other or (one == other and draw() < 0.5)
@@ -138,7 +138,7 @@ def _ascending(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequen
 
 
 def _by_two(tier: Sequence[T], scores: Sequence[float], draw: Draw) -> Sequence[T]:
-    """Again and again the better of two that are drawn: the best often, the worst last, and no herd to any one."""
+    """Draws two targets at a time and takes the better: the best comes first often, the worst last, without a herd at any."""
     if len(tier) == 2:
         return _ascending(tier, scores, draw)
     rest = list(range(len(tier)))

@@ -1,4 +1,4 @@
-"""What retries and money may still be spent: of a target, of a key, on one call.
+"""The limits on retries and money: of a target, of a key, and of one call.
 
 Two limits on retries, each for what the other does not see: `RetryBudget` (Envoy) bounds how many are in flight next to
 first attempts, `RetryTokens` (AWS SDKs, standard mode) how many go on failing. Their numbers come from `Retries` with each
@@ -15,13 +15,13 @@ from gateway.policy.retry.rules import CostRule
 from gateway.policy.snapshot import Rates
 
 UNSEEN_OUTPUT_TOKENS = 4096
-"""What an answer may have where the caller sets no bound and none of the model's answers was seen."""
+"""The output tokens reckoned with where the caller sets no bound and none of the model's answers has been seen."""
 SEEN_ANSWERS = 5
-"""From so many answers on what is usual is known."""
+"""The length of a model's answers counts as known after this number of answers."""
 OF_BUDGET = 0.1
-"""A call whose usual answer is known reserves no more than this part of the budget, unless that is usual."""
+"""A call whose usual price is known reserves at most this part of the budget, unless its usual price is higher."""
 SUCCESS_TOKENS = 1.0
-"""What a success gives back that took no retry."""
+"""The retry tokens that a success without retries gives back."""
 
 
 class RetryBudget:
@@ -33,15 +33,15 @@ class RetryBudget:
         self.in_flight = 0
 
     def allows(self, active: int, percent: float, min_concurrent: int) -> bool:
-        """Whether one more may go where `active` calls are in flight, retries among them."""
+        """Returns whether one more retry may start while `active` calls are in flight, retries among them."""
         return self.in_flight < min_concurrent or (self.in_flight + 1) * 100 <= percent * active
 
     def take(self) -> None:
-        """A retry goes."""
+        """Counts a retry that starts."""
         self.in_flight += 1
 
     def give_back(self) -> None:
-        """A retry has ended, whatever came of it; once for each that was taken."""
+        """Counts a retry that has ended, successful or not; to be called once for each `take`."""
         self.in_flight -= 1
 
 
@@ -52,28 +52,28 @@ class RetryTokens:
 
     def __init__(self) -> None:
         self.spent = 0.0
-        """So many of the capacity are gone."""
+        """The tokens taken and not given back yet."""
 
     def level(self, capacity: float) -> float:
-        """The tokens left of `capacity`."""
+        """Returns the tokens left of `capacity`."""
         return max(0.0, capacity - self.spent)
 
     def allows(self, cost: float, capacity: float) -> bool:
-        """Whether a retry of this cost may go."""
+        """Returns whether a retry of this cost may start."""
         return self.spent + cost <= capacity
 
     def take(self, cost: float) -> None:
-        """A retry goes."""
+        """Takes the tokens of a retry that starts."""
         self.spent += cost
 
     def refund(self, taken: float = 0.0) -> None:
-        """A call succeeded here; `taken` is what its retries here took, 0.0: it needed none."""
+        """Gives tokens back after a success; `taken` is what the call's retries took at this target, 0.0 if it had none."""
         if self.spent:
             self.spent = max(0.0, self.spent - (taken or SUCCESS_TOKENS))
 
 
 class Retry:
-    """One retry, from its booking to its end: what it takes of a target's two budgets."""
+    """One retry, from its booking to its end: its share of a target's two budgets."""
 
     __slots__ = ("_bucket", "_budget", "_is_open", "tokens")
 
@@ -84,29 +84,29 @@ class Retry:
         self._bucket = bucket
         self._is_open = True
         self.tokens = tokens
-        """What a success gives back."""
+        """The retry tokens that a success of this retry gives back."""
 
     def is_for(self, budget: RetryBudget) -> bool:
-        """Whether this is the budget that it takes from."""
+        """Returns whether this retry counts in `budget`."""
         return self._budget is budget
 
     def end(self) -> None:
-        """It is not in flight any more; a second time does nothing."""
+        """Ends the retry: it is no longer in flight. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._budget.give_back()
 
     def cancel(self) -> None:
-        """It was never sent."""
+        """Ends a retry that was never sent, and gives its tokens back."""
         if self._is_open:
             self._bucket.refund(self.tokens)
         self.end()
 
 
 class Spending:
-    """US dollars by key on the present UTC day, `int(wall // 86400)`; another day forgets them all.
+    """US dollars spent by each key on one UTC day, `int(wall // 86400)`; the first entry of another day clears all.
 
-    As many entries as the config has keys.
+    It has at most as many entries as the config has keys.
     """
 
     __slots__ = ("_day", "_usd")
@@ -116,11 +116,11 @@ class Spending:
         self._usd: dict[str, float] = {}
 
     def spent(self, key: str, day: int) -> float:
-        """What the key has spent that day."""
+        """Returns the US dollars that the key has spent on `day`."""
         return self._usd.get(key, 0.0) if day == self._day else 0.0
 
     def add(self, key: str, usd: float, day: int) -> None:
-        """Counts money; less than 0: a correction of what was counted before."""
+        """Adds to the key's spending on `day`; a negative amount corrects what was added before."""
         if day != self._day:
             self._day = day
             self._usd.clear()
@@ -129,20 +129,20 @@ class Spending:
 
 @dataclass(slots=True)
 class Reserved:
-    """US dollars of a key's budget that a call has taken ahead, on a UTC day; more with each attempt that needs more.
+    """US dollars of a key's budget that a call has reserved on one UTC day; it grows with the attempts that need more.
 
-    Copies of a call, which make its attempts elsewhere, have the same one; the call gives it back.
+    Copies of a call, which make its attempts elsewhere, share this object; the call itself gives the money back.
     """
 
     day: int
     usd: float
     is_charged: bool = False
-    """All of it is spent when the call ends, if not more: what its answer will use is not known then."""
+    """The whole reservation counts as spent when the call ends, because the usage of its answer will not be known then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an attempt may cost, in US dollars: reckoned with `most`, where others run beside it, and `usual`."""
+    """The price of an attempt in US dollars: `most` is reckoned with beside other calls, `usual` for a call alone."""
 
     most: float
     usual: float
@@ -154,11 +154,11 @@ FREE = Price(0.0, 0.0)
 def price_of(
     input_usd: float, output_usd: float, usual_tokens: int, max_tokens: int | None, budget_usd: float, *, is_known: bool
 ) -> Price:
-    """The price of a call whose input costs `input_usd`, and each token of its answer `output_usd`.
+    """Returns the price of a call whose input costs `input_usd`, and each token of its answer `output_usd`.
 
-    As long as it is not known how long answers are, a call is reckoned with the bound that its caller has set. From then on
-    with what is usual (a high percentile), but so much of the bound as is a small part of the budget: a caller whose answers
-    are short for a while cannot send many long ones at once.
+    Until the usual length of answers is known, a call is reckoned with the bound that its caller has set. From then on it is
+    reckoned with the usual length (a high percentile), or with the part of the bound that is a small part of the budget, if
+    that is more: a caller whose answers have been short for a while cannot send many long ones at once.
     """
     bound = UNSEEN_OUTPUT_TOKENS if max_tokens is None else max_tokens
     usual = input_usd + min(bound, usual_tokens) * output_usd
@@ -171,9 +171,10 @@ def price_of(
 
 
 def fits_budget(budget_usd: float, spent_usd: float, reserved_usd: float, price: Price) -> bool:
-    """Whether a call may go beside what is spent and what calls in flight have reserved (0.0: none is in flight).
+    """Returns whether a call fits beside the money that is spent and the money reserved by calls in flight (0.0: none is).
 
-    Alone it is reckoned with what is usual, and the first call of a day may go whatever it costs.
+
+    A call alone is reckoned with its usual price, and the first call of a day always fits.
     """
     if reserved_usd > 0:
         return spent_usd + reserved_usd + price.most <= budget_usd
@@ -181,12 +182,12 @@ def fits_budget(budget_usd: float, spent_usd: float, reserved_usd: float, price:
 
 
 def allows_spending(budget_usd: float | None, spent_usd: float, extra_usd: float) -> bool:
-    """Whether `extra_usd` more may be spent; what costs nothing always may. None: no budget."""
+    """Returns whether `extra_usd` more may be spent, which is always true of 0; `budget_usd` None: there is no budget."""
     return budget_usd is None or extra_usd <= 0 or spent_usd + extra_usd <= budget_usd
 
 
 def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: int) -> int:
-    """The attempts of the first rule whose range, its lower end included, has the price; `otherwise`: none, or no price."""
+    """Returns the attempts of the first rule whose range includes the price; `otherwise` if none does or there is no price."""
     if usd is None:
         return otherwise
     for rule in rules:
@@ -197,7 +198,7 @@ def attempts_by_cost(rules: Sequence[CostRule], usd: float | None, otherwise: in
 
 
 def cost_usd(rates: Rates | None, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float | None:
-    """What these tokens cost, `cached_tokens` being part of the input; None: not priced."""
+    """Returns the price of the tokens in US dollars, `cached_tokens` being part of the input; None: the model has no price."""
     if rates is None:
         return None
     fresh = input_tokens - cached_tokens

@@ -18,57 +18,57 @@ _FINAL = ClassRule(Action.PASS_THROUGH)
 
 
 class Plan(NamedTuple):
-    """Where a call may still go, in order of preference: targets that are left alone for now are not among them."""
+    """The targets that a call may still use, in order of preference; open breakers and the like are left out already."""
 
     own: Sequence[Target]
     """The model's own targets."""
     others: Sequence[Target] = ()
-    """Those of its fallbacks."""
+    """The targets of the model's fallbacks."""
     context: Sequence[Target] = ()
-    """Those of its context fallbacks, for a call that is too long for the others."""
+    """The targets of the model's context fallbacks, used only by a call that is too long for the others."""
 
 
 class Doubt(NamedTuple):
-    """Whether a target serves is not known, and as many calls that have failed before as tell it have gone there."""
+    """A target's state after several failed calls have already been sent there to find out whether it serves."""
 
     tried_since: float | None
-    """Since when the first of those that wait for its answer has done so; None: none does."""
+    """The time at which the oldest call that still waits for the target's answer began; None: no call waits."""
     has_failed: bool
-    """The others have failed there, one after the other."""
+    """The calls that have ended there have all failed, one after the other."""
 
 
 class Budgets(Protocol):
-    """What retries may cost, as it stands now."""
+    """The limits on retries and money that hold for one call now."""
 
     def denies(self, target: Target, last: Attempt) -> str | None:
-        """Why the target may not be tried again after this failure of the call (`budget`, `tokens`); None: it may."""
+        """Returns what forbids a retry at the target after this failure (`budget`, `tokens`); None: nothing does."""
         ...
 
     def doubt(self, target: Target) -> Doubt | None:
-        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
+        """Returns what enough failed calls before this one have found out about the target; None: the call may try it."""
         ...
 
     def denies_money(self) -> str | None:
-        """Why the call may spend no more on another attempt (`money`, `key_budget`); None: it may."""
+        """Returns what forbids the call to pay for another attempt (`money`, `key_budget`); None: nothing does."""
         ...
 
     def attempts(self) -> int:
-        """So many attempts the call may make, by what one costs."""
+        """Returns the number of attempts that the call may make in all, by the price of one."""
         ...
 
 
 class Try(NamedTuple):
-    """Go to one of these, the first that has room: now, or when the delay queue lets it through."""
+    """Send the call to the first of these targets that has room: now, or when the delay queue lets it through."""
 
     targets: Sequence[Target]
     is_retry: bool = False
-    """To where the call has failed before: it takes from the retry budget."""
+    """The call has failed at these targets before, so the attempt takes from the retry budget."""
 
 
 class Hold(NamedTuple):
-    """Wait until then (monotonic seconds), then go to one of these: the call has failed there before.
+    """Wait until `until` (monotonic seconds), then retry at one of these targets, where the call has failed before.
 
-    Without targets: ask again then; too many retries are in flight just now.
+    Without targets the call asks `next_step` again at that time: too many retries are in flight just now.
     """
 
     until: float
@@ -76,20 +76,20 @@ class Hold(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The client gets the last failure."""
+    """End the call: the client gets the last failure."""
 
     reason: str
-    """`final`, `attempts`, `deadline`, `no_target`, `doubt` (others who tried had no answer), or what denies a retry."""
+    """One of `final`, `attempts`, `deadline`, `no_target`, `doubt` (other calls got no answer there), or one of `DENIALS`."""
 
 
 Step = Try | Hold | GiveUp
 FIRST_DOUBT_WAIT_S = 0.05
-"""How long a failure waits until it is known whether a target serves: until the next look, longer each time."""
+"""A failed call first waits this long while others find out whether a target serves; each further wait is longer."""
 _LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
 FIRST_BUDGET_WAIT_S, LONGEST_BUDGET_WAIT_S = 0.05, 2.0
-"""How long a failure waits for a budget that is spent: until the next look, doubled each time, and in all."""
+"""A failed call waits this long for a spent retry budget: the first pause (each later one is longer), and in all."""
 DENIALS = frozenset(("budget", "tokens", "money", "key_budget"))
-"""The reasons for which an attempt that would have been made was not."""
+"""The reasons of `GiveUp` that have prevented an attempt which would otherwise have been made."""
 
 
 def next_step(
@@ -103,12 +103,12 @@ def next_step(
     *,
     is_hard: bool = True,
 ) -> Step:
-    """What follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
+    """Returns what follows the last failure of the ledger; `u` is a uniform draw from [0, 1).
 
-    In this order: an own target that the call has not met, at once; one that it has, after the backoff; a fallback, for which
-    the last attempt is kept. Where others are finding out whether a target serves, any other goes first. What a rate limit
-    refused is no failure: the delay queue knows when it may go again. A deadline that is not `is_hard` bounds waiting only: a
-    target that the call has not met may still be tried.
+    The order of preference: an own target that the call has not tried, at once; an own target that it has tried, after the
+    backoff; a fallback, for which the last attempt is kept. A target in doubt, at which other calls are finding out whether
+    it serves, comes after all others. A refusal by a rate limit is no failure: the delay queue knows when the call may go
+    again. A deadline that is not `is_hard` bounds waiting only: the call may still go to a target that it has not tried.
     """
     if rule_for(ledger[-1], retries).action is Action.PASS_THROUGH:
         return GiveUp("final")
@@ -117,10 +117,11 @@ def next_step(
     is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in ledger)
     left = _left(Plan(plan.context) if is_too_long else plan, ledger)
     made = sum([not attempt.is_refused for attempt in ledger])
-    # A target without its model might as well not be there: what the others said decides, if there were any.
+    # A target that lacks the model says nothing about the call, so the failures of the other targets decide, if there are any.
     ledger = [one for one in ledger if one.error_class != ErrorClass.MODEL_NOT_FOUND or not one.never_again] or ledger
     last = ledger[-1]
     rule = rule_for(last, retries)
+    # A 429 counts neither against the attempts nor against the budgets: the delay queue paces it, only the deadline ends it.
     if last.is_refused and not last.never_again:
         if now >= deadline:
             return GiveUp("deadline")
@@ -136,6 +137,7 @@ def next_step(
         most += max(0, allowed - retries.attempts)
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
+    # There is no time left to wait, but an untried target needs no wait.
     if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
         fresh = _fresh((*left.own, *left.others), failures)
         step = Try(fresh) if fresh else GiveUp("deadline")
@@ -147,14 +149,14 @@ def next_step(
 
 
 def rule_for(attempt: Attempt, retries: Retries) -> ClassRule:
-    """What the attempt's failure deserves. A caller whose own credential is refused is told so: nobody else's would do."""
+    """Returns the rule for the attempt's error class. A caller's own refused credential is final: no other may be used."""
     if attempt.error_class is None or (attempt.error_class == ErrorClass.AUTH and attempt.is_callers):
         return _FINAL
     return retries.by_class.get(attempt.error_class, _FINAL)
 
 
 def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
-    """The wait before the next try, in seconds, after so many failures (1 or more).
+    """Returns the wait before the next attempt, in seconds, after this number of `failures` (1 or more).
 
     Full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
@@ -163,7 +165,7 @@ def backoff_s(backoff: Backoff, failures: int, u: float) -> float:
 
 
 def _left(plan: Plan, ledger: Sequence[Attempt]) -> Plan:
-    """The plan without the targets that can never serve this call."""
+    """Returns the plan without the targets that can never serve this call."""
     out = {attempt.target for attempt in ledger if attempt.never_again}
     return Plan(*([target for target in targets if target.name not in out] for targets in plan))
 
@@ -176,11 +178,12 @@ def _fresh(targets: Sequence[Target], failures: Sequence[Attempt]) -> list[Targe
 def _unless_in_doubt(
     step: Step, failures: Sequence[Attempt], budgets: Budgets, hard_deadline: float, now: float, u: float
 ) -> Step:
-    """The step, but only to those of its targets that are not in doubt.
+    """Returns the step, restricted to those of its targets that are not in doubt.
 
-    Where all of them are, the call waits until others have found out, but not much longer than its failure has taken, nor
-    than half of the time that its caller has left. Then it finds out for itself, unless there is little hope: others have
-    failed there, or will hardly be answered in the time that is left. Where nobody is trying, somebody has to.
+    If all of them are in doubt, the call waits for the outcome of the calls that are out there, but at most 1.5 times as long
+    as its own failure took, and at most half of the time that its caller has left. Then it tries the target itself, unless
+    there is little hope: the calls out there have failed, or can hardly be answered in the time that is left. If no call is
+    out there, this one goes at once, for otherwise the target's state would never be known.
     """
     if isinstance(step, GiveUp) or not step.targets:
         return step
@@ -200,9 +203,9 @@ def _unless_in_doubt(
 
 
 def _is_hopeful(doubt: Doubt, took_s: float, now: float, *, is_short: bool) -> bool:
-    """Whether a call whose failure took so long, and that has waited, may find out for itself.
+    """Returns whether a call that failed after `took_s` and has waited since may try the target itself.
 
-    Failures come sooner than answers: others that are out for longer than a failure takes may be well all the same.
+    Failures come sooner than answers: calls that have been out for longer than a failure takes may still succeed.
     """
     if doubt.tried_since is None:
         return True
@@ -220,38 +223,50 @@ def _next_target(
     *,
     is_last: bool,
 ) -> Step:
+    """Returns the first of these seven outcomes that applies to a call which may make another attempt.
+
+    1. The model has a target that the call has not tried    Try it at once; untried fallbacks are next in line
+    2. this is the last attempt, a fallback is untried       Try the fallback: the tried targets have failed already
+    3. the failure's class has attempts left (`most`)        Hold for the backoff, then retry an own target
+    4. a fallback is untried                                 Try the fallback
+    5. a tried fallback has attempts left                    Hold for the backoff, then retry there
+    6. only the budget for concurrent retries forbids it     Hold without targets: a place may become free soon
+    7. none of these                                         GiveUp with the reason of the denial, or of the shortage
+    """
     fresh_others = _fresh(left.others, failures)
     fresh = _fresh(left.own, failures)
     if fresh:
         return Try([*fresh, *fresh_others])
     own = [target.name for target in left.own]
-    last_class = failures[-1].error_class
-    spent = sum([attempt.target in own and attempt.error_class == last_class for attempt in failures])
-    if is_last and fresh_others:  # the last attempt is better made where the call has not failed yet
+    last = failures[-1]
+    spent = sum([attempt.target in own and attempt.error_class == last.error_class for attempt in failures])
+    if is_last and fresh_others:
         return Try(fresh_others)
     again, denied = _again(left.own, failures, budgets) if spent < most else ([], None)
-    if fresh_others:  # who would only find out what others do goes there instead
+    # A call that has somewhere else to go need not find out whether a doubtful target serves again.
+    if fresh_others:
         again = [target for target in again if budgets.doubt(target) is None]
     if not again:
         if fresh_others:
             return Try(fresh_others)
-        tired = [target for target in left.others if _count(failures, target) < most]
-        again, denied_there = _again(tired, failures, budgets)
+        retryable_fallbacks = [target for target in left.others if _count(failures, target) < most]
+        again, denied_there = _again(retryable_fallbacks, failures, budgets)
         denied = denied or denied_there
-    last = failures[-1]
     waited_s = now - (now if last.ended_at is None else last.ended_at)
     if not again and denied == "budget" and waited_s < min(retries.backoff.max_s, LONGEST_BUDGET_WAIT_S):
-        return Hold(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))  # seldom asked, and never by all at once
+        # The pause grows with the time waited and is random, so many waiting calls ask seldom and never all at once.
+        return Hold(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))
     if not again:
         return GiveUp(denied or ("no_target" if not own and not left.others else "attempts"))
     rule = rule_for(last, retries)
+    # A connection that broke before anything was sent was usually a stale one: the first retry need not wait.
     if rule.is_first_immediate and len(failures) == 1 and last.phase is Phase.NOTHING_SENT:
         return Hold(now, again)
     return Hold(now + backoff_s(retries.backoff, len(failures), u), again)
 
 
 def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budgets) -> tuple[list[Target], str | None]:
-    """Those that may be tried again, the least tried first, and why others may not."""
+    """Returns the targets that may be tried again, the least tried first, and the first reason that forbids another."""
     denials = {target.name: budgets.denies(target, failures[-1]) for target in targets}
     again = sorted(
         [target for target in targets if denials[target.name] is None], key=lambda target: _count(failures, target)

@@ -1,4 +1,4 @@
-"""What `retries.yaml` says, compiled: how often a call is tried, what each class of error deserves, and what that may cost."""
+"""The compiled `retries.yaml`: how often a call is tried, the action for each error class, and the limits on retries."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from gateway.errors import ErrorClass
 
 
 class Action(Enum):
-    """What an error class deserves."""
+    """The gateway's reaction to an error class."""
 
     RETRY = "retry"
-    """Another of the model's own targets at once, or the same one after a backoff; then the fallbacks."""
+    """Tries another of the model's own targets at once, or the same one after a backoff; then the fallbacks."""
     HOLD = "hold"
-    """The delay queue's business: the target is paused, the call goes back to the head of its queue."""
+    """Leaves the call to the delay queue: the target is paused, the call goes back to the head of its queue."""
     NEXT_TARGET = "next_target"
-    """Never again at this target; another one may do."""
+    """Never sends the call to this target again; another one may serve it."""
     CONTEXT_FALLBACKS = "context_fallbacks"
-    """Only a model with a larger context window can help."""
+    """Tries only the models with a larger context window."""
     PASS_THROUGH = "pass_through"  # noqa: S105  # an action, not a password
-    """The answer would be the same everywhere: the client gets it."""
+    """Gives the client the error, which would be the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """What an error class deserves; so many `attempts` at the model's own targets may fail with it."""
+    """The action for an error class; `attempts` at the model's own targets may fail with it."""
 
     action: Action
     attempts: int = 1
@@ -46,7 +46,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class CostRule:
-    """So many attempts for calls whose attempt is estimated to cost more than `above_usd` and less than `below_usd`."""
+    """The number of attempts for calls whose attempt is estimated to cost more than `above_usd` and less than `below_usd`."""
 
     attempts: int
     above_usd: float | None = None
@@ -59,9 +59,9 @@ class Hedging:
 
     percentile: float = 95.0
     at_least_s: float = 0.25
-    """Never sooner."""
+    """The second attempt starts no sooner than this, in seconds."""
     min_samples: int = 20
-    """Not before so many answers were measured."""
+    """No attempt is hedged before this number of answers has been measured."""
 
 
 _R, _N, _P = Action.RETRY, Action.NEXT_TARGET, Action.PASS_THROUGH
@@ -95,24 +95,24 @@ class Retries:
     """One set of `retries.yaml`."""
 
     attempts: int = 4
-    """Per call, over all targets, the first included; those that a rate limit refused are not counted."""
+    """The attempts per call over all targets, the first included; attempts refused by a rate limit do not count."""
     backoff: Backoff = Backoff()
     budget_percent_of_active: float = 20.0
-    """Retries in flight at a target, of the calls in flight there of late (Envoy's retry budget) ..."""
+    """The retries in flight at a target may be this percentage of its recent calls in flight (Envoy's retry budget) ..."""
     budget_min_concurrent: int = 3
-    """... but so many in any case. A failure waits for its turn a moment, then it passes through."""
+    """... but this number is always allowed. A failure waits a moment for its turn, then it passes through."""
     tokens: float = 500.0
-    """Retry tokens of a target (AWS SDKs, standard mode): a retry takes `retry_tokens`, a success gives some back."""
+    """The retry tokens of a target (AWS SDKs, standard mode): a retry takes `retry_tokens`, a success gives some back."""
     retry_tokens: float = 5.0
     timeout_tokens: float = 10.0
     by_class: Mapping[str, ClassRule] = field(default_factory=lambda: BUILT_IN_RULES)
-    """For every class."""
+    """The rule for each error class."""
     by_cost: tuple[CostRule, ...] = (
         CostRule(2, above_usd=0.25),
         CostRule(5, above_usd=0.0001, below_usd=0.01),
         CostRule(10, below_usd=0.0001),
     )
-    """The first that matches decides instead of `attempts`; a call whose price is not known has `attempts`."""
+    """The first rule that matches a call's price replaces `attempts`; a call without a known price has `attempts`."""
     max_usd_per_call: float | None = None
-    """What all attempts of one call may cost together, as estimated; the first is always made."""
+    """The estimated US dollars that all attempts of one call may cost together; the first attempt is always made."""
     hedging: Hedging | None = None
