@@ -17,7 +17,7 @@ run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for an
 test sim soak: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.dev ## all tests, on all cores; one that takes three minutes has hung, and fails with every thread's stack
-	@$(BIN)/pytest -n auto --dist worksteal --timeout 180
+	@$(BIN)/pytest -n auto --dist worksteal --timeout 180 $(PYTEST)
 
 lint: $(VENV)/.dev ## ruff (rules and format) and mypy strict
 	@$(BIN)/ruff check .
