@@ -34,7 +34,10 @@ class GuardedAnswer(Protocol):
 
     headers: RawHeaders
     whole: bytes | None
-    chunks: AsyncIterator[bytes]
+
+    def mask_body(self, secrets: Secrets) -> None:
+        """Mask these in what has come of the body, and in all that comes from now on, whoever reads it and how."""
+        ...
 
 
 class Secrets:
@@ -60,21 +63,12 @@ class Secrets:
         together = b"".join(parts)  # each search has its price, however little there is to look at
         for probe in self.probes:
             if together.replace(probe, probe) is not together:
-                self._mask_answer(answer)
+                # There is something in one of them, or only where two of them met: each is looked at by itself.
+                answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
+                answer.mask_body(self)
                 return
         if answer.whole is None:
-            answer.chunks = _Chunks(answer.chunks, Seam(self))
-
-    def _mask_answer(self, answer: GuardedAnswer) -> None:
-        """As `guard`, part by part: there is something in one of them, or only where two of them met."""
-        answer.headers = [(name, self.mask(value)) for name, value in answer.headers]
-        whole = answer.whole
-        if whole is not None:
-            masked = self.mask(whole)
-            if masked is whole:
-                return
-            answer.whole = masked
-        answer.chunks = _Chunks(answer.chunks, Seam(self))
+            answer.mask_body(self)
 
     def text(self, said: str) -> str:
         """The text without them."""
@@ -109,37 +103,36 @@ class Secrets:
 class Seam:
     """Masks a body that comes in blocks: what may be the beginning of a secret waits for the next block, and nothing else."""
 
-    __slots__ = ("_is_masked", "_kept", "_secrets")
+    __slots__ = ("_is_masked", "_secrets", "ends", "kept", "probes")
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
-        self._kept = b""
+        self.ends, self.probes = secrets.ends, secrets.probes
+        self.kept = b""
+        """The end of what has come, which may be the beginning of a secret."""
         self._is_masked = 0
         """So many of the kept bytes also are the end of a secret that has been seen whole."""
 
     def feed(self, block: bytes) -> bytes:
         """What can go on now; may be nothing."""
         secrets = self._secrets
-        if not self._kept and block[-1:] not in secrets.ends:
-            for probe in secrets.probes:  # `mask`, without a call: each event of each stream comes by
-                if block.replace(probe, probe) is not block:
-                    return secrets.mask_all(block)
-            return block
-        block = self._kept + block
+        if not self.kept and block[-1:] not in self.ends:
+            return secrets.mask(block)
+        block = self.kept + block
         masked = secrets.mask_all(block, self._is_masked)
         goes = len(block) - secrets.beginning(block)
-        self._kept = block[goes:]
-        self._is_masked = len(self._kept) - len(masked[goes:].lstrip(b"*"))
+        self.kept = block[goes:]
+        self._is_masked = len(self.kept) - len(masked[goes:].lstrip(b"*"))
         return masked[:goes]
 
     def end(self) -> bytes:
         """What was kept, when no more comes."""
-        rest = self._secrets.mask_all(self._kept, self._is_masked)
-        self._kept, self._is_masked = b"", 0
+        rest = self._secrets.mask_all(self.kept, self._is_masked)
+        self.kept, self._is_masked = b"", 0
         return rest
 
 
-class _Chunks:
+class MaskedChunks:
     """A body's chunks, masked."""
 
     __slots__ = ("_error", "_next", "_seam")

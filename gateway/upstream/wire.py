@@ -1,12 +1,13 @@
 """One target's wire: a provider's URL, credential and dialect around a call's bytes, and its failures in our words.
 
 Prebuilt when the policy is compiled; per call only the length and the caller's own headers are added. Redirects are not
-followed, and the origin always comes from the config, never from a request.
+followed, and the origin always comes from the config, never from a request. Our own transport gets bytes and gives back the
+answer itself; every other one is spoken to over `httpx.AsyncBaseTransport`, in httpx's objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -16,12 +17,15 @@ import httpx
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.policy.snapshot import Provider
+from gateway.splice import Spliced, pieces_of
 from gateway.upstream.certificates import certificate_error, explain
 from gateway.upstream.decoding import unpacked
-from gateway.upstream.http1.wire import PreparedTimeouts
-from gateway.upstream.messages import Origin, RawRequest, RawResponse, origin_of
+from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.transport import ERRORS, Http1Transport
+from gateway.upstream.http1.upload import PIECE_BYTES
+from gateway.upstream.http1.wire import EncodedRequest, OriginKey, WireTimeouts, origin_of
 from gateway.upstream.phase import phase_of
-from gateway.upstream.redaction import Secrets, secrets_of
+from gateway.upstream.redaction import MaskedChunks, Seam, Secrets, secrets_of
 
 _MAX_KEPT_ADDRESSES = 256
 TRACE_CONTEXT = frozenset((b"traceparent", b"tracestate", b"baggage"))
@@ -36,24 +40,23 @@ class HttpAnswer:
     def __init__(self, response: httpx.Response, secrets: Secrets | None = None) -> None:
         """`secrets` are masked again in what is unpacked: packed, nobody has seen them."""
         self._secrets = secrets
-        self.status = response.status_code
         stream: Any = response.stream  # an async transport gives an httpx.AsyncByteStream
         self._stream = stream
-        self.chunks: AsyncIterator[bytes]
-        self.headers: RawHeaders
-        self.whole: bytes | None
-        if isinstance(response, RawResponse):
-            self.chunks, self.headers, self.whole = stream, response.raw_headers, stream.whole()
-        else:
-            self.chunks, self.whole = aiter(stream), None
-            self.headers = [(name.lower(), value) for name, value in response.headers.raw]
+        self.status = response.status_code
+        self.chunks: AsyncIterator[bytes] = aiter(stream)
+        self.headers: RawHeaders = [(name.lower(), value) for name, value in response.headers.raw]
+        self.whole: bytes | None = None
 
     def unpack(self, codings: bytes) -> None:
         """Take the `content-encoding` off: the body is then to be read from `chunks`. Raises httpx.DecodingError."""
-        self.chunks, self.whole = unpacked(aiter(self._stream), codings), None
+        self.chunks = unpacked(aiter(self._stream), codings)
         self.headers = [header for header in self.headers if header[0] not in (b"content-encoding", b"content-length")]
         if self._secrets is not None:
             self._secrets.guard(self)
+
+    def mask_body(self, secrets: Secrets) -> None:
+        """Mask these in all that comes."""
+        self.chunks = MaskedChunks(self.chunks, Seam(secrets))
 
     async def aclose(self) -> None:
         """Give the connection back, or close it when the body was not read to its end."""
@@ -65,9 +68,9 @@ class Address:
     """Where one path goes: prebuilt, because only the caller's headers and the length differ from call to call."""
 
     url: httpx.URL
-    origin: Origin
+    origin: OriginKey
     head: bytes
-    """Request line and the headers that never change, without the last line's end."""
+    """Request line and the headers that never change, each with its line's end."""
 
 
 class Wire:
@@ -81,18 +84,20 @@ class Wire:
         "_header_names",
         "_headers",
         "_model",
+        "_own",
         "_provider",
         "_secrets",
-        "_timeout",
+        "_timeouts",
         "_transport",
     )
 
-    errors: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.StreamError)
+    errors = ERRORS
 
     def __init__(self, provider: Provider, model: str | None, transport: httpx.AsyncBaseTransport) -> None:
         self._provider = provider
         self._model = model
         self._transport = transport
+        self._own = transport if isinstance(transport, Http1Transport) else None
         self._headers = [(b"host", httpx.URL(provider.base_url).netloc), (b"accept-encoding", b"identity")]
         self._headers += [(name.lower().encode(), value.encode()) for name, value in provider.headers]
         self._auth = _auth_header(provider)
@@ -105,27 +110,63 @@ class Wire:
         self._secrets = secrets_of(provider)
         self._addresses: dict[str, Address] = {}
         self._clocks: Clocks | None = None
-        self._timeout = PreparedTimeouts(0, 0, 0, 0, 0)
+        self._timeouts = WireTimeouts()
 
     def __repr__(self) -> str:
         return f"Wire({self._provider.name}/{self._model or '*'})"
 
-    async def send(self, outgoing: Outgoing) -> Answer:
+    def send(self, outgoing: Outgoing) -> Coroutine[Any, Any, Answer]:
         """Send the request and wait for the head of the answer. Raises UpstreamFailed when none arrives.
 
         Of a header that the provider's config sets, the caller's own is left out; its trace goes to servers of our house only.
         """
-        address = self._address(outgoing)
-        own = [header for header in outgoing.headers if header[0] not in self._header_names]
-        if self._auth is None and outgoing.credential is not None:
-            own.append(self._pass_on(outgoing.credential))
-        if outgoing.body or outgoing.method != "GET":
-            own.append((b"content-length", b"%d" % len(outgoing.body)))
+        address = self._addresses.get(outgoing.path)
+        if address is None or outgoing.query or outgoing.method != "POST":
+            address = self._address(outgoing)
+        clocks, body = outgoing.clocks, outgoing.body
+        if outgoing.first_byte_s != clocks.first_byte_s:  # a caller's deadline is nearer
+            timeouts = _timeouts(clocks, outgoing.first_byte_s)
+        else:
+            if clocks is not self._clocks:  # a target's are always the same ones
+                self._clocks, self._timeouts = clocks, _timeouts(clocks, clocks.first_byte_s)
+            timeouts = self._timeouts
+        set_here = self._header_names
         # Safe to put together: the config was checked, and what the client sent has passed a strict parser.
-        head = b"\r\n".join((address.head, *map(b": ".join, own), b"\r\n"))
-        parts = (self._headers, own)
-        extensions = {"timeout": self._timeouts(outgoing), "signs": outgoing.signs}
-        request = RawRequest(outgoing.method, address.url, address.origin, head, parts, outgoing.body, extensions)
+        lines = [b"%b: %b\r\n" % header for header in outgoing.headers if header[0] not in set_here]
+        if self._auth is None and outgoing.credential is not None:
+            lines.append(b"%b: %b\r\n" % self._pass_on(outgoing.credential))
+        if body or outgoing.method != "GET":
+            lines.append(b"content-length: %d\r\n" % len(body))
+        head = b"%b%b\r\n" % (address.head, b"".join(lines))
+        if self._own is None:
+            return self._send_over_httpx(outgoing, address, head, timeouts)
+        request = EncodedRequest(head, body, None, len(body), outgoing.method != "HEAD")
+        return self._own.exchange(request, timeouts, address.origin, outgoing.signs, self)
+
+    def hear(self, exchange: Exchange) -> None:
+        """What `Http1Transport.exchange` does before it hands the answer out."""
+        if self._secrets is not None:
+            exchange.secrets = self._secrets
+            self._secrets.guard(exchange)
+
+    def unanswered(self, error: Exception) -> UpstreamFailed:
+        """What it raises instead of httpx's errors."""
+        return self._failure(error, answered=False)
+
+    async def _send_over_httpx(
+        self, outgoing: Outgoing, address: Address, head: bytes, timeouts: WireTimeouts
+    ) -> HttpAnswer:
+        """The same request in httpx's objects, for a transport that is not ours."""
+        lines = head.split(b"\r\n")[1:-2]
+        headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+        body = outgoing.body
+        request = httpx.Request(
+            outgoing.method,
+            address.url,
+            headers=headers,
+            stream=httpx.ByteStream(body) if isinstance(body, bytes) else _Pieces(body),
+            extensions={"timeout": timeouts.as_extension(), "signs": outgoing.signs},
+        )
         try:
             answer = HttpAnswer(await self._transport.handle_async_request(request), self._secrets)
         except self.errors as exc:
@@ -171,7 +212,7 @@ class Wire:
     def _build_address(self, outgoing: Outgoing) -> Address:
         url = self._build_url(outgoing.path, outgoing.model, outgoing.query)
         request_line = b"%b %b HTTP/1.1" % (outgoing.method.encode(), url.raw_path)
-        return Address(url, origin_of(url), b"\r\n".join((request_line, *map(b": ".join, self._headers))))
+        return Address(url, origin_of(url), b"\r\n".join((request_line, *map(b": ".join, self._headers), b"")))
 
     def _build_url(self, path: str, model: str, query: bytes) -> httpx.URL:
         provider = self._provider
@@ -183,15 +224,6 @@ class Wire:
             base += "/openai/v1"
         return httpx.URL(base + path + ("?" + query.decode("latin-1") if query else ""))
 
-    def _timeouts(self, outgoing: Outgoing) -> PreparedTimeouts:
-        """A target's clocks are always the same ones; only a caller's deadline makes a call special."""
-        clocks = outgoing.clocks
-        if outgoing.first_byte_s != clocks.first_byte_s:
-            return _prepare(clocks, outgoing.first_byte_s)
-        if clocks is not self._clocks:
-            self._clocks, self._timeout = clocks, _prepare(clocks, clocks.first_byte_s)
-        return self._timeout
-
 
 def _path_segment(model: str) -> str:
     """A model's name as one step of a path. Raises UpstreamFailed where it would lead to another one."""
@@ -200,9 +232,20 @@ def _path_segment(model: str) -> str:
     return quote(model, safe="")
 
 
-def _prepare(clocks: Clocks, first_byte_s: float) -> PreparedTimeouts:
-    """`first_byte` is ours, other transports fall back to `read`; waiting for a connection counts as connecting."""
-    return PreparedTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
+def _timeouts(clocks: Clocks, first_byte_s: float) -> WireTimeouts:
+    """Waiting for a connection counts as connecting."""
+    return WireTimeouts(clocks.connect_s, clocks.connect_s, clocks.write_s, first_byte_s, clocks.idle_s)
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A body that is not in one place, for transports that are not ours."""
+
+    def __init__(self, body: Spliced) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in pieces_of(self._body, PIECE_BYTES):
+            yield piece
 
 
 def _class_of(error: Exception, phase: Phase) -> ErrorClass:

@@ -19,7 +19,9 @@ import pytest
 import yaml
 
 from gateway.policy.openai.sse import PENDING_LIMIT
+from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.redaction import GuardedAnswer, Seam, Secrets
+from gateway.upstream.wire import HttpAnswer
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Running, config_of, connect, get, post, until
 from tests.upstream.raw_server import CLOSE, READ, Cut, RawServer, Script
@@ -124,17 +126,20 @@ async def standing(
 
 
 def switch_off(name: str, patch: pytest.MonkeyPatch) -> None:
-    guard, as_it_came = Secrets.guard, {"headers": "headers", "whole": "whole", "chunks": "chunks"}
+    guard = Secrets.guard
 
     def guard_all_but_one(secrets: Secrets, answer: GuardedAnswer) -> None:
-        kept = getattr(answer, as_it_came[name])
+        kept = getattr(answer, name)
         guard(secrets, answer)
-        setattr(answer, as_it_came[name], kept)
+        setattr(answer, name, kept)
 
     if name == "seam":
         patch.setattr(Seam, "feed", lambda seam, block: seam._secrets.mask(block))
     elif name == "failure":
         patch.setattr(Secrets, "text", lambda _secrets, said: said)
+    elif name == "chunks":
+        for answer in (Exchange, HttpAnswer):
+            patch.setattr(answer, "mask_body", lambda _answer, _secrets: None)
     else:
         patch.setattr(Secrets, "guard", guard_all_but_one)
 

@@ -23,7 +23,6 @@ from gateway.ingress.render import error_body, error_headers
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Provider
-from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 from gateway.upstream.wire import Wire
 from tests.flow.support import JSON, SSE, Bench, ScriptedUpstream, read_all
@@ -100,7 +99,7 @@ class Provided(httpx.AsyncBaseTransport):
         await _silence(act.after_s, clocks["first_byte"], Phase.SENT)
         if act.breaks is not None:
             raise act.breaks
-        is_stream = act.events is not None and b'"stream":true' in bytes(cast(RawRequest, request).body)
+        is_stream = act.events is not None and b'"stream":true' in await request.aread()
         headers = [header for header in act.headers if not is_stream or header[0] != b"content-type"]
         if is_stream:
             headers.append(SSE)

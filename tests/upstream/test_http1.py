@@ -487,7 +487,7 @@ async def test_a_lagging_caller_is_not_timed_out(new: NewTransport, clock: FakeC
         response = await transport.handle_async_request(post(server))
         (pool,) = transport._pools.values()
         (connection,) = pool.connections
-        await until(lambda: connection._is_reading_paused)
+        await until(lambda: connection.is_reading_paused)
         clock.advance(1e6)
         transport.sweep()
         assert connection._exchange is not None

@@ -11,8 +11,9 @@ import pytest
 from gateway.errors import Phase
 from gateway.upstream.http1.connection import HIGH_WATER_BYTES, Http1Connection
 from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.head import MAX_HEAD_BYTES
 from gateway.upstream.http1.turns import LoopTurns
-from gateway.upstream.http1.wire import MAX_HEAD_BYTES, EncodedRequest, WireTimeouts, encode, read_timeouts
+from gateway.upstream.http1.wire import EncodedRequest, WireTimeouts, encode, read_timeouts
 from gateway.upstream.phase import phase_of
 from tests.rows import rows
 from tests.upstream.answers import RECORDED, Recorded, chunked, lowered

@@ -109,7 +109,7 @@ def test_no_more_is_held_back_than_may_be_a_secret(said: str, cuts: list[int]) -
     for a, b in itertools.pairwise(edges):
         seam.feed(text[a:b])
         kept = secrets.beginning(text[:b])
-        assert seam._kept == text[b - kept : b]
+        assert seam.kept == text[b - kept : b]
 
 
 # --- behind the wire ---

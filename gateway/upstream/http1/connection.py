@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -18,23 +19,17 @@ import httptools
 import httpx
 
 from gateway.errors import Phase
-from gateway.splice import pieces_of
+from gateway.exchange import Signs
 from gateway.upstream.http1.exchange import Exchange
+from gateway.upstream.http1.head import MAX_HEAD_BYTES
+from gateway.upstream.http1.reader import ResponseReader
 from gateway.upstream.http1.turns import LoopTurns
-from gateway.upstream.http1.wire import (
-    MAX_HEAD_BYTES,
-    EncodedRequest,
-    WireTimeouts,
-    accept_head,
-    ends_with_connection,
-    head_size,
-)
+from gateway.upstream.http1.upload import PIECE_BYTES, Upload
+from gateway.upstream.http1.wire import EncodedRequest, WireTimeouts
 from gateway.upstream.phase import with_phase
 
 HIGH_WATER_BYTES = 4 * 1024
 """Unread body above this stops reading from the provider until the caller has drained it, and it is the connection's turn."""
-PIECE_BYTES = 64 * 1024  # a longer request body is written in pieces, each within the write timeout
-MAX_INTERIM_ANSWERS = 100
 STALE_WITHIN_S = 1.0
 """A peer that had closed before it was written to says so within a round trip. One that closes later may have worked on
 the request, and is not made to work twice."""
@@ -55,86 +50,68 @@ class Http1Connection(asyncio.BufferedProtocol):
     """The protocol of one connection. `deadline` (of `now`) is the only timer; `expire` is called when it passed."""
 
     __slots__ = (
-        "_drained",
-        "_ends_with_connection",
         "_exchange",
-        "_expects_body",
-        "_headers",
-        "_interim_answers",
-        "_is_clean",
-        "_is_complete",
-        "_is_reading_paused",
         "_is_sent",
         "_is_writing_paused",
         "_now",
-        "_parser",
         "_pool",
-        "_reason",
+        "_read_buffer",
+        "_reader",
         "_tls",
-        "_transport",
-        "_unfruitful_bytes",
-        "_writer",
+        "_upload",
         "deadline",
+        "get_buffer",
         "is_closed",
+        "is_reading_paused",
         "new_future",
+        "transport",
         "was_used",
     )
 
     def __init__(self, pool: Pool, now: Callable[[], float]) -> None:
         self._pool = pool
         self._now = now
-        self.new_future = (
-            asyncio.get_running_loop().create_future
-        )  # looking the loop up is a system call on Python 3.11
-        self._transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
+        # The loop is looked up once, because that is a system call on Python 3.11.
+        self.new_future: Callable[[], asyncio.Future[bytes]] = asyncio.get_running_loop().create_future
+        # Where the loop reads into: left to itself it takes up to 256 KiB at once, for each slow reader. It asks before each
+        # read how much room there is for so many bytes; that number is `getattr`'s default, which is never needed.
+        self.get_buffer = partial(getattr, pool, "read_buffer")  # type: ignore[method-assign]  # a call less in each read
+        self._read_buffer = pool.read_buffer
+        self.transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
         self._tls: ssl.SSLObject | None = None
-        self._parser: Any = httptools.HttpResponseParser(self)
+        self._reader = ResponseReader()
         self._exchange: Exchange | None = None
-        self._writer: asyncio.Task[None] | None = None  # only for bodies that do not fit into one write
-        self._drained: asyncio.Future[None] | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._reason = b""
-        self._interim_answers = 0
-        self._unfruitful_bytes = 0  # received since the start of the head or the last body byte
-        self._expects_body = True
-        self._ends_with_connection = False
-        self._is_complete = False  # the answer's last byte has been parsed
-        self._is_clean = False  # nothing follows it, and the provider keeps the connection open
+        self._upload: Upload | None = None  # only for bodies that do not fit into one write
         self._is_sent = False  # the whole request has been given to the transport
-        self._is_reading_paused = False
         self._is_writing_paused = False
+        self.is_reading_paused = False
         self.deadline = inf
         self.is_closed = False
         self.was_used = False
 
     # What the pool does with it.
 
-    def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts) -> Exchange:
+    def start(self, outgoing: EncodedRequest, timeouts: WireTimeouts, signs: Signs | None = None) -> Exchange:
         """Write the request and return its exchange. The connection must be open and unused."""
-        can_replay = self.was_used and outgoing.body is not None
-        exchange = Exchange(self, timeouts, self._now() + STALE_WITHIN_S if can_replay else -inf)
-        self._exchange = exchange
+        now, body = self._now(), outgoing.body
+        can_replay = self.was_used and body is not None
+        exchange = self._exchange = Exchange(self, timeouts, now + STALE_WITHIN_S if can_replay else -inf, signs)
         self.was_used = True
-        self._headers = []
-        self._reason = b""
-        self._interim_answers = self._unfruitful_bytes = 0
-        self._expects_body = outgoing.expects_body
-        self._is_complete = self._is_sent = False
-        self._is_clean = True
-        body = outgoing.body
+        self._reader.begin(exchange, expects_body=outgoing.expects_body)
         if body is not None and len(body) <= PIECE_BYTES:
             self._is_sent = True
-            self._transport.write(outgoing.head + body)
+            self.deadline = now + timeouts.first_byte_s
+            self.transport.write(outgoing.head + body)
         else:
-            self._transport.write(outgoing.head)
-            self._writer = asyncio.get_running_loop().create_task(self._write_body(outgoing))
-            self._writer.add_done_callback(self._body_written)
-        self._set_deadline()
+            self._is_sent = False
+            self.deadline = inf
+            self.transport.write(outgoing.head)
+            self._upload = Upload(self, outgoing)
         return exchange
 
     def is_usable(self) -> bool:
         """Tell whether a request can be written; a broken transport knows before `connection_lost` says so."""
-        return not self.is_closed and not self._transport.is_closing()
+        return not self.is_closed and not self.transport.is_closing()
 
     def expire(self) -> None:
         """Act on a passed deadline: an unused connection is closed, a waiting exchange fails."""
@@ -151,8 +128,8 @@ class Http1Connection(asyncio.BufferedProtocol):
         """Close the socket now, without flushing; the pool is not told."""
         self.is_closed = True
         self.deadline = inf
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def discard(self) -> None:
         """Close the connection and give its place in the pool back; may be called again."""
@@ -165,9 +142,9 @@ class Http1Connection(asyncio.BufferedProtocol):
         if exchange is None:
             return
         self._exchange = None
-        self._stop_writing()
+        self._stop_upload()
         if isinstance(error, httpx.TransportError) and not hasattr(error, "phase"):
-            is_answered = exchange.status or self._reason
+            is_answered = exchange.status or self._reader.has_status_line()
             with_phase(error, Phase.ANSWERED if is_answered else Phase.SENT)
         if is_stale:
             exchange.is_stale = True
@@ -179,48 +156,64 @@ class Http1Connection(asyncio.BufferedProtocol):
     # asyncio callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self.transport = transport
         self._tls = transport.get_extra_info("ssl_object")
         if self.is_closed:  # given up while the handshake was finishing
-            self._transport.abort()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the loop reads into: left to itself it takes up to 256 KiB at once, for each slow reader."""
-        return self._pool.read_buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._pool.read_buffer[:nbytes]))
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
+        """Take bytes that are not in the pool's buffer."""
+        self.buffer_updated(len(data), data)
+
+    def buffer_updated(self, nbytes: int, data: bytes | None = None) -> None:
+        """Take so many bytes from the pool's buffer; `data` are those that came elsewhere."""
+        if data is None:
+            data = bytes(self._read_buffer[:nbytes])
+        exchange, reader = self._exchange, self._reader
         if exchange is None:
             # Bytes nobody asked for would be read as the answer to the next request.
             self._close_unused()
             return
-        if not (self._unfruitful_bytes or exchange.status) and data[0] != 72:  # "H"
-            # The parser also speaks ICE/ and RTSP/, and skips empty lines.
-            self._refuse("the answer does not begin with HTTP/")
-            return
-        self._unfruitful_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            if not self._is_complete:
-                self._refuse(str(exc.__context__ or exc))
+        if not exchange.status:
+            if not reader.unfruitful_bytes and data[0] != 72:  # "H"
+                # The parser also speaks ICE/ and RTSP/, and skips empty lines.
+                self._refuse("the answer does not begin with HTTP/")
                 return
-            self._is_clean = False
-        if self._is_complete:
+            reader.head_parts.append(data)
+        reader.unfruitful_bytes += nbytes
+        refusal: Exception | None = None
+        try:
+            reader.feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            refusal, reader.is_clean = exc, False
+        arrived, size = reader.arrived, 0
+        if arrived:
+            block = arrived[0] if len(arrived) == 1 else b"".join(arrived)
+            arrived.clear()
+            reader.unfruitful_bytes, size = 0, len(block)
+            exchange.bring(block)  # also where something is wrong behind it
+        if reader.is_complete:
             self._finish(exchange)
-        elif self._unfruitful_bytes > MAX_HEAD_BYTES:
+        elif refusal is not None:
+            self._refuse(str(refusal.__context__ or refusal))
+        elif reader.unfruitful_bytes > MAX_HEAD_BYTES:
             self._refuse(f"the answer's head, chunk header or trailers exceed {MAX_HEAD_BYTES} bytes")
         elif exchange.status:
-            exchange.wake()
-            if exchange.buffered > HIGH_WATER_BYTES:
+            if size > HIGH_WATER_BYTES or exchange.buffered > HIGH_WATER_BYTES:
                 exchange.compact()
                 self._pause_reading()
-            self._set_deadline()
-        elif exchange.signs is not None:  # a 1xx, or a part of the head
-            exchange.signs.sign_at = self._now()
+                self.deadline = inf
+            else:
+                self.deadline = self._now() + exchange.timeouts.read_s
+            if not exchange.opening.done():
+                self._stop_upload()  # whoever answers before it has everything wants no more
+                exchange.opening.set_result(b"")
+        else:  # a 1xx, or a part of the head
+            if reader.has_interim:  # the provider works on the request, so the first-byte clock starts again
+                reader.has_interim = False
+                self._set_deadline()
+            if exchange.signs is not None:
+                exchange.signs.sign_at = self._now()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -228,7 +221,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
         self.is_closed = True
-        self._parser = None  # it holds our bound methods: a cycle
+        self._reader.close()
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
@@ -236,65 +229,8 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._set_deadline()
-
-    # Parser callbacks. What they raise stops the parser; `data_received` tells why.
-
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            raise httpx.RemoteProtocolError("bytes follow the answer")
-
-    def on_status(self, reason: bytes) -> None:
-        self._reason += reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value.rstrip()))
-
-    def on_headers_complete(self) -> None:
-        exchange, parser, headers = self._exchange, self._parser, self._headers
-        if exchange is None:
-            return
-        status = parser.get_status_code()
-        version = accept_head(status, parser.get_http_version(), self._reason)
-        if self._unfruitful_bytes > MAX_HEAD_BYTES and head_size(self._reason, headers) > MAX_HEAD_BYTES:
-            raise httpx.RemoteProtocolError(f"the answer's head exceeds {MAX_HEAD_BYTES} bytes")
-        self._headers = []  # trailers land here and are forgotten
-        if status < 200:
-            return
-        self._unfruitful_bytes = 0
-        has_body = self._expects_body and status != 204 and status != 304
-        self._ends_with_connection = has_body and ends_with_connection(headers)
-        if version == b"HTTP/1.0":
-            self._is_clean = False
-        exchange.version, exchange.reason, exchange.headers = version, self._reason, headers
-        exchange.status = status
-        if self._writer is not None:
-            self._stop_writing()
-        if not self._expects_body:
-            # The parser cannot be told that this length has no body, so this connection ends here.
-            self._is_complete, self._is_clean = True, False
-            raise httpx.RemoteProtocolError("an answer to HEAD has no body")
-
-    def on_body(self, chunk: bytes) -> None:
-        self._unfruitful_bytes = 0
-        if self._exchange is not None:
-            self._exchange.add(chunk)
-
-    def on_message_complete(self) -> None:
-        if self._exchange is not None and not self._exchange.status:
-            self._interim_answer()
-            return
-        self._is_complete = True
-        self._is_clean = self._is_clean and self._parser.should_keep_alive()
-
-    def _interim_answer(self) -> None:
-        """Forget a 1xx; it proves that the provider works on the request, so the first-byte clock starts again."""
-        self._interim_answers += 1
-        if self._interim_answers > MAX_INTERIM_ANSWERS:
-            raise httpx.RemoteProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers")
-        self._reason = b""
+        if self._upload is not None:
+            self._upload.go_on()
         self._set_deadline()
 
     # The ends of an exchange.
@@ -302,10 +238,12 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _finish(self, exchange: Exchange) -> None:
         """Hand the connection on as soon as the last byte is parsed, before the caller has read it."""
         self._exchange = None
-        if self._is_clean and self._is_sent and not self._transport.get_write_buffer_size():
-            if self._is_reading_paused:
-                self._is_reading_paused = False
-                self._transport.resume_reading()
+        if self._upload is not None:
+            self._stop_upload()
+        if self._reader.is_clean and self._is_sent and not self.transport.get_write_buffer_size():
+            if self.is_reading_paused:
+                self.is_reading_paused = False
+                self.transport.resume_reading()
             self._pool.release(self)
         else:
             self.discard()
@@ -317,13 +255,20 @@ class Http1Connection(asyncio.BufferedProtocol):
         exchange = self._exchange
         if exchange is None:
             self._close_unused()
-        elif exchange.status and self._ends_with_connection and exc is None and is_said:
-            self._is_clean = False
+        elif exchange.status and self._reader.ends_with_connection and exc is None and is_said:
+            self._reader.is_clean = False
             self._finish(exchange)
         else:
-            is_silent = not exchange.status and not self._unfruitful_bytes
+            is_silent = not exchange.status and not self._reader.unfruitful_bytes
             is_stale = is_silent and self._now() < exchange.replay_until
-            self.fail(self._why_ended(exchange, exc, is_silent), is_stale=is_stale)
+            if exc is not None:
+                kind = httpx.ReadError if self._is_sent or exchange.status else httpx.WriteError
+                error: httpx.TransportError = kind(f"the connection broke: {exc}")
+                error.__cause__ = exc
+            else:
+                is_open_ended = bool(exchange.status) and self._reader.ends_with_connection
+                error = _closed_early(is_silent=is_silent, is_open_ended=is_open_ended)
+            self.fail(error, is_stale=is_stale)
 
     def _read_rest(self) -> bool:
         """Take what TLS still holds, and tell whether the provider's close_notify follows it.
@@ -331,7 +276,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop tells the two ends apart
         by its callbacks, and both forget what is decrypted when the connection closes behind a reader who pauses.
         """
-        tls, self._is_clean = self._tls, False
+        tls, self._reader.is_clean = self._tls, False
         try:
             while tls is not None and self._exchange is not None:
                 data = tls.read(PIECE_BYTES)
@@ -341,17 +286,6 @@ class Http1Connection(asyncio.BufferedProtocol):
         except ssl.SSLError:  # wants more, which will not come; or what came is not of this session
             return False
         return False
-
-    def _why_ended(self, exchange: Exchange, exc: Exception | None, is_silent: bool) -> httpx.TransportError:
-        if exc is None:
-            where = "without answering" if is_silent else "in the middle of its answer"
-            if exchange.status and self._ends_with_connection:
-                where = "without saying that its answer was over (TLS close_notify)"
-            return httpx.RemoteProtocolError(f"the provider closed the connection {where}")
-        kind = httpx.ReadError if self._is_sent or exchange.status else httpx.WriteError
-        error = kind(f"the connection broke: {exc}")
-        error.__cause__ = exc
-        return error
 
     def _refuse(self, reason: str) -> None:
         self.fail(httpx.RemoteProtocolError(f"bad answer: {reason}"))
@@ -369,7 +303,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             return
         timeouts = exchange.timeouts
         if exchange.status:
-            seconds = inf if self._is_reading_paused else timeouts.read_s
+            seconds = inf if self.is_reading_paused else timeouts.read_s
         elif self._is_writing_paused:
             seconds = timeouts.write_s
         else:
@@ -377,71 +311,57 @@ class Http1Connection(asyncio.BufferedProtocol):
         self.deadline = self._now() + seconds
 
     def _pause_reading(self) -> None:
-        if not self._is_reading_paused:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
+        if not self.is_reading_paused:
+            self.is_reading_paused = True
+            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on, if reading was paused, as soon as it is this connection's turn: the caller has drained the buffer."""
-        if self._is_reading_paused:
+        if self.is_reading_paused:
             self._pool.turns.ask(self)
 
     def read_on(self) -> None:
         """What `LoopTurns` calls."""
-        if self._is_reading_paused and not self._transport.is_closing():
-            self._is_reading_paused = False
-            self._transport.resume_reading()
+        if self.is_reading_paused and not self.transport.is_closing():
+            self.is_reading_paused = False
+            self.transport.resume_reading()
             self._set_deadline()
 
-    # Request bodies that take more than one write.
+    # What the upload asks and tells.
 
-    async def _write_body(self, outgoing: EncodedRequest) -> None:
-        written, length = 0, outgoing.length
-        async for piece in _pieces(outgoing):
-            written += len(piece)
-            if length is None and outgoing.stream is not None:
-                piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-            elif length is not None and written > length:
-                raise httpx.LocalProtocolError(f"the request's body is longer than the {length} bytes it declared")
-            self._write(piece)
-            if self._is_writing_paused:
-                self._drained = asyncio.get_running_loop().create_future()
-                await self._drained
-                if self._exchange is not None and self._exchange.signs is not None:
-                    self._exchange.signs.sign_at = self._now()  # it takes what it is sent
-        if length is None and outgoing.stream is not None:
-            self._write(b"0\r\n\r\n")
-        elif length is not None and written < length:
-            raise httpx.LocalProtocolError(f"the request's body ended {length - written} bytes early")
+    @property
+    def takes_more(self) -> bool:
+        """Whether the socket takes bytes now."""
+        return not self._is_writing_paused
 
-    def _write(self, data: bytes) -> None:
-        if self._transport.is_closing():  # uvloop's raises a RuntimeError then
+    def write(self, data: bytes) -> None:
+        """Write a piece of the request's body. Raises `httpx.WriteError` where the connection has broken."""
+        if self.transport.is_closing():  # uvloop's raises a RuntimeError then
             raise httpx.WriteError("the connection broke while the request's body was written")
-        self._transport.write(data)
+        self.transport.write(data)
 
-    def _body_written(self, writer: asyncio.Task[None]) -> None:
-        cancelled = httpx.WriteError("the request's body was cancelled by its source")
-        error = cancelled if writer.cancelled() else writer.exception()
-        if writer is not self._writer:
-            return  # stopped on purpose
-        self._writer = None
+    def gave_sign(self) -> None:
+        """The provider takes what it is sent."""
+        if self._exchange is not None and self._exchange.signs is not None:
+            self._exchange.signs.sign_at = self._now()
+
+    def uploaded(self, error: BaseException | None) -> None:
+        """The request's body has gone out, or cannot."""
+        self._upload = None
         if error is None:
             self._is_sent = True
             self._set_deadline()
         else:
             self.fail(error)
 
-    def _stop_writing(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.cancel()
+    def _stop_upload(self) -> None:
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.stop()
 
 
-async def _pieces(outgoing: EncodedRequest) -> AsyncIterator[bytes]:
-    if outgoing.body is not None:
-        for piece in pieces_of(outgoing.body, PIECE_BYTES):
-            yield piece
-    elif outgoing.stream is not None:
-        async for piece in outgoing.stream:
-            if piece:  # an empty chunk would end the body
-                yield piece
+def _closed_early(*, is_silent: bool, is_open_ended: bool) -> httpx.RemoteProtocolError:
+    where = "without answering" if is_silent else "in the middle of its answer"
+    if is_open_ended:
+        where = "without saying that its answer was over (TLS close_notify)"
+    return httpx.RemoteProtocolError(f"the provider closed the connection {where}")

@@ -96,7 +96,8 @@ class OriginPool:
         """Return the connection used last, closing those that idled too long."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.is_usable() and self._now() < connection.deadline:
+            # As `is_usable` tells, without a call: each call of each client comes by.
+            if not connection.is_closed and self._now() < connection.deadline and not connection.transport.is_closing():
                 return connection
             connection.discard()
         return None

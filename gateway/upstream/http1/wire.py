@@ -1,8 +1,7 @@
-"""HTTP/1.1 on the wire: what a request looks like in bytes, and which response heads are acceptable.
+"""HTTP/1.1 on the wire: what a request looks like in bytes.
 
-Pure functions, no I/O. The parser (llhttp, strict) already refuses most ambiguous messages: both or two lengths,
-folded lines, bare LF, NUL, bad chunk sizes. What it lets pass is refused here. Invariant: a head that leaves here is
-one head: no header can add a line, and body length is stated once.
+Pure functions, no I/O. Invariant: a head that leaves here is one head: no header can add a line, and body length is stated
+once.
 """
 
 from __future__ import annotations
@@ -16,13 +15,17 @@ import httpx
 from gateway.errors import Phase
 from gateway.exchange import RawHeaders
 from gateway.splice import Spliced
-from gateway.upstream.messages import RawRequest
 from gateway.upstream.phase import with_phase
 
-MAX_HEAD_BYTES = 64 * 1024
-
 _TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_VERSIONS = {"1.1": b"HTTP/1.1", "1.0": b"HTTP/1.0"}
+
+
+OriginKey = tuple[str, str, int | None]
+
+
+def origin_of(url: httpx.URL) -> OriginKey:
+    """Scheme, host as it is looked up, and port (None: the scheme's default) of a URL."""
+    return url.scheme, url.raw_host.decode("ascii"), url.port
 
 
 @dataclass(slots=True)
@@ -35,15 +38,15 @@ class WireTimeouts:
     first_byte_s: float = inf
     read_s: float = inf
 
-
-class PreparedTimeouts(dict[str, float]):
-    """httpx's `timeout` extension, with the form this transport reads beside it: made once, used for many requests."""
-
-    __slots__ = ("prepared",)
-
-    def __init__(self, connect: float, pool: float, write: float, first_byte: float, read: float) -> None:
-        super().__init__(connect=connect, pool=pool, write=write, first_byte=first_byte, read=read)
-        self.prepared = WireTimeouts(connect, pool, write, first_byte, read)
+    def as_extension(self) -> dict[str, float]:
+        """As httpx's `timeout` extension; `first_byte` is ours, other transports take `read` for it."""
+        return {
+            "connect": self.connect_s,
+            "pool": self.pool_s,
+            "write": self.write_s,
+            "first_byte": self.first_byte_s,
+            "read": self.read_s,
+        }
 
 
 @dataclass(slots=True)
@@ -54,14 +57,12 @@ class EncodedRequest:
     body: bytes | Spliced | None  # None: `stream` has it
     stream: httpx.AsyncByteStream | None
     length: int | None  # what Content-Length promises; None: chunked
-    expects_body: bool  # False for HEAD: the answer's lengths describe a body that does not follow
+    expects_body: bool = True  # False for HEAD: the answer's lengths describe a body that does not follow
 
 
 def read_timeouts(extensions: Any) -> WireTimeouts:
     """Read httpx's `timeout` extension, plus our `first_byte`, which falls back to `read`."""
     given = extensions.get("timeout")
-    if isinstance(given, PreparedTimeouts):
-        return given.prepared
     if not given:
         return WireTimeouts()
     connect, pool, write, read = given.get("connect"), given.get("pool"), given.get("write"), given.get("read")
@@ -80,8 +81,6 @@ def encode(request: httpx.Request) -> EncodedRequest:
 
     A missing Host, Content-Length or Transfer-Encoding is added (RFC 9112 sections 3.2 and 6).
     """
-    if isinstance(request, RawRequest):
-        return EncodedRequest(request.head, request.body, None, len(request.body), request.method != "HEAD")
     headers = request.headers.raw
     names = [name.lower() for name, _ in headers]
     stream = request.stream
@@ -141,38 +140,3 @@ def _encode_head(request: httpx.Request, headers: RawHeaders, names: list[bytes]
 
 def _unsendable(reason: str) -> httpx.LocalProtocolError:
     return with_phase(httpx.LocalProtocolError(f"the request cannot be sent: {reason}"), Phase.NOTHING_SENT)
-
-
-def accept_head(status: int, version: str, reason: bytes) -> bytes:
-    """Check what the parser lets pass; returns the version for httpx, raises `httpx.RemoteProtocolError`."""
-    wire_version = _VERSIONS.get(version)
-    if wire_version is None:
-        raise httpx.RemoteProtocolError(f"the answer speaks HTTP/{version}")
-    if status < 100 or status == 101:
-        raise httpx.RemoteProtocolError(f"the answer has status {status:03d}, which nobody asked for")
-    if b"\0" in reason:
-        raise httpx.RemoteProtocolError("the answer has a NUL in its status line")
-    return wire_version
-
-
-def ends_with_connection(headers: RawHeaders) -> bool:
-    """Tell whether only the end of the connection ends the body (RFC 9112 section 6.3).
-
-    Raises `httpx.RemoteProtocolError` for any Transfer-Encoding but one plain `chunked`: with `xchunked`, `chunked,
-    chunked` or `gzip, chunked` two readers may see two different ends.
-    """
-    framed = False
-    for name, value in headers:
-        size = len(name)
-        if size == 14 and name.lower() == b"content-length":
-            framed = True
-        elif size == 17 and name.lower() == b"transfer-encoding":
-            if framed or value.lower() != b"chunked":
-                raise httpx.RemoteProtocolError("the answer has a Transfer-Encoding other than one `chunked`")
-            framed = True
-    return not framed
-
-
-def head_size(reason: bytes, headers: RawHeaders) -> int:
-    """Bytes a response head took on the wire."""
-    return 17 + len(reason) + sum(len(name) + len(value) + 4 for name, value in headers)
