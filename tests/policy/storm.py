@@ -96,7 +96,7 @@ class Storm:
 
     def _send(self) -> None:
         while self._waiting:
-            wait_s = self.search.wait_s(self.now)
+            wait_s = self.search.want(self.now)
             if wait_s:
                 if self.now + wait_s < self._timer_at:
                     self._timer_at = self.now + wait_s

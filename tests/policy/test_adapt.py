@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.rate_search import Pause, RateSearch, SearchPolicy
+from gateway.policy.limits.ramp import Pause
+from gateway.policy.limits.rate_search import RateSearch, SearchPolicy
 from tests.policy.storm import Provider, Storm
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -32,7 +33,7 @@ class Course:
     def happen(self, event: str, gap_s: float) -> None:
         self.now += gap_s
         if event == "goes":
-            self.now += self.search.wait_s(self.now)
+            self.now += self.search.want(self.now)
             self.search.take(self.now)
             self.sent.append(self.now)
             self.went.append((self.now, self.search.rate_per_s))
@@ -71,7 +72,7 @@ def goes(search: RateSearch, start: float, end: float) -> int:
     """How many go between the two moments when as many as possible try."""
     now, granted = start, 0
     while now < end:
-        wait_s = search.wait_s(now)
+        wait_s = search.want(now)
         if wait_s == 0.0:
             search.take(now)
             granted += 1
@@ -213,7 +214,7 @@ def test_a_target_that_nobody_uses_can_be_used_soon(course: list[tuple[str, floa
     while run.sent:
         run.happen("leaves", 0.0)
 
-    assert run.search.wait_s(run.now) <= 1 + 1 / run.search.rate_per_s + 1e-6
+    assert run.search.want(run.now) <= 1 + 1 / run.search.rate_per_s + 1e-6
 
 
 @BOUNDED
@@ -251,7 +252,7 @@ def test_while_searching_a_few_go_whatever_the_rate() -> None:
     search = RateSearch(0.0)
 
     assert goes(search, 0.0, 1e-9) == 16
-    assert search.wait_s(0.0) > 0
+    assert search.want(0.0) > 0
     for _ in range(100):
         search.succeeded(0.0, 0.1)
         search.take(0.1)
@@ -267,7 +268,7 @@ def test_the_rate_grows_only_while_somebody_waits() -> None:
         now = 1 + index * 0.1
         for search in (idle, pressed):
             search.take(now)
-        pressed.wait_s(now)
+        pressed.want(now)
         for search in (idle, pressed):
             search.succeeded(now, now + 0.05)
 
@@ -343,3 +344,32 @@ def test_a_call_that_ended_otherwise_teaches_nothing() -> None:
 
     assert search.in_flight == 0
     assert search.rate_per_s == pytest.approx(90.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["call", "served", "refused", "wait"]), st.floats(0.001, 2.0)), max_size=60))
+def test_to_be_asked_changes_nothing(steps: list[tuple[str, float]]) -> None:
+    """Two searches meet the same; one is looked at all the time. Only who wants to go makes the rate grow."""
+    asked, left_alone = pair = RateSearch(0.0), RateSearch(0.0)
+    now, sent = 0.0, []
+    for what, seconds in steps:
+        for ahead in range(3):
+            asked.wait_s(now)
+            asked.ready_at(now, ahead * 10.0)
+            asked.wait_s(now + seconds)
+        if what == "wait":
+            now += seconds
+        elif what == "call":
+            waits = [search.want(now) for search in pair]
+            assert waits[0] == waits[1]
+            if not waits[0]:
+                sent.append(now)
+                for search in pair:
+                    search.take(now)
+        elif sent:
+            at = sent.pop(0)
+            for search in pair:
+                if what == "served":
+                    search.succeeded(at, now)
+                else:
+                    search.refused(at, now)
+        assert (asked.rate_per_s, asked.wait_s(now)) == (left_alone.rate_per_s, left_alone.wait_s(now))

@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.policy.admission.fair_queue import FairQueue, Ticket, Waiter
+from gateway.policy.admission.fair_queue import FairQueue
+from gateway.policy.admission.lane_line import Ticket, Waiter
 from gateway.policy.limits.limits import NOTHING, Cost
 from gateway.words import LANES, Lane
 
@@ -764,8 +765,8 @@ def test_what_was_saved_up_and_is_gone_is_saved_up_again() -> None:
     assert turn is not None
     assert turn.ticket is batch
 
-    assert not stand.lineup.lose_savings(first)
-    assert stand.lineup.lose_savings(batch)
+    assert not stand.lineup.forfeit_credit(first)
+    assert stand.lineup.forfeit_credit(batch)
 
     assert stand.next(100.0).place.lane == "interactive"
     assert stand.next(100.0) is batch

@@ -16,7 +16,8 @@ from itertools import count
 from math import inf
 
 from gateway.clock import Clock, Timer
-from gateway.policy.admission.fair_queue import FairQueue, Ticket, Waiter
+from gateway.policy.admission.fair_queue import FairQueue
+from gateway.policy.admission.lane_line import Ticket, Waiter
 from gateway.policy.limits.gate import Gate, Grant
 from gateway.policy.limits.limits import Cost
 from gateway.policy.snapshot import QueueBounds
@@ -345,7 +346,7 @@ class DelayQueue:
                     ticket.held.tickets.remove(ticket)
                 self._grant(ticket, grant)
                 continue
-            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and lineup.lose_savings(ticket):
+            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and lineup.forfeit_credit(ticket):
                 continue
             if wait_s != inf:
                 line.waits_for = ticket

@@ -27,8 +27,8 @@ from gateway.policy.limits.idle_gates import IdleGateState
 from gateway.policy.limits.latency_cap import AdaptiveCap
 from gateway.policy.limits.limits import NOTHING, Cost, LimitRow, LimitSet, ShareOut
 from gateway.policy.limits.provider_headers import Learned, Reading, read_limit_headers
-from gateway.policy.limits.ramp import RAMP_S, Ramp
-from gateway.policy.limits.rate_search import Pause, RateSearch
+from gateway.policy.limits.ramp import RAMP_S, Pause, Ramp
+from gateway.policy.limits.rate_search import RateSearch
 from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.stray_refusals import Strays
 from gateway.policy.retry.budgets import Retry
@@ -333,7 +333,7 @@ class Gate:
         if wait_s != 0.0 and self.limits.grow(now, self._let_in, self.in_flight, keep_percent, keep_requests):
             wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
         if self._search is not None and wait_s != inf:
-            wait_s = _longer(wait_s, self._search.wait_s(now))
+            wait_s = _longer(wait_s, self._search.want(now))
         if self._ramp is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._ramp.wait_s(now))
         if wait_s == inf:

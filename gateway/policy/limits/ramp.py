@@ -1,13 +1,34 @@
-"""The first second after a pause: at most 1.2 times the target's rate, whatever its level, and no call too large.
+"""The pause that a target asked for, and the first second after it: at most 1.2 times the target's rate, whatever its level.
 
-A call goes while anything is left, and takes what it costs, debt included: a large one need not wait until a bucket has
-filled up for it, the next one waits instead. It must not know limits beyond one rate.
+In that second a call goes while anything is left, and takes what it costs, debt included: a large one need not wait until a
+bucket has filled up for it, the next one waits instead. It must not know limits beyond one rate. Invariant: a pause never
+moves back.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 RAMP_S = 1.0
 _AT_ONCE_S = 0.2
+
+
+class Pause:
+    """Until when a target is left alone (monotonic seconds). Of several hints the latest wins."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = -inf
+
+    def extend(self, until: float) -> None:
+        """Moves the end of the pause to `until`, never back; what is not a finite number is ignored."""
+        if self.until < until < inf:
+            self.until = until
+
+    def end(self) -> None:
+        """Ends the pause, by hand."""
+        self.until = -inf
 
 
 class Ramp:

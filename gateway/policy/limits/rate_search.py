@@ -1,4 +1,4 @@
-"""Finding a rate that nobody tells, and keeping away from a target that asked for a pause.
+"""Finding a rate that nobody tells.
 
 For targets with limits neither in the config nor in headers. It must not know why an attempt failed, only that it was
 refused for its rate; of a call it knows nothing but the moment it was sent.
@@ -9,7 +9,7 @@ empty bucket accepts is its rate. (Some providers refuse a few calls at any rate
 stay a little below it and probe upwards, the faster the farther nothing is refused (additive increase, multiplicative decrease:
 Chiu and Jain, 1989; probing on a convex curve: CUBIC, RFC 9438).
 
-Invariants: a pause never moves back; a refusal never raises the rate; once the window is gone, any second sees at most
+Invariants: a refusal never raises the rate; once the window is gone, any second sees at most
 1.2 times the highest rate in it (or that and one call); with nothing in flight somebody may go within a second and
 `1 / rate`.
 """
@@ -32,24 +32,6 @@ _FLIGHT, _LARGE_FLIGHT = 3, 8
 """So many calls accepted behind a refusal tell that it was a stray, and so many how usual they are."""
 _FLIGHT_STRAYS = 0.05
 """So many of them may be refused, too."""
-
-
-class Pause:
-    """Until when a target is left alone (monotonic seconds). Of several hints the latest wins."""
-
-    __slots__ = ("until",)
-
-    def __init__(self) -> None:
-        self.until = -inf
-
-    def extend(self, until: float) -> None:
-        """Moves the end of the pause to `until`, never back; what is not a finite number is ignored."""
-        if self.until < until < inf:
-            self.until = until
-
-    def end(self) -> None:
-        """By hand."""
-        self.until = -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +68,18 @@ class SearchPolicy:
     """Of the measured rate: goes on while everything is refused, to notice when that ends (a window, an outage)."""
     guess_floor: float = 0.5
     """The same, as a rate, as long as nothing is measured."""
+
+    def bounded(self, rate_per_s: float) -> float:
+        """The rate, within the least and the most."""
+        return min(max(rate_per_s, self.min_rate), self.max_rate)
+
+    def floor(self, measured: float) -> float:
+        """The rate that no refusal cuts below; `measured` is infinite as long as nothing is."""
+        return self.floor_percent / 100 * measured if measured < inf else self.guess_floor
+
+    def probe(self, trips: float, calls: float) -> float:
+        """By how many percent the measured rate grows in so many round trips and calls."""
+        return min(self.probe_percent * trips, self.probe_call_percent * max(1.0, calls))
 
 
 class _Before(NamedTuple):
@@ -141,22 +135,23 @@ class RateSearch:
         self._cut_at = -inf
         self._grown_at = now  # in the future: not to grow before
         self._wanted_at = -inf  # until when somebody is known to wait
-        self._since = self._latest = (
-            now  # accepted calls are counted by when they were sent: after one, up to the other
-        )
+        # Accepted calls are counted by when they were sent: after one, up to the other.
+        self._since = self._latest = now
         self._accepted = 0
         self._behind = 0  # and refused of those, though sent before the cut
         self._before = _Before(self.rate_per_s, inf, self._window, True)  # what a guess has ended
         self._refused_at = now
 
     def wait_s(self, now: float) -> float:
-        """Seconds until one more call may go; 0.0 now. Somebody waits for what is not 0.0, else it changes nothing."""
-        if self.in_flight < self._window:
-            return 0.0
+        """Seconds until one more call may go; 0.0 now."""
         wait_s = self._next_at - now
-        if wait_s <= _EARLY_S:
-            return 0.0
-        self._wanted_at = self._next_at
+        return 0.0 if self.in_flight < self._window or wait_s <= _EARLY_S else wait_s
+
+    def want(self, now: float) -> float:
+        """A call wants to go: as `wait_s`, but notes that somebody waits, without whom the rate does not grow."""
+        wait_s = self.wait_s(now)
+        if wait_s:
+            self._wanted_at = self._next_at
         return wait_s
 
     @property
@@ -329,23 +324,19 @@ class RateSearch:
         is_low = goal == inf and not self._is_searching
         percent = policy.growth_percent * (trips if is_low or latency_s > 1 else elapsed_s)
         if goal < inf:
-            calls = max(1.0, rate * elapsed_s)
-            probe = min(policy.probe_percent * trips, policy.probe_call_percent * calls)
-            percent = min(percent, probe * (rate / self._measured) ** (8 if self.strays.are_usual else 4))
+            far = (rate / self._measured) ** (8 if self.strays.are_usual else 4)
+            percent = min(percent, far * policy.probe(trips, rate * elapsed_s))
         self._set(rate * (1 + min(percent, policy.leap_percent) / 100))
 
     def _cut(self, share: float) -> None:
-        policy = self._policy
-        floor = policy.floor_percent / 100 * self._measured if self._measured < inf else policy.guess_floor
-        self._set(min(self.rate_per_s, max(self.rate_per_s * share, floor)))
+        self._set(min(self.rate_per_s, max(self.rate_per_s * share, self._policy.floor(self._measured))))
 
     def _set(self, rate_per_s: float) -> None:
-        policy = self._policy
-        self.rate_per_s = min(max(rate_per_s, policy.min_rate), policy.max_rate)
+        self.rate_per_s = self._policy.bounded(rate_per_s)
         gap_s = 1 / self.rate_per_s
         self._next_at += gap_s - self._gap_s  # as if the last call had gone at this rate
         self._gap_s = gap_s
-        self._credit_s = max(0.0, policy.burst_s - gap_s)
+        self._credit_s = max(0.0, self._policy.burst_s - gap_s)
 
     def _count_from(self, sent_at: float) -> None:
         self._since = self._latest = sent_at
