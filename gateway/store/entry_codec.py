@@ -1,7 +1,7 @@
-"""An answer as bytes and back: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`).
+"""Encodes an answer as bytes and back: for a file or a wire (`about`, `restored`), or within one process (`pack`, `unpack`).
 
-Invariants: what is read equals what was written, byte by byte; in a file or on a wire, a field that another release added or
-took away does no harm.
+Invariants: an answer is read as it was written, byte by byte; in a file or on a wire, a field that another release added or
+removed does no harm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS = attrgetter(*(one.name for one in fields(Usage)))
 
 
 def about(kept: Kept) -> bytes:
-    """All of it but the body."""
+    """Returns all of the answer but its body, as JSON."""
     known: dict[str, Any] = dict(zip(_NAMES, _VALUES(kept), strict=True))
     known["headers"] = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept.headers]
     if (usage := kept.usage) is not None:
@@ -37,7 +37,7 @@ def about(kept: Kept) -> bytes:
 
 
 def restored(about: bytes, body: bytes) -> Kept:
-    """The answer again."""
+    """Returns the answer of `about` and body."""
     known: dict[str, Any] = orjson.loads(about)
     if not known.keys() <= _KNOWN:
         known = {name: value for name, value in known.items() if name in _KNOWN}
@@ -50,7 +50,7 @@ def restored(about: bytes, body: bytes) -> Kept:
 
 
 def pack(kept: Kept) -> bytes:
-    """All of it, as `marshal` has it: fast, but no format that outlives the process."""
+    """Returns the whole answer in the format of `marshal`, which is fast but must not outlive the process."""
     values = [*_ALL_VALUES(kept)]
     if kept.usage is not None:
         values[_USAGE] = _COUNTS(kept.usage)
@@ -58,7 +58,7 @@ def pack(kept: Kept) -> bytes:
 
 
 def unpack(blob: bytes) -> Kept:
-    """What was packed."""
+    """Returns the answer that `pack` encoded."""
     values = marshal.loads(blob)  # noqa: S302 - this process wrote it, into its own memory
     if values[_USAGE] is not None:
         values[_USAGE] = Usage(*values[_USAGE])

@@ -112,7 +112,7 @@ async def test_a_script_has_the_servers_time_unless_given_one(link: Link) -> Non
 
 async def test_scripts_of_the_folder_have_the_prelude(tmp_path: Path) -> None:
     """Every script of the store can be loaded by its name."""
-    from gateway.store.redis_link.script import FOLDER  # only this test cares where they are
+    from gateway.store.redis_link.job import FOLDER  # only this test cares where they are
 
     names = [path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude"]
 

@@ -13,9 +13,8 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis.news import MOST_KEPT, MOST_PUT_OFF, OVER_S, RedisNews
+from gateway.store.redis.news import MEMORY_S, MOST_KEPT, MOST_PUT_OFF, OVER_S, RedisNews, ServerTime
 from gateway.store.redis_link.link import Link
-from gateway.store.redis_link.server_time import MEMORY_S, ServerTime
 from tests.store.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 
 PATIENT_S, BRISK_S = 5.0, 0.3

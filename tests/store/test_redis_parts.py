@@ -9,8 +9,8 @@ import pytest
 from redis import Redis
 
 from gateway.ports import Claim
-from gateway.store.redis.chunks import AT_ONCE, PART_BYTES, ChunkedValue, is_head
 from gateway.store.redis.store import RedisStore
+from gateway.store.redis.values import AT_ONCE, PART_BYTES, ChunkedValue, is_head
 from gateway.store.redis_link.link import StoreGone
 from gateway.words import Kept
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, settle, ticked

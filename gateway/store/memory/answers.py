@@ -1,7 +1,7 @@
-"""Exact answers in this process's memory: an LRU per group.
+"""The exact cache in this process's memory: one LRU per group.
 
-It must not know what may be kept, nor for how long. Invariants: a group takes no more bytes than its bound; the least recently
-used of it goes first; what is forgotten is not given again from that moment, though its memory is given back step by step.
+It must not know what may be kept, nor for how long. Invariants: a group takes no more bytes than its bound; its least recently
+used answer is evicted first; a forgotten answer is not given again, though its memory is freed step by step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.words import Kept
 
 
 class MemoryAnswers:
-    """`gateway.ports.Answers`."""
+    """Implements `gateway.ports.Answers`."""
 
     __slots__ = ("_given_up", "_groups", "_wall")
 
@@ -22,21 +22,24 @@ class MemoryAnswers:
         self._wall = wall
         self._groups: dict[str, Lru] = {}
         self._given_up: list[Lru] = []
-        """Of groups that are no more: nobody finds anything on them, and they are emptied step by step."""
+        """The LRUs of removed groups, which serve no look-up and are emptied step by step."""
 
     def get(self, key: bytes, group: str) -> Kept | None:
-        """What is kept and not past its `stale_until`."""
+        """Returns the answer unless it is past its `stale_until`."""
         lru = self._groups.get(group)
         blob = None if lru is None else lru.get(key, self._wall())
         return None if blob is None else unpack(blob)
 
     def put(self, key: bytes, kept: Kept) -> None:
-        """Keep it, instead of what was there; not if it alone is more than its group may take."""
+        """Keeps the answer in place of an earlier one, unless it alone exceeds the bound of its group."""
         if lru := self._groups.get(kept.group):
             lru.put(key, pack(kept), kept.stale_until, (kept.tenant, kept.model))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """Forget whatever matches all that is given; takes as long as there are tenants and models."""
+        """Forgets every answer that matches all given arguments and returns their number.
+
+        The time it takes grows with the number of pairs of tenant and model.
+        """
 
         def matches(name: Name) -> bool:
             return tenant in (None, name[0]) and model in (None, name[1])
@@ -46,7 +49,7 @@ class MemoryAnswers:
         return sum(_forget_one(lru, key, matches) for lru in self._groups.values())
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Keep to these bytes by group."""
+        """Bounds each group to its number of bytes."""
         for gone in self._groups.keys() - bounds.keys():
             self._given_up.append(self._groups.pop(gone))
             self._given_up[-1].bound = 0
@@ -55,14 +58,14 @@ class MemoryAnswers:
             lru.bound = bound
 
     def tick(self) -> None:
-        """Some of what has run out or is too much goes."""
+        """Drops some expired answers and some above the bounds."""
         now = self._wall()
         for lru in (*self._groups.values(), *self._given_up):
             lru.sweep(now)
         self._given_up = [lru for lru in self._given_up if not lru.is_empty]
 
     def stats(self) -> dict[str, int]:
-        """What can be given, and the bytes that all of it takes."""
+        """Returns the number of live answers, and the bytes of all."""
         bytes_taken = sum(lru.taken for lru in (*self._groups.values(), *self._given_up))
         return {"entries": sum(lru.entries for lru in self._groups.values()), "bytes": bytes_taken}
 

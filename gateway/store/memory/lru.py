@@ -1,8 +1,8 @@
-"""An LRU of blobs by key that is bounded by the bytes it takes, and knows whose each entry is.
+"""An LRU of blobs by key that is bounded by the memory it takes, and knows the owner of each entry.
 
-It must not know what is kept, nor read a clock. Invariants: what is counted never exceeds `bound` (after a lower one was set:
-in bounded steps), and what is resident does not exceed what is counted; no step takes longer for more entries, but forgetting
-takes as long as there are owners.
+It must not know what the blobs are, nor read a clock. Invariants: the counted bytes never exceed `bound` (after it was
+lowered: after some sweeps), and the resident ones never exceed the counted; no step takes longer for more entries, except
+that forgetting takes as long as there are owners.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from contextlib import suppress
 from resource import getpagesize
 
 STEPS = 4096
-"""So many entries go at most for one that is new, or seconds are looked at in one sweep."""
+"""Entries that are evicted for a new one, and seconds that one sweep examines, at most."""
 LET_GO = 1024
-"""So many entries of a kind go in one sweep: some milliseconds."""
+"""Entries of a kind (expired, forgotten, above the bound) that one sweep drops, at most: some milliseconds."""
 _ENTRY_BYTES = 600
-"""Two nodes of an OrderedDict with their part of its tables, the key (80), the tuple (64 + 24), and a place in a set."""
+"""Bytes of an entry besides its blob: two nodes of an OrderedDict, the key (80), the tuple (64 + 24), a place in a set."""
 _OWNER_BYTES = 600
 _TRIMMED_SHARE = 0.125
-"""So much of the bound is let go of before free memory is given back."""
+"""The fraction of the bound that has to be freed before free memory is given back to the system."""
 _TRIMMED_BYTES = 4 * 1024 * 1024
-"""But at least so much."""
+"""The least number of freed bytes before that."""
 
 Name = tuple[str, str]
 """Tenant and model."""
@@ -30,7 +30,7 @@ Lost = Callable[[float], None]
 
 
 class OwnerShare:
-    """The live entries of one name, in the order in which they came, and the bytes that they take."""
+    """The keys of one owner's live entries in the order of arrival, and their bytes."""
 
     __slots__ = ("bytes", "keys")
 
@@ -40,7 +40,7 @@ class OwnerShare:
 
 
 class Lru:
-    """Keys are digests; times are whatever the caller's clock says, in seconds."""
+    """A bounded LRU; keys are digests, and times are seconds by the caller's clock."""
 
     __slots__ = (
         "_beside",
@@ -59,41 +59,41 @@ class Lru:
     )
 
     def __init__(self, bound: int, lost: Lost | None = None, share: float = 1.0) -> None:
-        """`bound` is in bytes; `lost` is told the `until` of each entry that goes because there is no room.
+        """`bound` is in bytes; `lost` is called with the `until` of each entry that is evicted for want of room.
 
-        Where several names have entries, one that has more than this share (above a half) makes room before the others do.
+        Where several owners have entries, one with more than `share` of the bound (above a half) is evicted first.
         """
         self.bound = bound
         self._share = share
         self._lost = lost
         self._swept = 0
         self._freed = 0
-        """Bytes that were let go of since free memory was last given back."""
+        """Bytes freed since memory was last given back to the system."""
         self._beside = 0
-        """Resident bytes that were none of the counted ones then."""
-        self._start()
+        """Resident bytes beyond the counted ones at that time."""
+        self._reset()
 
-    def _start(self) -> None:
-        """Begin with nothing: tables that were large once are given back."""
-        # Plain tuples of a name and not of its Owner: the garbage collector stops looking at those after its first pass.
+    def _reset(self) -> None:
+        """Makes new, empty tables, so that large old ones are freed."""
+        # Tuples of plain values, without the OwnerShare: the garbage collector untracks those after its first pass.
         self._entries: OrderedDict[bytes, tuple[bytes, float, Name]] = OrderedDict()
         self._owners: dict[Name, OwnerShare] = {}
         self._forgotten: deque[OwnerShare] = deque()
         self._seconds: dict[int, set[bytes]] = {}
-        """The keys that run out within each second."""
+        """The keys that expire within each second."""
         self._largest = OwnerShare()
         self.entries = 0
-        """Those that can be given: the forgotten ones are not among them."""
+        """The number of live entries, without the forgotten ones."""
         self.taken = 0
-        """Bytes, the forgotten entries included until they have gone."""
+        """The counted bytes, those of forgotten entries included until they are dropped."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept, nor waits to be let go of."""
+        """Tells whether there are no entries, forgotten ones included."""
         return not self._entries and not self._forgotten
 
     def get(self, key: bytes, now: float, *, is_use: bool = True) -> bytes | None:
-        """What is kept under this key, if its time is not over; `is_use`: it is now the last that would go."""
+        """Returns the blob unless it is expired or forgotten; `is_use` makes it the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -106,14 +106,14 @@ class Lru:
         return blob
 
     def put(self, key: bytes, blob: bytes, until: float, name: Name = ("", "")) -> bool:
-        """Keep it until then, instead of what was there, as one of those of this name. False: there is no room for it."""
+        """Keeps the blob in place of an earlier one; returns False when there is no room for it."""
         self.drop(key)
         second = int(until)
         if second < self._swept:
-            return True  # its time is over
+            return True  # it is expired already
         cost = _cost_of(blob)
         if cost + _OWNER_BYTES > self.bound or (cost > self._share * self.bound and self._has_others(name)):
-            return False  # though all else, or all else of this name, went for it
+            return False  # even evicting all other entries, or all others of this owner, would not make room
         for _ in range(STEPS):
             if self.taken + cost + (0 if name in self._owners else _OWNER_BYTES) <= self.bound:
                 break
@@ -136,7 +136,7 @@ class Lru:
         return True
 
     def drop(self, key: bytes) -> bool:
-        """Let go of one entry; False: there is none that could have been given."""
+        """Drops one entry; returns whether it was live."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
@@ -160,22 +160,22 @@ class Lru:
         return True
 
     def name_of(self, key: bytes) -> Name | None:
-        """Whose entry it is; None: there is none."""
+        """Returns the owner of a live entry, else None."""
         entry = self._entries.get(key)
         return None if entry is None or not self._is_live(key, entry[2]) else entry[2]
 
     def forget(self, matches: Callable[[Name], bool]) -> int:
-        """Give none of these owners' entries any more; returns how many there were. They are let go of step by step."""
+        """Forgets the entries of all matching owners at once and returns their number; later sweeps free their memory."""
         gone = [self._owners.pop(name) for name in [*self._owners] if matches(name)]
         count = sum(len(owner.keys) for owner in gone)
         for owner in gone:
-            owner.bytes = 0  # it is the largest no more
+            owner.bytes = 0  # so that it does not count as the largest any more
         self._forgotten.extend(gone)
         self.entries -= count
         return count
 
     def sweep(self, now: float) -> None:
-        """Let go of some of what is over, forgotten or too much."""
+        """Drops some entries that are expired, forgotten or above the bound, and gives free memory back."""
         self._drop_past(int(now))
         for _ in range(LET_GO):
             if not self._drop_forgotten():
@@ -184,11 +184,11 @@ class Lru:
             if self.taken <= self.bound or not self._evict(None, 0):
                 break
         if self.is_empty:
-            self._start()
+            self._reset()
         self._give_back()
 
     def _give_back(self) -> None:
-        """Trim where it gains something, for it takes a tenth of a second for a gigabyte."""
+        """Gives free memory back to the system where that gains enough: it takes 0.1 s for a gigabyte."""
         much = max(_TRIMMED_SHARE * self.bound, _TRIMMED_BYTES)
         if self._freed > much and _resident() - self.taken > self._beside + much / 2:
             self._freed = 0
@@ -196,7 +196,7 @@ class Lru:
             self._beside = _resident() - self.taken
 
     def _drop_past(self, now_s: int) -> None:
-        if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock was set
+        if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock jumped
             self._swept = min(now_s, *self._seconds) if self._seconds else now_s
         until_s, left = min(now_s, self._swept + STEPS), LET_GO
         while self._swept < until_s and left:
@@ -207,13 +207,13 @@ class Lru:
                 self._swept += 1
 
     def _drop_forgotten(self) -> bool:
-        """Let go of one entry that was forgotten; False: there is none."""
+        """Drops one forgotten entry; returns False when there is none."""
         while self._forgotten:
             keys = self._forgotten[0].keys
             while keys:
                 key = keys.popitem()[0]
                 entry = self._entries.get(key)
-                if entry is not None and not self._is_live(key, entry[2]):  # otherwise it was replaced meanwhile
+                if entry is not None and not self._is_live(key, entry[2]):  # a live one replaced it meanwhile
                     self.drop(key)
                     return True
             self._forgotten.popleft()
@@ -221,7 +221,7 @@ class Lru:
         return False
 
     def _evict(self, name: Name | None, cost: int) -> bool:
-        """Let go of the entry that is to make room for one of this name and cost; False: nothing is left to go."""
+        """Drops the entry that makes room for one of this owner and cost; returns False when no entry is left."""
         if self._drop_forgotten():
             return True
         if not self._entries:
@@ -229,13 +229,12 @@ class Lru:
         first = next(iter(self._entries))
         if self._share < 1 and self._has_others(name):
             most = self._share * self.bound
-            greedy = None if name is None else self._owners.get(name)
-            if greedy is None or greedy.bytes + cost <= most:
-                greedy = (
-                    self._largest if self._largest.bytes > most else None
-                )  # whoever has more than half is the largest
-            if greedy is not None and greedy.keys:
-                first = next(iter(greedy.keys))
+            larger = None if name is None else self._owners.get(name)
+            if larger is None or larger.bytes + cost <= most:
+                # Only the largest owner can have more than half of the bound.
+                larger = self._largest if self._largest.bytes > most else None
+            if larger is not None and larger.keys:
+                first = next(iter(larger.keys))
         until = self._entries[first][1]
         self.drop(first)
         if self._lost is not None:
@@ -246,18 +245,18 @@ class Lru:
         return len(self._owners) > (name in self._owners)
 
     def _is_live(self, key: bytes, name: Name) -> bool:
-        """Whether an entry of this name can be given: its owner was not forgotten since it came."""
+        """Tells whether the owner of the entry was not forgotten since the entry came."""
         owner = self._owners.get(name)
         return owner is not None and key in owner.keys
 
 
 def _cost_of(blob: bytes) -> int:
-    """Bytes in memory. malloc keeps up to one and a half times of what blobs of mixed sizes take, between and behind them."""
+    """Returns the bytes that an entry counts; for blobs of mixed sizes malloc keeps up to 1.5 times their length."""
     return len(blob) + len(blob) // 2 + _ENTRY_BYTES
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
+    """Returns the resident bytes of this process; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * getpagesize()
@@ -266,11 +265,11 @@ def _resident() -> int:
 
 
 def _trim() -> None:
-    """Give the system what malloc keeps of blobs that have gone: where sizes change it would hold nearly all of it.
+    """Has malloc return free memory to the system, nearly all of which it would keep where blob sizes change.
 
-    Only glibc needs to be asked, and only it can be. See malloc_trim(3).
+    Only glibc has and needs malloc_trim(3).
     """
-    import ctypes  # only a process needs it whose cache is full
+    import ctypes  # only a process whose cache was full needs it
 
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

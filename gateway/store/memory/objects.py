@@ -1,7 +1,7 @@
-"""Whose the objects at providers are, in this process's memory: what is used stays, what nobody uses goes.
+"""The owners of objects at providers, in this process's memory; the least recently used are evicted.
 
-About 110 bytes each. They stand in generations, a new one for every so many that come or are used again; what has to go goes
-from the oldest, so that every step is O(1) and no table is ever large. It must not know files or sockets.
+An object takes about 110 bytes. Objects are in generations, a new one after a fixed number of arrivals and uses; eviction
+takes from the oldest, so that every step is O(1) and no table is ever large. It must not know files or sockets.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ GENERATIONS = 16
 
 
 class MemoryObjects:
-    """`gateway.ports.Objects`."""
+    """Implements `gateway.ports.Objects`."""
 
     __slots__ = ("_bound", "_generations", "_has_warned", "_names", "_says", "lost")
 
     def __init__(self, bound: int, *, says: bool = True) -> None:
-        """`says`: what goes before its time is told of in the log."""
+        """`says`: the first eviction is logged."""
         self._bound = bound
         self._says = says
         self._has_warned = False
         self._generations: deque[dict[bytes, str]] = deque([{}])
         self._names: dict[str, str] = {}
-        """Each tenant's name once, however many objects it has."""
+        """One string per tenant, which all its objects share."""
         self.lost = 0
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """Returns the number of objects."""
         return sum(map(len, self._generations))
 
     def configure(self, bound: int) -> None:
-        """Keep to so many."""
+        """Bounds the number of objects."""
         if bound != self._bound:
             self._bound, self._has_warned = bound, False
             self._make_room()
 
     def own(self, objects: Sequence[bytes], tenant: str) -> list[str]:
-        """They are this tenant's from now on, unless they are somebody's; whose each is then."""
+        """Makes the tenant the owner of objects that have none; returns the owner of each."""
         owners = []
         for one in objects:
             owner = self._find(one)
@@ -53,18 +53,18 @@ class MemoryObjects:
         return owners
 
     def owners(self, objects: Sequence[bytes]) -> list[str | None]:
-        """Whose each is."""
+        """Returns the owner of each object, None for one that has none."""
         return [self._find(one) for one in objects]
 
     def disown(self, objects: Sequence[bytes]) -> bool:
-        """They are nobody's any more."""
+        """Removes the objects' owners; returns True."""
         for one in objects:
             for generation in self._generations:
                 generation.pop(one, None)
         return True
 
     def _find(self, one: bytes) -> str | None:
-        """Whose it is; it is used now."""
+        """Returns the owner of an object and marks it as used."""
         newest = self._generations[-1]
         owner = newest.get(one)
         if owner is not None:
@@ -79,7 +79,7 @@ class MemoryObjects:
     def _put(self, one: bytes, owner: str) -> None:
         if len(self._generations[-1]) >= max(1, self._bound // GENERATIONS):
             self._generations.append({})
-            if len(self._generations) > 2 * GENERATIONS:  # the oldest hold but what nobody has used again
+            if len(self._generations) > 2 * GENERATIONS:  # the oldest generations hold only objects without a later use
                 oldest = self._generations.popleft()
                 oldest.update(self._generations[0])
                 self._generations[0] = oldest
@@ -99,14 +99,14 @@ class MemoryObjects:
             self._generations.popleft()
 
     def _say(self) -> None:
-        """Once."""
+        """Logs the first eviction."""
         if self._says and not self._has_warned:
             self._has_warned = True
             say_that_objects_go(self._bound)
 
 
 def say_that_objects_go(bound: int) -> None:
-    """Their tenants get 404 for them from now on."""
+    """Logs that owners are evicted, whose tenants get a 404 for their objects from now on."""
     log.warning(
         "No room to remember whose all objects at providers are (files, responses and the like; %d at most): those not used "
         "for longest are forgotten, and their tenants get 404 for them. gateway objects claim gives one back.",

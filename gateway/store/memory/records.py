@@ -1,8 +1,8 @@
-"""Idempotency records in this process's memory: who runs what, and what came of it.
+"""Idempotency records in this process's memory: claims, and the answers of completed ones.
 
-It must not know requests or answers. Invariants: a record has one holder at a time; fences only grow, over all records; what
-was completed is changed by nobody; what runs is never dropped; what is done goes in the order of completion, but of one tenant
-who has more than a share of the room before of others.
+It must not know requests or answers. Invariants: a record has one holder at a time; fences only grow, over all records; a
+completed record never changes; a running one is never dropped; completed ones are evicted in the order of completion, those
+of a tenant with more than its share first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger("gateway.store")
 
 _FINGERPRINT = 32
 _ID = 32
-"""Of a record's id; what stands behind it names the tenant, whom the answer names as well."""
+"""The length of a record's id; the bytes behind it name the tenant, which the answer names as well."""
 _ABANDONED_S = 86_400.0
-"""So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
+"""Seconds after the end of its lease in which a holder may still complete its record."""
 _LOOKED_AT = 256
-"""So many claims are looked at in one go."""
+"""Claims that one tick examines, at most."""
 
 
 class RunningRecord:
-    """Who runs a record, what it was asked, and until when nobody else may."""
+    """The claim of the caller that runs the request: its fence, the request's fingerprint, and the end of its lease."""
 
     __slots__ = ("fence", "fingerprint", "until")
 
@@ -40,7 +40,7 @@ class RunningRecord:
 
 
 class MemoryRecords:
-    """`gateway.ports.Records`."""
+    """Implements `gateway.ports.Records`."""
 
     __slots__ = ("_done", "_early", "_fence", "_has_warned", "_running", "_wall")
 
@@ -53,7 +53,7 @@ class MemoryRecords:
         self._early = 0
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
-        """Take the record if it is free, or its lease has ended."""
+        """Takes the record if it is free or its lease has ended."""
         now = self._wall()
         lease = self._running.get(record)
         if lease is not None and lease.until > now:
@@ -69,14 +69,14 @@ class MemoryRecords:
         return Claim("claimed", fence=self._fence)
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
-        """False: somebody else has it by now, or it is complete."""
+        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
         if (lease := self._held(record, fence)) is None:
             return False
         lease.until = self._wall() + lease_s
         return True
 
     def complete(self, record: bytes, fence: int, kept: Kept) -> bool:
-        """Keep what came of it. False: as with `renew`, or there is no room for it: then the record is free."""
+        """Keeps the answer; returns False as `renew` does, or when there is no room for it, which frees the record."""
         if (lease := self._held(record, fence)) is None:
             return False
         del self._running[record]
@@ -86,17 +86,17 @@ class MemoryRecords:
         return is_kept
 
     def release(self, record: bytes, fence: int) -> None:
-        """Nothing came of it that could be given again: the next caller runs."""
+        """Gives up the claim without an answer, so that the next caller runs the request."""
         if self._held(record, fence) is not None:
             del self._running[record]
 
     def configure(self, bound: int) -> None:
-        """Keep to so many bytes; of a bound that turns out too low as well, it is said again."""
+        """Bounds the answers to so many bytes; a new bound that is too low is logged again."""
         if bound != self._done.bound:
             self._done.bound, self._has_warned = bound, False
 
     def tick(self) -> None:
-        """Some of what has run out or is too much goes."""
+        """Drops some expired answers and leases, and some answers above the bound."""
         now = self._wall()
         self._done.sweep(now)
         for record in [*islice(self._running, _LOOKED_AT)]:
@@ -106,7 +106,7 @@ class MemoryRecords:
                 self._running.move_to_end(record)
 
     def stats(self) -> dict[str, int]:
-        """Those that run and those that are done, and the bytes that the latter take."""
+        """Returns the number of records, running and completed, the bytes of the completed ones, and the early evictions."""
         return {
             "entries": len(self._running) + self._done.entries,
             "bytes": self._done.taken,
@@ -118,7 +118,7 @@ class MemoryRecords:
         return lease if lease is not None and lease.fence == fence else None
 
     def _lost(self, fresh_until: float) -> None:
-        """Said once: an answer goes although it was to be given again."""
+        """Counts an answer that is evicted before its time, and logs the first."""
         if fresh_until < self._wall():
             return
         self._early += 1

@@ -1,6 +1,6 @@
-"""The store that is this process's own memory: the default. Everything is there at once, and gone with the process.
+"""The default store, in this process's memory: it answers at once, and ends with the process.
 
-Three uses behind one port; each keeps to its own bytes. It must not know a file, a socket or the event loop.
+Each of its parts has a bound of its own. It must not know a file, a socket or the event loop.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from gateway.store.memory.records import MemoryRecords
 
 
 class MemoryVectors:
-    """`gateway.ports.Vectors`, of which nothing outlives the process: the index itself is where the rows are."""
+    """Implements `gateway.ports.Vectors` without keeping anything: the index itself has the rows."""
 
     __slots__ = ()
 
     def add(self, row: VectorRow) -> None:
-        """Nothing to do: the index has it."""
+        """Does nothing: the index has the row."""
 
     def load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
-        """None: a new process begins with an empty index."""
+        """Returns no rows: a new process begins with an empty index."""
         return ()
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """None are here to be forgotten."""
+        """Returns 0: no rows are kept here."""
         return 0
 
 
 class MemoryStore:
-    """`gateway.ports.Store`. `wall` gives seconds since the epoch."""
+    """Implements `gateway.ports.Store`; `wall` returns seconds since the epoch."""
 
     __slots__ = ("_answers", "_objects", "_records", "answers", "is_local", "objects", "records", "vectors")
 
@@ -51,18 +51,18 @@ class MemoryStore:
         self.is_local = True
 
     def configure(self, bounds: StoreBounds) -> None:
-        """Keep to these from now on; what is too much by now goes step by step, with every `tick` and every new entry."""
+        """Sets new bounds; entries above a lowered bound are evicted step by step, with every `tick` and every new entry."""
         self._answers.configure(bounds.answers)
         self._records.configure(bounds.records)
         self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
-        """Called about once a second: forgets some of what has expired, never for long."""
+        """Is called about once a second: drops some expired entries, in bounded time."""
         self._answers.tick()
         self._records.tick()
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Entries, and the bytes of memory that they take, whichever of it is free for new ones."""
+        """Returns, for each part, its entries and the bytes of memory that they take."""
         return {
             "answers": self._answers.stats(),
             "records": self._records.stats(),
@@ -70,4 +70,4 @@ class MemoryStore:
         }
 
     async def aclose(self) -> None:
-        """Nothing is to be done: it goes with the process."""
+        """Does nothing: the store ends with the process."""

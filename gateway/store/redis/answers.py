@@ -14,13 +14,21 @@ from typing import Any
 
 from gateway.ports import Later
 from gateway.store.memory.answers import MemoryAnswers
-from gateway.store.redis.chunks import ChunkedValue, is_head
 from gateway.store.redis.lru import Now, Shelf, shelf_script
 from gateway.store.redis.purges import Purges, Selection
 from gateway.store.redis.registry import Registry
-from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, name_digest, owner, unframed
-from gateway.store.redis_link.background_tasks import BackgroundTasks
-from gateway.store.redis_link.link import Link, StoreGone
+from gateway.store.redis.values import (
+    ENTRY_BYTES,
+    MOST_BYTES,
+    ChunkedValue,
+    framed,
+    is_head,
+    moved,
+    name_digest,
+    owner,
+    unframed,
+)
+from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 from gateway.words import Kept
 
 GET = shelf_script("answers_get")

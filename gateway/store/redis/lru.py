@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from gateway.store.redis_link.job import FOLDER, script_of
 from gateway.store.redis_link.link import Link, Script
-from gateway.store.redis_link.script import FOLDER, script_of
 
 Now: TypeAlias = Callable[[], str]
 """The time as scripts are told it: empty for the server's own."""

@@ -15,9 +15,8 @@ from typing import Any
 from gateway.ports import Later
 from gateway.store.memory.objects import MemoryObjects, say_that_objects_go
 from gateway.store.redis.lru import Now
-from gateway.store.redis_link.background_tasks import BackgroundTasks
-from gateway.store.redis_link.link import Link, Script, StoreGone
-from gateway.store.redis_link.script import FOLDER, script_of
+from gateway.store.redis_link.job import FOLDER, script_of
+from gateway.store.redis_link.link import BackgroundTasks, Link, Script, StoreGone
 
 PARTS = 16
 AT_ONCE = 64

@@ -18,13 +18,11 @@ from secrets import token_bytes
 from typing import Any
 
 from gateway.ports import Claim, Later
-from gateway.store.redis.chunks import ChunkedValue, is_head
 from gateway.store.redis.lru import Now, shelf_script
 from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, HeldRecord, OfflineRecords
 from gateway.store.redis.tenants import ID_BYTES, Tenants, TenantShelf
-from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, framed, moved, unframed
-from gateway.store.redis_link.background_tasks import BackgroundTasks
-from gateway.store.redis_link.link import Link, StoreGone
+from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
+from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 from gateway.words import Kept
 
 log = logging.getLogger("gateway.store")

@@ -22,8 +22,7 @@ from gateway.store.redis.news import RedisNews
 from gateway.store.redis.objects import RedisObjects
 from gateway.store.redis.records import RedisRecords
 from gateway.store.redis.vectors import RedisVectors
-from gateway.store.redis_link.background_tasks import BackgroundTasks
-from gateway.store.redis_link.link import Link, StoreGone
+from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 
 Chore = Callable[[], Awaitable[object]]
 """What may raise StoreGone."""

@@ -20,8 +20,7 @@ from gateway.store.redis.lru import Now, Shelf, shelf_script
 from gateway.store.redis.purges import Purges, Selection, encode_selection
 from gateway.store.redis.registry import FIRST, Registry
 from gateway.store.redis.values import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
-from gateway.store.redis_link.background_tasks import BackgroundTasks
-from gateway.store.redis_link.link import Link, StoreGone
+from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 
 ADD = shelf_script("vectors_add", "vectors")
 LOAD = shelf_script("vectors_load", "vectors")

@@ -1,7 +1,7 @@
-"""Many servers that share the slots: which of them has which.
+"""A Redis Cluster: the map of slots to servers.
 
-Invariants: what is asked goes to the server of its key's slot and to no other; the trouble of one server is that of its keys
-only. The map is fetched anew when a server says that it is wrong, and again and again while one is gone.
+Invariants: a command goes to the server of its key's slot and to no other; the failure of one server affects its keys only.
+The map is fetched anew when a server says that it is wrong, and repeatedly while a server is gone.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gateway.store.redis_link.server import StoreServer
 log = logging.getLogger("gateway.store")
 
 Range = tuple[int, int, Node]
-"""The first and the last slot, and who has them."""
+"""The first and the last slot of a range, and the server that has them."""
 MakeServer = Callable[[Node, Callable[[bool], None], Callable[[StoreCommand, AskError], None]], StoreServer]
 PATIENCE_S = 1.0
-"""For one server's answer to where the slots are."""
+"""Seconds that one server has to return the map of slots."""
 FIRST_REST_S, LAST_REST_S = 0.1, 3.0
-"""Between two questions, doubling as long as something is missing."""
+"""Seconds between two fetches of the map: the first delay, doubled up to the second while a server is missing."""
 GATHER_S = 0.3
-"""So long the first server that is there waits for the others, before it is told that the cluster is."""
+"""Seconds between the first server that is up and the report that the cluster is: other servers usually follow at once."""
 MOST_TAGS = 2000
-"""So many are tried to find a key that is some server's own."""
+"""Keys that are tried, at most, to find one in a server's slots for its probe."""
 
 
 class Cluster:
-    """As `StoreServer`; `changed(is_up)` is called when the first of them is there, and when the last is gone."""
+    """Has the interface of `StoreServer`; calls `changed(is_up)` when the first server is up, and when the last is gone."""
 
     def __init__(
         self,
@@ -69,17 +69,17 @@ class Cluster:
 
     @property
     def reason(self) -> str:
-        """Of the first that is not up."""
+        """Returns the reason of the first server that is not up, else that of a missing map."""
         reasons = [server.reason for server in self._servers.values() if not server.is_up]
         return reasons[0] if reasons else self._trouble
 
     def start(self) -> None:
-        """Find out who there is, and connect."""
+        """Fetches the map and connects to its servers, in the background."""
         self._stale.set()
         self._task = asyncio.create_task(self._keep_map(), name="store map")
 
     async def reached(self) -> None:
-        """Returns when all of them have been there, once."""
+        """Returns when every server of the map has been up once."""
         await self._mapped.wait()
         await asyncio.gather(*[server.reached() for server in self._servers.values()])
 
@@ -95,7 +95,7 @@ class Cluster:
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
     def ask(self, job: StoreCommand) -> None:
-        """Of the one that has the key's slot."""
+        """Sends the command to the server of its key's slot; it fails at once where there is none."""
         server = self._slots[key_slot(job.key)]
         if server is None:
             fail(job.future, StoreGone(self._trouble or "no server has the key's slot"))
@@ -104,10 +104,10 @@ class Cluster:
             server.ask(job)
 
     async def where(self) -> Node:
-        """One of them, any."""
+        """Returns any server that is up, or one of the configured addresses."""
         return random.choice([*(node for node, server in self._servers.items() if server.is_up), *self._seeds])  # noqa: S311
 
-    # Who has what.
+    # The map of slots.
 
     async def _keep_map(self) -> None:
         tries = 0
@@ -132,7 +132,7 @@ class Cluster:
             self._trouble = ""
 
     def _tell(self) -> None:
-        """Who knows no server has nobody else to tell of it."""
+        """Logs a cluster that was never found; a known server's own health logs its trouble."""
         if not self._servers and not self._is_told:
             self._is_told = True
             log.warning(
@@ -152,9 +152,9 @@ class Cluster:
         owned: dict[Node, list[Range]] = {}
         for each in ranges:
             owned.setdefault(each[2], []).append(each)
-        for node, its in owned.items():
-            server = self._server_at(node, its)
-            for first, last, _ in its:
+        for node, its_ranges in owned.items():
+            server = self._server_at(node, its_ranges)
+            for first, last, _ in its_ranges:
                 slots[first : last + 1] = [server] * (last + 1 - first)
         self._slots = slots
         self._mapped.set()
@@ -176,15 +176,15 @@ class Cluster:
         return next((key for key in keys if _holds(ranges, key)), None)
 
     def _drop(self, server: StoreServer) -> None:
-        """It has no slots any more."""
+        """Closes a server that has no slots any more."""
         task = asyncio.create_task(server.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    # What servers say.
+    # Redirects and changes of health.
 
     def _redirect(self, job: StoreCommand, error: AskError) -> None:
-        """Another has the slot, for good or for this job only; one that is not known yet cannot be asked at once."""
+        """Follows a redirect: MOVED for good, ASK for this command only. It fails where the other server is not known yet."""
         server = self._servers.get((error.host, error.port))
         is_moved = isinstance(error, MovedError)
         if server is None or is_moved:
@@ -200,7 +200,7 @@ class Cluster:
         if not is_up:
             self._stale.set()
         are_up = [server.is_up for server in self._servers.values()]
-        if not self.is_up and any(are_up) and not all(are_up):  # the others may be only a moment behind
+        if not self.is_up and any(are_up) and not all(are_up):  # the other servers may follow in a moment
             if self._gathering is None:
                 self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._settle)
             return
@@ -217,7 +217,7 @@ class Cluster:
 
 
 def _range(row: Any, asked: Node) -> Range:
-    """A server that does not know its own name leaves it out."""
+    """Reads one row of CLUSTER SLOTS; a server that does not know its own name leaves the host out."""
     first, last, (host, port, *_), *_ = row
     return int(first), int(last), (host.decode() if host not in (None, b"", b"?") else asked[0], int(port))
 

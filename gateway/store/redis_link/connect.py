@@ -1,17 +1,19 @@
-"""Who the servers are, and how one connection is made to one of them.
+"""The addresses of the servers, the master that sentinels name, and how a connection to a server is made.
 
-It must not know what is asked of them. Invariant: no message and no repr of this module shows a credential.
+It must not know which commands are sent. Invariants: no message and no repr of this module shows a credential; sentinels are
+asked anew after every failure, and a former master is recognised because the probe writes to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Connection, SSLConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.policy.snapshot import SharedState
@@ -21,7 +23,7 @@ Node = tuple[str, int]
 Kind = Literal["single", "sentinel", "cluster"]
 
 TROUBLE = (RedisError, OSError, asyncio.TimeoutError)
-"""All that a server which cannot be used may raise."""
+"""The exceptions that a server which cannot be used may raise."""
 SCHEMES: dict[str, tuple[Kind, bool]] = {
     "redis": ("single", False),
     "rediss": ("single", True),
@@ -35,11 +37,11 @@ PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """What a url says."""
+    """A store url, parsed."""
 
     kind: Kind
     nodes: tuple[Node, ...]
-    """Those that are named; of a cluster there may be more, of sentinels none of them is the server."""
+    """The named servers: of a cluster some of them, of a sentinel url the sentinels."""
     is_tls: bool = False
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
@@ -48,7 +50,7 @@ class StoreAddress:
     ca_file: str | None = None
 
     def __str__(self) -> str:
-        """As the url, for a log line."""
+        """Returns the url without its login, for log lines."""
         scheme = next(name for name, means in SCHEMES.items() if means == (self.kind, self.is_tls))
         who = "***@" if self.username or self.password else ""
         path = f"/{self.service}/{self.db}" if self.service else f"/{self.db}"
@@ -56,7 +58,7 @@ class StoreAddress:
 
 
 class _NotAnAddress(ValueError):
-    """Says nothing of what was in the url."""
+    """The url is no store address; the message quotes nothing of it."""
 
 
 def named(node: Node) -> str:
@@ -65,12 +67,12 @@ def named(node: Node) -> str:
 
 
 def address_of(shared: SharedState) -> StoreAddress:
-    """Raises ValueError, without the url, when it is none."""
+    """Parses the url; raises a ValueError that does not quote it."""
     try:
         return _address_of(shared)
     except _NotAnAddress:
         raise
-    except ValueError:  # it may quote what it could not read, which may be a part of the password
+    except ValueError:  # its message may quote a part of the password
         raise _NotAnAddress(
             "the store's url has no host:port; odd characters of a password are written as %xx"
         ) from None
@@ -117,7 +119,7 @@ def _db(path: list[str]) -> int:
 
 
 async def connect(address: StoreAddress, node: Node) -> Connection:
-    """One that has said hello, in RESP3 if the server can. It waits for ever: whoever asks sets the time."""
+    """Returns a connection after its handshake, in RESP3 if the server can; has no timeout, the caller sets one."""
     try:
         return await _connected(address, node, 3)
     except ResponseError as error:
@@ -153,3 +155,39 @@ def _connection(address: StoreAddress, node: Node, protocol: int) -> Connection:
     if address.is_tls:
         return SSLConnection(**options, ssl_ca_certs=address.ca_file, ssl_check_hostname=True)
     return Connection(**options)
+
+
+async def master_of(address: StoreAddress) -> Node:
+    """Asks all sentinels at once and returns the first master that one names.
+
+    Raises as a connection does when no sentinel knows it; has no timeout, the caller sets one.
+    """
+    tasks = [asyncio.create_task(_ask(address, sentinel)) for sentinel in address.nodes]
+    trouble: BaseException | None = None
+    try:
+        for first in asyncio.as_completed(tasks):
+            try:
+                return await first
+            except TROUBLE as error:
+                trouble = error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    raise RedisConnectionError(f"no sentinel knows the master of {address.service}: {trouble}")
+
+
+async def _ask(address: StoreAddress, sentinel: Node) -> Node:
+    sentinels = replace(address, db=0)
+    try:
+        connection = await connect(sentinels, sentinel)
+    except AuthenticationError:  # the url's login may be one of the servers only
+        connection = await connect(replace(sentinels, username=None, password=None), sentinel)
+    try:
+        await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
+        match await connection.read_response():
+            case [bytes(host), bytes(port)]:
+                return host.decode(), int(port)
+        raise RedisConnectionError("it does not know the service")
+    finally:
+        await connection.disconnect(nowait=True)

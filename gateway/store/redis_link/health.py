@@ -1,12 +1,12 @@
-"""Whether a server is there, found out without anybody waiting for it.
+"""The health of one server, found by probes in the background, so that no call waits for it.
 
-up --no answer in time, or trouble--> in doubt --the probe fails--> gone --the probe succeeds--> up
-                                      in doubt --the probe succeeds--> up, and nobody has noticed
+up --no answer in time, or an error--> in doubt --the probe fails--> gone --the probe succeeds--> up
+                                       in doubt --the probe succeeds--> up, without a report
 
-In doubt and gone nothing is asked of it but the probe. So one slow command costs those who wait for it and, for the moment of
-one probe, a fallback to those who come; doubt that comes back within seconds is no doubt any more: it is gone, and probed
-later each time. Invariants: who is told that it is gone is told when it is back; the log is told once of trouble and once of
-its end, however often it comes and goes. It must not know how a probe is made.
+In doubt and gone, the server gets no command but the probe. So one slow command costs the calls that wait for it and, until
+the probe ends, a fallback to new calls; doubt that returns within `CALM_S` counts as gone, with a longer delay before each
+probe. Invariants: a listener that hears that the server is gone also hears that it is back; the log tells once of trouble and
+once of its end, however often the server comes and goes. It must not know how a probe is made.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from redis.exceptions import TimeoutError as RedisTimeout
 log = logging.getLogger("gateway.store")
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 0.3
-"""Between two probes, doubling, up to half of it taken off by chance: replicas do not all come at once."""
+"""Seconds between two probes, doubling, less up to half by chance so that replicas do not probe in step."""
 MOST_PATIENCE_S = 1.0
-"""For one probe, doubling from the timeout: a server that takes longer to shake hands is reached all the same."""
+"""The cap in seconds on a probe's timeout, which doubles from the store's: a slow handshake must still succeed."""
 CALM_S = 5.0
-"""Doubt that comes back within this time is the same."""
+"""Doubt that returns within this many seconds counts as the same, and the server as gone."""
 QUIET_S = 30.0
-"""Trouble that comes back within this time is told only if it lasts until then."""
+"""Trouble that returns within this many seconds of the last report is logged only if it outlasts them."""
 
 
 class ServerHealth:
-    """`is_open`: it may be asked. `is_up`: it is not known to be gone. `reached`: it was up once."""
+    """Health of one server. `is_open`: commands may be sent. `is_up`: it is not gone. `reached`: it was up once."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ServerHealth:
         changed: Callable[[bool], None],
         timeout_s: float,
     ) -> None:
-        """`probe` raises when it cannot be used; `lost(reason)`: whatever still waits for it waits in vain."""
+        """`probe` raises when the server cannot be used; `lost(reason)` ends the commands that still wait for it."""
         self._name = name
         self._probe = probe
         self._lost = lost
@@ -61,11 +61,11 @@ class ServerHealth:
         self.reason = "it has not been reached yet"
 
     def start(self) -> None:
-        """Find out, now and until it is there."""
+        """Begins to probe, and goes on until the server is up."""
         self._task = asyncio.create_task(self._recover(), name="store probe")
 
     async def aclose(self) -> None:
-        """It is gone for good, and nobody is told."""
+        """Ends the probes and marks the server as gone, without a report."""
         self.is_open = self.is_up = False
         self.reason = "the gateway stops"
         task, self._task = self._task, None
@@ -74,7 +74,7 @@ class ServerHealth:
             await asyncio.gather(task, return_exceptions=True)
 
     def doubt(self, reason: str) -> None:
-        """Something has gone wrong."""
+        """Notes that a command failed or was late: the server is in doubt, or gone if it was in doubt a moment ago."""
         if not self.is_open:
             return
         self.is_open, self.reason = False, reason
@@ -92,7 +92,7 @@ class ServerHealth:
             try:
                 async with asyncio.timeout(self._patience_s()):
                     await self._probe()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be used; that is told
+            except Exception as error:  # noqa: BLE001 - any failure of the probe means that the server cannot be used
                 self._is_gone(reason_of(error))
             else:
                 self._is_back()
@@ -137,7 +137,7 @@ class ServerHealth:
 
 
 def reason_of(error: BaseException) -> str:
-    """In words, and without secrets: those who raise here name hosts and ports, but a server may repeat what it was told."""
+    """Returns the error in words, without the arguments of a command, which a server may quote."""
     if isinstance(error, TimeoutError | RedisTimeout):
         return "no answer in time"
     return str(error).partition(", with args")[0] or type(error).__name__

@@ -1,8 +1,7 @@
-"""The link to the Redis that replicas share: who wants something of it asks here, and nowhere else.
+"""The link to the Redis that replicas share; every command of the gateway goes through it.
 
-It decides which key is called what and which server is asked. Invariants: no answer is waited for longer than the timeout,
-and when the store is known to be gone nothing is waited for at all; who loses interest in an answer disturbs nobody. It must
-not know what is kept in the store.
+It names the keys and chooses the server. Invariants: a reply is awaited no longer than the timeout, and not at all while the
+store is known to be gone; a caller that cancels its future disturbs no other. It must not know what the store keeps.
 """
 
 from __future__ import annotations
@@ -10,45 +9,53 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Connection
 from redis.exceptions import AskError
 
 from gateway.policy.snapshot import SharedState
 from gateway.store.redis_link.cluster import Cluster
-from gateway.store.redis_link.connect import Node, address_of, connect, named
-from gateway.store.redis_link.job import OperationCounts, Part, StoreCommand, StoreGone, StoreRefused
-from gateway.store.redis_link.script import Script, load_script, script_of
-from gateway.store.redis_link.sentinel import master_of
+from gateway.store.redis_link.connect import Node, address_of, connect, master_of, named
+from gateway.store.redis_link.job import (
+    OperationCounts,
+    Part,
+    Script,
+    StoreCommand,
+    StoreGone,
+    StoreRefused,
+    load_script,
+    script_of,
+)
 from gateway.store.redis_link.server import StoreServer
 from gateway.store.redis_link.subscriber import Subscriber
 
 __all__ = ["Link", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
 
+T = TypeVar("T")
 log = logging.getLogger("gateway.store")
 
 START_S = 0.5
-"""No call waits yet, and who begins without the store takes a part of limits that others use up."""
+"""Seconds that the start waits for the store: a replica that begins alone uses limits that other replicas use up."""
 SCHEMA = "1"
-"""Gateways that keep things differently do not read each other's."""
+"""The version of the data, a part of every key: releases with another format do not read each other's data."""
 
 
 class Link:
-    """One per process, to be made and used in one event loop."""
+    """The connections of one process to the store, made and used in one event loop."""
 
     def __init__(self, shared: SharedState) -> None:
-        """Raises ValueError when the url is none."""
+        """Raises ValueError for a url that is no store address."""
         self._shared = shared
         self._address = address_of(shared)
         self._prefix = f"{_braceless(shared.namespace)}:{SCHEMA}:"
         self._timeout_s = shared.timeout_s
         self._changed: list[Callable[[bool], None]] = []
-        self._hearings: list[Subscriber] = []
+        self._subscribers: list[Subscriber] = []
         self._scripts: dict[bytes, Script] = {}
         self._tally = OperationCounts()
         self._store = self._cluster() if self._address.kind == "cluster" else self._single()
@@ -85,57 +92,57 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is not known to be gone; of a cluster: at least one server."""
+        """Tells whether the store is not known to be gone; of a cluster: at least one server is up."""
         return self._store.is_up
 
     @property
     def operations(self) -> int:
-        """Commands sent, or about to be, since the start."""
+        """Returns the number of commands since the start."""
         return self._tally.operations
 
     @property
     def failures(self) -> int:
-        """Those of them that have remained without an answer."""
+        """Returns the number of commands that ended without a reply."""
         return self._tally.failures
 
     @property
     def since(self) -> float:
-        """Wall clock seconds: when it came up, or went."""
+        """Returns the wall time in seconds of the last change of `is_up`."""
         return self._store.since
 
     @property
     def reason(self) -> str:
-        """Why it is not up, else what it is."""
+        """Returns the reason why the store is not up, else its address."""
         return self._store.reason or str(self._address)
 
     def on_change(self, changed: Callable[[bool], None]) -> None:
-        """`changed(is_up)` is called, in the loop's thread, when the store goes out of reach and when it is back."""
+        """Has `changed(is_up)` called, in the loop's thread, when the store goes out of reach and when it is back."""
         self._changed.append(changed)
 
     def key(self, use: str, *parts: bytes | str) -> bytes:
-        """The name of what is kept for `use` under these parts, all of which decide its slot; others may be appended."""
+        """Returns the key of `use` and these parts, which all decide its slot; suffixes may be appended."""
         each = [part.encode() if isinstance(part, str) else part for part in parts]
-        told = b"".join([b"%d:%b" % (len(part), part) for part in each])
-        return f"{self._prefix}{use}:{{{blake2b(told, digest_size=16).hexdigest()}}}".encode()
+        joined = b"".join([b"%d:%b" % (len(part), part) for part in each])
+        return f"{self._prefix}{use}:{{{blake2b(joined, digest_size=16).hexdigest()}}}".encode()
 
     @property
     def timeout_s(self) -> float:
-        """So long an operation may take; and all of them that a call waits for together."""
+        """Returns the timeout in seconds of one operation, and of all operations together that a call waits for."""
         return self._timeout_s
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int | float]
     ) -> asyncio.Future[Any]:
-        """What the script returns, or StoreGone, within the timeout; of StoreRefused the server is not to blame.
+        """Runs a script; the future has its result within the timeout, or StoreGone, or StoreRefused for this command alone.
 
-        All keys have one slot. Scripts with the same first key are carried out in the order in which they were asked for.
+        All keys are in one slot. Scripts with the same first key run in the order in which they were given.
         """
         if script.sha not in self._scripts:
             self._scripts[script.sha] = script
         return self._ask((b"EVALSHA", script.sha, len(keys), *keys, *args), keys[0] if keys else b"", script)
 
     def command(self, *parts: bytes | str | int) -> asyncio.Future[Any]:
-        """The reply to one command that has its key, if any, after its name; the same promises."""
+        """Sends one command, whose key, if any, follows its name; the promises are those of `run`."""
         key = parts[1] if len(parts) > 1 else b""
         return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
 
@@ -145,32 +152,32 @@ class Link:
         return job.future
 
     async def start(self) -> None:
-        """Connect; returns after `START_S` whether or not there is anybody, and goes on trying."""
+        """Connects; returns after `START_S` at the latest, and goes on trying in the background."""
         self._store.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(self._timeout_s, START_S)):
                 await self._store.reached()
 
     async def aclose(self) -> None:
-        """What is under way is not answered. Nobody is told that it is gone."""
+        """Closes the connections; commands under way fail, and no listener hears of it."""
         await self._store.aclose()
 
     async def subscribe(self, channel: bytes, heard: Callable[[bytes], None], joined: Callable[[], None]) -> None:
-        """Hear what is published to the channel, for ever, over a connection of its own; to end it, cancel it.
+        """Passes the channel's messages to `heard`, over a connection of its own, until it is cancelled.
 
-        `joined` is called when it has subscribed, and again whenever it had to do so anew: something may have been missed.
+        `joined` is called after every subscription: messages between two subscriptions are missed.
         """
-        hearing = Subscriber(self._connect, channel, heard, joined, lambda: self.is_up)
-        self._hearings.append(hearing)
+        subscriber = Subscriber(self._connect, channel, heard, joined, lambda: self.is_up)
+        self._subscribers.append(subscriber)
         try:
-            await hearing.run()
+            await subscriber.run()
         finally:
-            self._hearings.remove(hearing)
+            self._subscribers.remove(subscriber)
 
     @property
     def is_deaf(self) -> bool:
-        """The store is there, but what is published cannot be heard."""
-        return any(hearing.is_deaf for hearing in self._hearings)
+        """Tells whether a subscription keeps failing although the store is up."""
+        return any(subscriber.is_deaf for subscriber in self._subscribers)
 
     async def _connect(self) -> Connection:
         return await self._dial(await self._store.where())
@@ -197,5 +204,33 @@ def _always(node: Node) -> Callable[[], Awaitable[Node]]:
 
 
 def _braceless(namespace: str) -> str:
-    """Braces would decide the slot."""
+    """Returns the namespace without braces, which would decide the slot."""
     return namespace.replace("{", "(").replace("}", ")")
+
+
+class BackgroundTasks:
+    """The background tasks of one store, which end by themselves; their coroutines raise nothing.
+
+    Invariant: a running task is referenced, so that it is not collected, and none outlives the store.
+    """
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts a task and returns it; awaiting it is optional."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def aclose(self, within_s: float) -> None:
+        """Waits up to `within_s` seconds for all tasks, then cancels the rest."""
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=within_s)
+        left = [*self._tasks]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""One server: the wires to it, how long an answer may take, and what its refusals mean.
+"""One server: its connections, the deadlines of its commands, and the meaning of its errors.
 
-A probe connects what is not connected, teaches the server every script in use, and writes a key of its own: a replica, or a
-server that is full, answers but cannot serve. Invariant: nothing waits longer than until its deadline, wherever it is stuck.
-It must not know which keys are whose, nor where a redirect leads.
+A probe opens missing connections, loads every script in use into the server, and writes a key of its own, because a replica
+or a full server answers but cannot serve. Invariant: no command outlives its deadline, wherever it is stuck. It must not know
+what keys mean, nor where a redirect leads.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from gateway.store.redis_link.connect import Node, named
 from gateway.store.redis_link.health import ServerHealth, reason_of
-from gateway.store.redis_link.job import OperationCounts, Part, StoreCommand, StoreGone, StoreRefused, fail
-from gateway.store.redis_link.script import Script
+from gateway.store.redis_link.job import OperationCounts, Part, Script, StoreCommand, StoreGone, StoreRefused, fail
 from gateway.store.redis_link.wire import Dial, StoreWire
 
 log = logging.getLogger("gateway.store")
 
 GRACE_S = 0.002
-"""What has come while this process was busy is read before it is called late."""
+"""Seconds after a deadline in which a reply that arrived while this process was busy is still read."""
 CANNOT_SERVE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|BUSY|LOADING|MASTERDOWN)\b")
-"""Errors of a server that answers and is of no use; those of a script have words around."""
+"""Codes of errors of a server that cannot serve; an error that a script passes on has words around them."""
 SPOILED = (
     "a key of the gateway holds data of another type: another program writes there, or another release has done so. Give the "
     "gateway a database or a namespace of its own"
 )
 SPOILED_S = 5.0
-"""So long it is out of use then, before somebody tries again."""
+"""Seconds for which the server is not used after that error."""
 PROBE_TTL_MS = 1000
 MOST_HOPS = 5
 
 
 class StoreServer:
-    """The address may change (`find`): sentinels say where the master is."""
+    """One server; `find` returns its address before every connection, because sentinels may name another master."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class StoreServer:
         probe_key: bytes | None = None,
         redirect: Callable[[StoreCommand, AskError], None] | None = None,
     ) -> None:
-        """`probe_key`: one that it may write; None: there is none. `scripts`: those in use, more and more of them."""
+        """`probe_key`: a key that the probe writes; None: it only pings. `scripts`: all scripts in use, a set that grows."""
         self._find = find
         self._tally = tally
         self._scripts = scripts
@@ -63,11 +62,11 @@ class StoreServer:
         self._redirect = redirect
         self.probe_key = probe_key
         self._spoiled_until = 0.0
-        """A key of ours was found to be of another type a moment ago; the probe cannot see that by itself."""
+        """The monotonic time until which a key of another type keeps the server out of use; the probe cannot see such keys."""
         self._wires = [StoreWire(dial, self) for _ in range(connections)]
         self._health = ServerHealth(name, self._probe, self._cut_all, changed, timeout_s)
-        self._asked: deque[StoreCommand] = deque()
-        """In the order of their deadlines; those that are over among them."""
+        self._pending: deque[StoreCommand] = deque()
+        """The commands in the order of their deadlines; ended ones stay until their turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._told_of: set[str] = set()
 
@@ -84,15 +83,15 @@ class StoreServer:
         return self._health.reason
 
     def start(self) -> None:
-        """Connect, and go on trying."""
+        """Connects in the background and goes on trying."""
         self._health.start()
 
     async def reached(self) -> None:
-        """Returns when it has been there, once."""
+        """Returns when the server has been up once."""
         await self._health.reached.wait()
 
     async def aclose(self) -> None:
-        """Nothing more is sent, and what is under way is not answered."""
+        """Closes the connections; commands under way fail."""
         await self._health.aclose()
         if self._timer is not None:
             self._timer.cancel()
@@ -100,59 +99,59 @@ class StoreServer:
         await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
 
     def where(self) -> Awaitable[Node]:
-        """For a connection of somebody's own."""
+        """Returns the address, for a connection that the caller makes itself."""
         return self._find()
 
     def ask(self, job: StoreCommand, *, asking: bool = False) -> None:
-        """Its future has an answer, or StoreGone, no later than its deadline. `asking`: as a redirect wants it."""
+        """Sends the command; its future ends by its deadline. `asking`: ASKING goes before it, as an ASK redirect requires."""
         if not self._health.is_open:
             fail(job.future, StoreGone(self.reason))
             return
         self._tally.operations += 1
         job.home = self
-        self._await(job)
+        self._track_deadline(job)
         jobs = (StoreCommand((b"ASKING",), b"", job.deadline, OperationCounts()), job) if asking else (job,)
         self._wire_of(job).ask(*jobs)
 
     def _wire_of(self, job: StoreCommand) -> StoreWire:
         return self._wires[hash(job.key) % len(self._wires)]
 
-    # How long it may take.
+    # Deadlines.
 
-    def _await(self, job: StoreCommand) -> None:
-        if not self._asked or self._asked[-1].deadline <= job.deadline:
-            self._asked.append(job)
-        else:  # it has come from another server
-            self._asked = deque(sorted([*self._asked, job], key=lambda each: each.deadline))
-            self._look_later()
+    def _track_deadline(self, job: StoreCommand) -> None:
+        if not self._pending or self._pending[-1].deadline <= job.deadline:
+            self._pending.append(job)
+        else:  # a redirected command keeps its earlier deadline
+            self._pending = deque(sorted([*self._pending, job], key=lambda each: each.deadline))
+            self._set_timer()
         if self._timer is None:
-            self._look_later()
+            self._set_timer()
 
-    def _look_later(self) -> None:
-        """When the first of them is due."""
+    def _set_timer(self) -> None:
+        """Sets the timer to the earliest deadline."""
         if self._timer is not None:
             self._timer.cancel()
-        loop, due_s = asyncio.get_running_loop(), max(0.0, self._asked[0].deadline - time.monotonic())
-        self._timer = loop.call_later(due_s, self._look)
+        loop, due_s = asyncio.get_running_loop(), max(0.0, self._pending[0].deadline - time.monotonic())
+        self._timer = loop.call_later(due_s, self._allow_grace)
 
-    def _look(self) -> None:
+    def _allow_grace(self) -> None:
         now = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire, now)
 
     def _expire(self, until: float) -> None:
         late = []
         self._timer = None
-        while self._asked and (self._asked[0].is_over or self._asked[0].deadline <= until):
-            job = self._asked.popleft()
+        while self._pending and (self._pending[0].is_over or self._pending[0].deadline <= until):
+            job = self._pending.popleft()
             if not job.is_over and job.home is self:
                 late.append(job)
-        if self._asked:
-            self._look_later()
+        if self._pending:
+            self._set_timer()
         if late:
-            self._are_late(late)
+            self._fail_late(late)
 
-    def _are_late(self, late: Iterable[StoreCommand]) -> None:
-        """Nothing that is on the same wire can be answered any more."""
+    def _fail_late(self, late: Iterable[StoreCommand]) -> None:
+        """Closes the connections of late commands, because no later reply on them can be read in order."""
         reason = f"no answer within {self._timeout_s * 1000:g} ms"
         self._health.doubt(reason)
         for wire in {self._wire_of(job) for job in late}:
@@ -160,10 +159,10 @@ class StoreServer:
         for job in late:
             job.fail(StoreGone(reason))
 
-    # What wires say.
+    # Errors of commands and connections.
 
     def refused(self, job: StoreCommand, error: ResponseError) -> None:
-        """The server has said no to one job: it is sent again another way, or fails."""
+        """Handles the server's error reply to one command: sends it again another way, or lets it fail."""
         if isinstance(error, AskError) and self._redirect is not None and job.hops < MOST_HOPS:
             job.hops += 1
             self._redirect(job, error)
@@ -172,13 +171,13 @@ class StoreServer:
             job.bring(job.script.text)
             self._wire_of(job).ask(job)
         else:
-            self._says_no(job, f"{error.status_code or ''} {reason_of(error)}".strip())
+            self._reject(job, f"{error.status_code or ''} {reason_of(error)}".strip())
 
-    def _says_no(self, job: StoreCommand, text: str) -> None:
+    def _reject(self, job: StoreCommand, text: str) -> None:
         if "WRONGTYPE" in text:
             self._spoiled_until = time.monotonic() + self._timeout_s + SPOILED_S
             job.fail(StoreGone(SPOILED))
-            # Not at once: what is on its way to other keys is answered first.
+            # Later, because commands under way to other keys can still be answered.
             asyncio.get_running_loop().call_later(self._timeout_s, self._health.doubt, SPOILED)
             return
         if CANNOT_SERVE.search(text):
@@ -191,12 +190,12 @@ class StoreServer:
             log.error("the store cannot do %s, which is not said again: %s", job.name, text)
 
     def broke(self, error: BaseException) -> str:
-        """A connection is gone."""
+        """Notes that a connection broke; returns the reason."""
         reason = reason_of(error)
         self._health.doubt(reason)
         return reason
 
-    # Whether it is there.
+    # The probe.
 
     def _cut_all(self, reason: str) -> None:
         for wire in self._wires:

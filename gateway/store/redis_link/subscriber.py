@@ -1,7 +1,7 @@
-"""Hearing what is published to one channel, whatever happens to the connection.
+"""A subscription to one channel, which is renewed whenever its connection breaks.
 
-Invariants: one that is dead without saying so is noticed within seconds; a listener that fails does not end the hearing; where
-the store is there and nothing can be heard all the same (it may not be allowed), the log is told once, and once of the end.
+Invariants: a silently dead connection is noticed within seconds; a listener that raises does not end the subscription; where
+the store is up and the subscription keeps failing (it may be forbidden), the log tells once of that and once of its end.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gateway.store.redis_link.health import reason_of
 log = logging.getLogger("gateway.store")
 
 ASK_AFTER_S = 2.0
-"""So long nothing is heard before the server is asked whether it is there."""
+"""Seconds of silence before the server is pinged."""
 PATIENCE_S = 1.0
-"""For its answer, and for a connection."""
+"""Seconds that the server has for the reply to the ping, and for a connection."""
 FIRST_DELAY_S, LAST_DELAY_S = 0.05, 1.0
 DEAF_AFTER = 5
-"""Attempts in a row that fail while the store is there: then it is told."""
+"""Failed attempts in a row, while the store is up, before the log tells of it."""
 
 
 class Subscriber:
-    """Of one channel."""
+    """The subscription to one channel."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Subscriber:
         joined: Callable[[], None],
         is_up: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_up` tells whether the store is there: else it is no wonder that nothing is heard, and told by others."""
+        """`is_up` tells whether the store is up: while it is not, failures are expected and its health logs them."""
         self._connect = connect
         self._channel = channel
         self._heard = heard
@@ -47,14 +47,14 @@ class Subscriber:
         self._failed_attempts = 0
         self._has_told = False
         self.is_deaf = False
-        """The store is there, but nothing is heard."""
+        """The store is up, but the subscription keeps failing."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Receives messages until it is cancelled."""
         while True:
             try:
                 await self._listen()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            except Exception as error:  # noqa: BLE001 - any error: the subscription is renewed
                 self._tries += 1
                 self._failed(error)
             await asyncio.sleep(self._delay_s())
@@ -103,7 +103,7 @@ class Subscriber:
 
 
 async def _next(connection: Connection) -> object:
-    """What comes next; raises when the server says nothing even if asked."""
+    """Returns the next message; raises TimeoutError when the server does not answer a ping either."""
     heard = await connection.read_response(timeout=ASK_AFTER_S, push_request=True)
     if heard is None:
         await connection.send_command("PING", check_health=False)

@@ -1,8 +1,7 @@
-"""One connection, and the order of what goes over it.
+"""One connection with pipelining: the commands that arrive during a round trip go out together in the next.
 
-What is asked for while a round trip is under way goes out together in the next. Invariants: replies belong to jobs in the
-order in which these went out, whoever has lost interest meanwhile; a connection on which that order could be lost is closed.
-It must not know what a job means, nor what its trouble is to others.
+Invariants: replies are matched to commands in the order of sending, cancelled ones included; a connection on which that order
+could be lost is closed. It must not know what a command means, nor what its failure means for others.
 """
 
 from __future__ import annotations
@@ -22,95 +21,95 @@ Dial = Callable[[Node], Awaitable[Connection]]
 
 
 class WireOwner(Protocol):
-    """Who hears what a wire cannot settle itself."""
+    """Handles the failures of a connection."""
 
     def refused(self, job: StoreCommand, error: ResponseError) -> None:
-        """The server has said no."""
+        """Handles the server's error reply to a command."""
         ...
 
     def broke(self, error: BaseException) -> str:
-        """A connection is gone; the answer says why, to those who wait for it."""
+        """Handles a broken connection; returns the reason with which its commands fail."""
         ...
 
 
 class StoreWire:
-    """Jobs go out in the order in which they were asked for."""
+    """One connection; commands are sent in the order in which they were given."""
 
-    __slots__ = ("_dial", "_flying", "_owner", "_pending", "_task", "_wake", "node")
+    __slots__ = ("_dial", "_in_flight", "_owner", "_pending", "_task", "_wake", "node")
 
     def __init__(self, dial: Dial, owner: WireOwner) -> None:
         self._dial = dial
         self._owner = owner
         self._pending: list[StoreCommand] = []
-        self._flying: deque[StoreCommand] = deque()
+        self._in_flight: deque[StoreCommand] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.node: Node = ("", 0)
-        """Where it leads, or has led."""
+        """The server of the present or last connection."""
 
     @property
     def is_open(self) -> bool:
         return self._task is not None
 
     async def open(self, node: Node) -> None:
-        """Connect; raises as the connection does, and waits as long as it takes."""
+        """Connects; raises as the connection does, and has no timeout of its own."""
         connection = await self._dial(node)
         self.node = node
         self._task = asyncio.create_task(self._run(connection), name="store wire")
         await asyncio.sleep(0)  # a task that has begun closes its connection however it ends
 
     def ask(self, *jobs: StoreCommand) -> None:
-        """They are sent, nothing between them, as soon as what is under way is answered."""
+        """Sends the commands, with nothing in between, as soon as the round trip under way is complete."""
         self._pending.extend(jobs)
         self._wake.set()
 
     def cut(self, reason: str) -> asyncio.Task[None] | None:
-        """Whatever was asked is not answered. The task, if any, is over when the connection is closed."""
+        """Closes the connection and fails its commands; the returned task, if any, ends when the connection is closed."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        lost = [*self._flying, *self._pending]
-        self._flying.clear()
+        lost = [*self._in_flight, *self._pending]
+        self._in_flight.clear()
         self._pending.clear()
         for job in lost:
             job.fail(StoreGone(reason))
         return task
 
     async def _run(self, connection: Connection) -> None:
-        """The only reader and the only writer; nobody who asks can cancel it."""
+        """Is the only reader and writer of the connection; a caller that is cancelled does not cancel it."""
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
                 if self._pending:
-                    connection = await self._living(connection)
+                    connection = await self._alive(connection)
                     await self._round_trip(connection)
-        except Exception as error:  # noqa: BLE001 - the end of a task: its owner is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the task ends: its owner handles any error
             self._task = None
             self.cut(self._owner.broke(error))
         finally:
             await connection.disconnect(nowait=True)
 
-    async def _living(self, connection: Connection) -> Connection:
-        """This one, or a new one if the server has closed it while nothing was asked: that costs nobody an answer."""
+    async def _alive(self, connection: Connection) -> Connection:
+        """Returns this connection, or a new one if the server closed it while it was idle."""
         if not await connection.can_read():
             return connection
         await connection.disconnect(nowait=True)
         return await self._dial(self.node)
 
     async def _round_trip(self, connection: Connection) -> None:
-        self._flying.extend(self._pending)
+        self._in_flight.extend(self._pending)
         self._pending.clear()
-        await connection.send_packed_command([job.packed for job in self._flying], check_health=False)
-        while self._flying:
+        await connection.send_packed_command([job.packed for job in self._in_flight], check_health=False)
+        while self._in_flight:
             try:
                 reply = await connection.read_response()
             except ResponseError as error:
-                self._owner.refused(self._flying.popleft(), error)
+                self._owner.refused(self._in_flight.popleft(), error)
             else:
-                self._flying.popleft().answer(_flat(reply))
+                self._in_flight.popleft().answer(_flat(reply))
 
 
 def _flat(reply: Any) -> Any:
-    """A map as RESP2 would tell it."""
+    """Returns a RESP3 map as the flat list that RESP2 has for it."""
     return [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply

@@ -1,7 +1,7 @@
-"""Answers by exact key: the hot ones in memory, all of them in the file.
+"""The exact cache: hot answers in memory, all answers in the file.
 
-Invariants: a hit in memory asks nobody and writes nothing; a call never waits for a write; what was used lately is the last
-to go, as exactly as it matters: what is far from going is not marked anew.
+Invariants: a hit in memory neither asks the file nor writes to it; a call never waits for a write; answers go in the order of
+their last use, with one approximation: an answer that is far from eviction is not marked as used again.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from gateway.ports import Later
 from gateway.store.entry_codec import about, restored
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.sqlite.jobs import Rest
-from gateway.store.sqlite.size import taken
+from gateway.store.sqlite.schema import taken
 from gateway.store.sqlite.thread import FileThread
 from gateway.words import Kept
 
 Use = tuple[int, bytes, str]
-"""A number that is higher than that of every earlier use; key and group."""
+"""The number of a use, which is higher than that of every earlier one; the answer's key and group."""
 
 ROWS_AT_ONCE = 500
-"""Forgotten in one step."""
+"""One step of a purge deletes at most this many rows."""
 MARKED = 20_000
-"""Of so many answers it is known when they were last marked as used."""
+"""The last mark of at most this many answers is remembered."""
 UNMARKED_PART = 8
-"""What is in the newest eighth of what is kept is not marked again."""
+"""An answer among the newest eighth of the entries is not marked again."""
 
 
 class SqliteAnswers:
-    """`gateway.ports.Answers`, with a `front` of its own."""
+    """Implements `gateway.ports.Answers`; `front` is its part in memory."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class SqliteAnswers:
         self._bounds = bounds
         self._puts = 0
         self._spared = 0
-        """What was marked as used no more puts ago than this is not marked again."""
+        """An answer that was marked no more puts ago than this is not marked again."""
         self._marked: dict[tuple[bytes, str], int] = {}
-        """When, in puts, an answer was last marked."""
+        """The value of `_puts` when each answer was last marked."""
         self._to_mark: dict[tuple[bytes, str], int] = {}
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Keep to so many bytes by group."""
+        """Bounds each group to its number of bytes."""
         self._bounds = bounds
 
     def get(self, key: bytes, group: str) -> Later[Kept | None]:
-        """What is kept and not past its `stale_until`: at once where it is hot."""
+        """Returns the answer unless it is past its `stale_until`: at once where it is in memory, else once the file is read."""
         hot = self._front.get(key, group)
         if hot is not None:
             self._used((key, group))
@@ -72,7 +72,7 @@ class SqliteAnswers:
         return future
 
     def put(self, key: bytes, kept: Kept) -> None:
-        """Keep it, instead of what was there; it is hot at once, and in the file soon."""
+        """Keeps the answer in place of an earlier one: in memory at once, in the file soon."""
         self._front.put(key, kept)
         bound = self._bounds.get(kept.group)
         if bound is None:
@@ -87,12 +87,17 @@ class SqliteAnswers:
             self._thread.tell(lambda db: _drop(db, key, kept.group), len(key))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """Forget whatever matches all that is given; where the disk fails, the file follows when it works again."""
+        """Forgets every answer that matches all given arguments and returns their number.
+
+        Where the disk fails, the file's rows are deleted when it works again.
+        """
         hot = self._front.forget(key=key, model=model, tenant=tenant)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def forgotten(count: int) -> None:
-            self._front.forget(key=key, model=model, tenant=tenant)  # what was read from the file meanwhile
+            self._front.forget(
+                key=key, model=model, tenant=tenant
+            )  # a read of the file may have brought it back meanwhile
             if not future.done():
                 future.set_result(max(count, hot))
 
@@ -101,7 +106,7 @@ class SqliteAnswers:
         return future
 
     def tick(self, entries: int) -> None:
-        """Mark what was used, though nothing was put; the file has so many entries."""
+        """Writes the marks of used answers though nothing was put; `entries` is the number of answers in the file."""
         self._spared = entries // UNMARKED_PART
         if uses := self._take_uses():
             self._thread.tell(lambda db: _mark(db, uses), 100 * len(uses))
@@ -115,7 +120,7 @@ class SqliteAnswers:
             future.set_result(newer or found)
 
     def _used(self, name: tuple[bytes, str]) -> None:
-        """Remember to mark it, unless it is certain to be far from going."""
+        """Remembers to mark the answer, unless it is certainly far from eviction."""
         if self._puts - self._marked.get(name, -self._spared - 1) <= self._spared:
             return
         if len(self._marked) >= MARKED:
@@ -154,7 +159,7 @@ def _write(db: sqlite3.Connection, row: Sequence[object], uses: Sequence[Use]) -
 
 
 def matching(key: bytes | None, model: str | None, tenant: str | None) -> tuple[str, list[object]]:
-    """A condition on rows, and its values."""
+    """Returns an SQL condition on rows, and its values; an argument that is None matches every row."""
     given = {"key": key, "model": model, "tenant": tenant}
     named = {name: value for name, value in given.items() if value is not None}
     return "".join(f" AND {name} = ?" for name in named), list(named.values())
@@ -163,7 +168,11 @@ def matching(key: bytes | None, model: str | None, tenant: str | None) -> tuple[
 def forget(
     db: sqlite3.Connection, table: str, where: str, values: Sequence[object], last: int | None = None, count: int = 0
 ) -> int | Rest:
-    """Forget rows that were there when it began; how many, or what is left of it."""
+    """Deletes one step's worth of the rows that existed when the purge began.
+
+    Returns the number of deleted rows when none is left, else the rest of the work; `last` is the highest id to delete, and
+    `count` the rows that earlier steps deleted.
+    """
     if last is None:
         (last,) = db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()  # noqa: S608
     gone = db.execute(

@@ -1,7 +1,7 @@
-"""How the disk fares: what is said of it, when it is tried again, and what is owed to it meanwhile.
+"""Keeps the state of a failing disk: when it is tried again, what the log says, and which writes it still has to take.
 
-It must not know sqlite's ways. Invariants: trouble is told once, and its end; it is over when a write has succeeded and
-everything that had to be kept meanwhile is in the file.
+It must not know how sqlite works. Invariants: the log tells once of the trouble and once of its end; the trouble is over when
+a write has succeeded and every durable write that was missed is in the file.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from gateway.store.sqlite.jobs import FileJob
 log = logging.getLogger("gateway.store")
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 15.0
-"""How soon a failed disk is tried again, doubling."""
+"""Seconds until a failed disk is tried again: the first delay, doubled after each failure up to the second."""
 QUIET_S = 60.0
-"""Trouble that comes back within this time is the same trouble, and is not told again."""
+"""Trouble that returns within this many seconds counts as the same and is not logged again."""
 OWED_BYTES = 16 * 1024 * 1024
-"""Of what has to be kept, or forgotten, and could not be written, so much is remembered until it can."""
+"""Durable writes and deletions that failed are remembered up to this many bytes, until the file takes them."""
 
 
 class Trouble:
-    """Of one file; `is_well` may be asked from any thread."""
+    """The trouble of one file; any thread may ask for `is_well`."""
 
     def __init__(self, path: str, monotonic: Callable[[], float]) -> None:
         self._path = path
         self._monotonic = monotonic
         self._retry_at: float | None = None
-        """None: all is well."""
+        """The monotonic time of the next attempt; None while the disk works."""
         self._retry_s = FIRST_RETRY_S
         self._told_at: float | None = None
         self._is_told = False
-        """Of the present trouble."""
+        """The log has told of the present trouble, and has to tell of its end."""
         self._odd_at: float | None = None
         self.owed: deque[FileJob] = deque()
         self._owed_bytes = 0
@@ -42,21 +42,21 @@ class Trouble:
 
     @property
     def is_well(self) -> bool:
-        """Whether what is written now is believed to last."""
+        """Tells whether a write is expected to last: the last attempt did not fail."""
         return self._retry_at is None
 
     @property
     def may_try(self) -> bool:
-        """Whether it is well, or time to see whether it is."""
+        """Tells whether the disk works, or the next attempt is due."""
         return self._retry_at is None or self._monotonic() >= self._retry_at
 
     def try_now(self) -> None:
-        """It is time."""
+        """Makes the next attempt due now."""
         if self._retry_at is not None:
             self._retry_at = self._monotonic()
 
     def began(self, error: BaseException) -> None:
-        """It does not work, or still not."""
+        """Notes that an attempt failed, sets the time of the next one, and logs new trouble."""
         now = self._monotonic()
         is_new = self._retry_at is None
         self._retry_s = FIRST_RETRY_S if is_new else min(LAST_RETRY_S, self._retry_s * 2)
@@ -70,14 +70,14 @@ class Trouble:
             )
 
     def log_data_error(self, error: BaseException) -> None:
-        """Something is not what can be stored or read; that is said now and then."""
+        """Logs, at most once a minute, that a job failed because of its data and not because of the disk."""
         now = self._monotonic()
         if self._odd_at is None or now - self._odd_at >= QUIET_S:
             self._odd_at = now
             log.warning("state file %s: something could not be stored or read: %r", self._path, error)
 
     def missed(self, job: FileJob) -> None:
-        """A write could not be done; one that has to be is remembered."""
+        """Notes that a write failed: a durable one is owed to the file, any other is counted as lost."""
         if job.effort == "durable" and self._owed_bytes + job.bytes <= OWED_BYTES:
             self.owed.append(job)
             self._owed_bytes += job.bytes
@@ -85,7 +85,7 @@ class Trouble:
             self._missed += bool(job.bytes)
 
     def ended(self) -> None:
-        """It works, and has been given all that it was owed."""
+        """Notes that the disk works and has taken all owed writes; logs the end of trouble that was logged."""
         missed = self._missed
         self._retry_at, self._owed_bytes, self._missed = None, 0, 0
         self.owed.clear()

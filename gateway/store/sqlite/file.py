@@ -1,7 +1,7 @@
-"""The one connection to the file: what is done in one transaction, and what when that fails.
+"""The one connection to the file: it runs jobs in transactions, and handles a transaction that fails.
 
-Used by one thread only. It must not know what is read or written. Invariants: after it is opened, nothing that fails is
-raised; whoever cannot be served gets the answer of an empty store; a job that fails because of what it is fails alone.
+One thread uses it. It must not know what jobs read or write. Invariants: once the file is open, no failure is raised; a job
+that cannot be run gets the result of an empty store; a job that fails because of its own data fails alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gateway.store.sqlite.schema import Connect, open_file, open_to_read
 log = logging.getLogger("gateway.store")
 
 LOG_BYTES = 32 * 1024 * 1024
-"""The write-ahead log is not to stay larger; sqlite begins it anew by itself, unless something is in its way."""
+"""The write-ahead log is truncated above this size; sqlite starts it over by itself unless a reader is in its way."""
 
 COPIED_PAGES = 256
-"""A backup copies so many, 1 MiB, before others have their turn."""
+"""Pages (1 MiB) that a backup copies before it lets waiting jobs run."""
 
 Total = tuple[str, int, int]
-"""Table, or table and group; rows and bytes."""
+"""The name of a table, or `table/group`; its rows; their bytes."""
 
 
 class File:
-    """Does jobs, together where they come together: a disk is asked to be sure once for all of them."""
+    """Runs jobs; those that arrive together share one transaction, and so one fsync."""
 
     def __init__(
         self,
@@ -44,23 +44,23 @@ class File:
         self._connect = connect
         self._trouble = trouble
         self._keep_to_bounds = keep_to_bounds
-        """Before a commit; whether it changed something."""
+        """Is called before a commit, and returns whether it deleted rows."""
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[object, object] = (None, None)
         self._is_for_reading = False
-        """The connection is the one that is left after trouble, and cannot write."""
+        """The connection was opened after a failure and can only read."""
         self._is_full_sync = False
         self.starts = 0
         """How often the file has been opened."""
         self.totals: Sequence[Total] = ()
-        """What it holds as of the last write."""
+        """The contents of the tables as of the last write."""
 
     def open(self) -> None:
-        """Raises StoreUnusable."""
+        """Opens the file; raises StoreUnusable."""
         self._db = self._opened()
 
     def close(self) -> None:
-        """What was written is in the file itself, not only in its log, if the disk lets it."""
+        """Closes the file; sqlite moves the write-ahead log into it, if the disk lets it."""
         if self._db is not None:
             try:
                 self._db.close()
@@ -70,14 +70,14 @@ class File:
         self._is_for_reading = False
 
     def finish(self) -> None:
-        """Try once more to write what is owed, and close."""
+        """Tries once more to write what is owed to the file, and closes it."""
         if not self._trouble.is_well:
             self._trouble.try_now()
             self.do([FileJob(lambda db: None, None, "durable")])
         self.close()
 
     def do(self, jobs: Sequence[FileJob]) -> list[Any]:
-        """The results of these, in order."""
+        """Runs the jobs in one transaction and returns their results in order; a job that fails gets its `otherwise`."""
         if not self._trouble.may_try:
             return self._without_writes(jobs)
         try:
@@ -85,9 +85,9 @@ class File:
         except Exception as error:  # noqa: BLE001 - whatever it is, calls go on
             self._roll_back()
             if _is_of_the_disk(error):
-                self._fell_ill(error)
+                self._failed(error)
                 return self._without_writes(jobs)
-            if len(jobs) > 1:  # it is because of one of them; the others shall not suffer for it
+            if len(jobs) > 1:  # one job's data is the cause: run apart, the others succeed
                 return [self.do([job])[0] for job in jobs]
             self._trouble.log_data_error(error)
             return [jobs[0].otherwise]
@@ -97,10 +97,10 @@ class File:
         db = self._usable(is_writing)
         if not is_writing:
             return [job.work(db) for job in jobs]
-        was_ill = not self._trouble.is_well
-        self._sync_fully(db, was_ill or any(job.effort == "durable" for job in jobs))
+        had_failed = not self._trouble.is_well
+        self._sync_fully(db, had_failed or any(job.effort == "durable" for job in jobs))
         db.execute("BEGIN IMMEDIATE")
-        if was_ill:
+        if had_failed:
             self._catch_up(db)
         results = [job.work(db) for job in jobs]
         totals = _totals(db)
@@ -108,15 +108,15 @@ class File:
             totals = _totals(db)
         db.execute("COMMIT")
         self.totals = totals
-        if was_ill:
+        if had_failed:
             self._trouble.ended()
         return results
 
     def _usable(self, is_writing: bool) -> sqlite3.Connection:
-        """The connection; made anew where it is closed, or where the file is no longer the one that it has open."""
+        """Returns the connection, opened anew where it is closed, or where another file stands at the path now."""
         if self._is_for_reading and is_writing:
             self.close()
-        if self._db is not None and is_writing and self._look() != self._identity:
+        if self._db is not None and is_writing and self._inodes() != self._identity:
             log.warning(
                 "state file %s was deleted or replaced while in use: what it held is forgotten, and a new one is made. "
                 "Stop the gateway first, or purge through its admin interface.",
@@ -131,12 +131,12 @@ class File:
         db, self.starts = open_file(self._path, connect=self._connect)
         db.execute("PRAGMA synchronous = NORMAL")
         self._is_full_sync = False
-        self._identity = self._look()
+        self._identity = self._inodes()
         self.totals = _totals(db)
         return db
 
-    def _look(self) -> tuple[object, object]:
-        """Which files these are; sqlite would go on writing to deleted ones."""
+    def _inodes(self) -> tuple[object, object]:
+        """Returns the inodes of the file and its log: sqlite would go on writing to deleted ones."""
         return _inode(self._path), _inode(self._path + "-wal")
 
     def _sync_fully(self, db: sqlite3.Connection, fully: bool) -> None:
@@ -145,7 +145,7 @@ class File:
             self._is_full_sync = fully
 
     def _without_writes(self, jobs: Sequence[FileJob]) -> list[Any]:
-        """A full disk can still be read."""
+        """Runs only the jobs that read, because a full disk can still be read; notes the writes as missed."""
         for job in jobs:
             if job.effort != "read":
                 self._trouble.missed(job)
@@ -156,13 +156,13 @@ class File:
             return job.otherwise
         try:
             return job.work(self._db)
-        except Exception as error:  # noqa: BLE001 - the disk is known to be ill; it has been told
+        except Exception as error:  # noqa: BLE001 - the disk is known to fail, and the log has told of it
             if _is_of_the_disk(error):
                 self.close()
             return job.otherwise
 
     def _catch_up(self, db: sqlite3.Connection) -> None:
-        """Write something in any case, and all that is owed."""
+        """Writes a probe, to find out whether the disk works, and then all owed writes."""
         db.execute("UPDATE meta SET value = value + 1 WHERE name = 'probes'")
         for job in self._trouble.owed:
             try:
@@ -179,7 +179,7 @@ class File:
             except sqlite3.Error:  # then closing it does
                 self.close()
 
-    def _fell_ill(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> None:
         if not _is_full(error):
             self.close()  # what a failed fsync leaves in the caches is not to be trusted; opening reads the log again
             self._db = open_to_read(self._path, connect=self._connect)
@@ -187,10 +187,10 @@ class File:
         self._trouble.began(error)
 
     def copy(self, path: str, between: Callable[[], None]) -> str | None:
-        """Copy the whole file to `path`, with what is written meanwhile; what went wrong, None: nothing.
+        """Copies the whole file to `path`, and returns an error message or None.
 
-        `between` is called after every few hundred pages, and may do jobs (https://www.sqlite.org/backup.html: what the
-        connection that is copied from writes itself goes into the copy as well).
+        `between` is called after every 256 pages and may run jobs: sqlite copies what this connection writes meanwhile as
+        well (https://www.sqlite.org/backup.html).
         """
         try:
             db = self._usable(is_writing=False)
@@ -209,12 +209,12 @@ class File:
         return None
 
     def shorten_log(self) -> None:
-        """Begin the write-ahead log anew when it has become long; says in the log what is in its way."""
+        """Truncates a write-ahead log above `LOG_BYTES`; a failure counts as trouble of the disk."""
         if self._db is not None and _size(self._path + "-wal") > LOG_BYTES:
             try:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.Error as error:
-                self._fell_ill(error)
+                self._failed(error)
 
 
 def _do_all(db: sqlite3.Connection, work: Work) -> None:
@@ -242,7 +242,7 @@ def _size(path: str) -> int:
 
 
 def _is_of_the_disk(error: BaseException) -> bool:
-    """Whether it would go wrong for everybody, and not because of what one of them wants."""
+    """Tells whether the disk or the file is the cause, so that every job would fail, and not one job's data."""
     if isinstance(error, StoreUnusable | OSError | sqlite3.OperationalError):
         return True
     return type(error) is sqlite3.DatabaseError or isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""What the event loop has the file's thread do, and how sure it has to be of it."""
+"""The jobs that the event loop hands to the file's thread, and how durable each has to be."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Work = Callable[[sqlite3.Connection], Any]
-"""May be done twice; returns a `Rest` when it has more to do, after others have had their turn."""
+"""Works on the file; it may run twice. It returns a `Rest` when it has more to do after other jobs have had their turn."""
 Effort = Literal["read", "cache", "durable"]
 """`read` changes nothing; a `cache` write may be lost with the power; a `durable` one is on the disk when it is done."""
 
 
 @dataclass(slots=True, eq=False)
 class FileJob:
-    """Something to do with the file."""
+    """One read or write of the file."""
 
     work: Work
     otherwise: Any
-    """Its result when it cannot be done."""
+    """The result when the job cannot be run."""
     effort: Effort = "read"
     bytes: int = 0
-    """Held in memory until it is done."""
+    """The memory that the job holds until it is done."""
     then: Callable[[Any], None] | None = None
-    """Called with the result in the event loop."""
+    """Is called with the result in the event loop; None: the caller does not wait."""
     asked_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A copy of the whole file, to be made while jobs go on."""
+    """The order to copy the whole file while jobs go on."""
 
     path: str
-    """A file that does not exist yet."""
+    """The path of the copy, where no file exists yet."""
     told: Callable[[str | None], None]
-    """Called in the event loop with what went wrong; None: the copy is there, and on the disk."""
+    """Is called in the event loop with an error message; None: the copy is complete and on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is left of some work."""
+    """The result of work that has more to do: the work that goes on."""
 
     work: Work

@@ -1,8 +1,8 @@
-"""Whose the objects at providers are, in the file: the tenant of each, and when it was last asked for.
+"""The owners of objects at providers, in the file: the tenant of each, and the time of its last use.
 
-Nobody else has the file, so what was read or written once is in this process's memory besides, as far as there is room, and
-while the disk fails that is what counts. Invariants: what is owned survives the process when that is said; a disk that says
-nothing is not taken for one that has nothing.
+No other process has the file, so owners that were read or written are also kept in memory, up to `FRONT`, and while the disk
+fails memory decides. Invariants: an owner that was confirmed survives the process; a disk that does not answer is not taken
+for an empty one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gateway.store.sqlite.file import File
 from gateway.store.sqlite.thread import FileThread
 
 FRONT = 65_536
-"""In memory, at most."""
+"""Objects in memory, at most."""
 USED_AGAIN_S = 86_400.0
-"""That one was asked for is written down so often: it decides only which go first."""
+"""A use is written at most once in this many seconds, because it decides only the order of eviction."""
 SLACK = 256
-"""When some have to go, so many go with them."""
+"""Objects that an eviction drops on top, so that not every write has to evict."""
 BYTES = 128
-"""What one takes while it waits to be written."""
+"""The memory of one object that waits to be written."""
 
 
 class SqliteObjects:
-    """`gateway.ports.Objects`."""
+    """Implements `gateway.ports.Objects`."""
 
     def __init__(self, thread: FileThread, file: File, wall: Callable[[], float], bound: int) -> None:
         self._thread = thread
@@ -39,18 +39,18 @@ class SqliteObjects:
         self.lost = 0
 
     def configure(self, bound: int) -> None:
-        """Keep to so many."""
+        """Bounds the number of objects."""
         self._has_warned = self._has_warned and bound == self._bound
         self._bound = bound
         self._front.configure(min(bound, FRONT))
 
     @property
     def entries(self) -> int:
-        """As of the last write."""
+        """Returns the number of objects as of the last write."""
         return next((entries for name, entries, _ in self._file.totals if name == "objects"), 0)
 
     def own(self, objects: Sequence[bytes], tenant: str) -> Later[Sequence[str] | None]:
-        """They are this tenant's from now on, unless they are somebody's; done when the disk has it."""
+        """Makes the tenant the owner of objects that have none; returns the owner of each once the disk has it."""
         known = self._front.owners(objects)
         if None not in known:
             return [owner for owner in known if owner is not None]
@@ -58,7 +58,7 @@ class SqliteObjects:
         future: asyncio.Future[Sequence[str] | None] = asyncio.get_running_loop().create_future()
 
         def written(owners: Sequence[str] | None) -> None:
-            if owners is None:  # it is owed to the disk; until then it is known here
+            if owners is None:  # the disk takes it later; until then memory has the only copy
                 owners = self._front.own(objects, tenant)
             for one, owner in zip(objects, owners, strict=True):
                 self._front.own((one,), owner)
@@ -71,7 +71,7 @@ class SqliteObjects:
         return future
 
     def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
-        """Whose each is."""
+        """Returns the owner of each object, None for one that has none; None instead of all: the disk does not answer."""
         known = self._front.owners(objects)
         if None not in known:
             return known
@@ -95,19 +95,19 @@ class SqliteObjects:
         return future
 
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
-        """They are nobody's any more."""
+        """Removes the objects' owners; returns whether that is certain."""
         self._front.disown(objects)
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def gone(is_done: bool) -> None:
-            self._front.disown(objects)  # somebody may have looked meanwhile
+            self._front.disown(objects)  # a look-up may have brought an owner back meanwhile
             if not future.done():
                 future.set_result(is_done)
 
         self._thread.ask(lambda db: _drop(db, objects), False, gone, "durable", BYTES * len(objects))
         return future
 
-    # From here on: the thread.
+    # The methods below run in the thread.
 
     def _write(self, db: sqlite3.Connection, objects: Sequence[bytes], tenant: str, now: float) -> list[str]:
         db.executemany(

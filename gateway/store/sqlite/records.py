@@ -1,8 +1,8 @@
-"""Idempotency records: who runs a request is known here, what came of it is in the file.
+"""Idempotency records: claims are in memory, answers in the file.
 
-A claim needs no write: nobody else has the file, so a process that died took its claims with it. Invariants: a record has
-one holder at a time, whatever the disk does; nobody is shown an answer before the disk has it; what is kept while the disk
-fails is remembered until it has it.
+A claim needs no write: no other process has the file, so a process that died took its claims with it. Invariants: a record
+has one holder at a time, whatever the disk does; an answer is replayed only after the disk has it; an answer that a failing
+disk did not take stays in memory until it does.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from gateway.ports import Claim, Later
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite.disk_trouble import OWED_BYTES
 from gateway.store.sqlite.eviction import Eviction
-from gateway.store.sqlite.size import taken
+from gateway.store.sqlite.schema import taken
 from gateway.store.sqlite.thread import FileThread
 from gateway.words import Kept
 
 T = TypeVar("T")
 
 Found = tuple[bytes, Kept]
-"""The fingerprint of a request, and what came of it."""
+"""The fingerprint of a request, and its answer."""
 
 LOOKED_AT = 256
-"""Of those who run, so many are looked at in one tick."""
+"""Claims that one tick examines, at most."""
 ID_BYTES = 32
-"""Of a record's id; what stands behind it names the tenant, whom the row names as well."""
+"""The length of a record's id; the bytes behind it name the tenant, which the row has in a column."""
 ABANDONED_S = 86_400.0
-"""So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
+"""Seconds after the end of its lease in which a holder may still complete its record."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Somebody runs it."""
+    """The claim of the caller that runs the request; `until` is the wall time at which its lease ends."""
 
     fingerprint: bytes
     fence: int
@@ -44,7 +44,7 @@ class _Held:
 
 
 class _RecordRow(NamedTuple):
-    """Of the table, without its number."""
+    """A row of the table `records`, without its id."""
 
     record: bytes
     fingerprint: bytes
@@ -56,36 +56,36 @@ class _RecordRow(NamedTuple):
 
 
 class SqliteRecords:
-    """`gateway.ports.Records`."""
+    """Implements `gateway.ports.Records`."""
 
     def __init__(
-        self, thread: FileThread, room: Eviction, wall: Callable[[], float], fences: Iterable[int], bound: int
+        self, thread: FileThread, eviction: Eviction, wall: Callable[[], float], fences: Iterable[int], bound: int
     ) -> None:
         self._thread = thread
-        self._room = room
+        self._eviction = eviction
         self._wall = wall
         self._fences = iter(fences)
         self._bound = bound
         self._held: dict[bytes, _Held] = {}
-        self._asked: dict[bytes, list[Callable[[], None]]] = {}
-        """Records that the file is asked about, or told of, and who waits to hear the end of it."""
+        self._busy: dict[bytes, list[Callable[[], None]]] = {}
+        """Records that the file is reading or writing, and the claims to try when that is done."""
         self._unsaved: dict[bytes, tuple[Found, int]] = {}
-        """What the file did not take, the oldest first."""
+        """Answers that the file did not take, with their bytes, oldest first."""
         self._unsaved_bytes = 0
 
     def configure(self, bound: int) -> None:
-        """Keep to so many bytes."""
+        """Bounds the answers to so many bytes."""
         self._bound = bound
 
     @property
     def running(self) -> int:
-        """How many are held."""
+        """Returns the number of held records."""
         return len(self._held)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
-        """Take the record if it is free, or its lease has ended; who stops waiting for the answer takes nothing."""
+        """Takes the record if it is free or its lease has ended; a caller that cancels the future takes nothing."""
         now = self._wall()
-        if (waiting := self._asked.get(record)) is not None:
+        if (waiting := self._busy.get(record)) is not None:
             return self._after(waiting, record, fingerprint, lease_s)
         held = self._held.get(record)
         if held is not None and held.until > now:
@@ -95,7 +95,7 @@ class SqliteRecords:
         return self._look_up(record, fingerprint, lease_s, now)
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> bool:
-        """False: somebody else has it by now, or it is complete."""
+        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
         held = self._holder(record, fence)
         if held is None:
             return False
@@ -103,17 +103,17 @@ class SqliteRecords:
         return True
 
     def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
-        """Keep what came of it; done when the disk has it. False: as with `renew`, or there is no room for it."""
-        if (held := self._holder(record, fence)) is None or record in self._asked:
+        """Keeps the answer, and is done when the disk has it; returns False as `renew` does, or when it exceeds the bound."""
+        if (held := self._holder(record, fence)) is None or record in self._busy:
             return False
         fingerprint, known = held.fingerprint, about(kept)
         size = taken(record[:ID_BYTES], fingerprint, known, kept.body)
         if size > self._bound:
             del self._held[record]
-            self._room.records_go()
+            self._eviction.record_dropped_early()
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._asked[record] = []
+        self._busy[record] = []
 
         def written(is_saved: bool) -> None:
             self._held.pop(record, None)
@@ -134,18 +134,18 @@ class SqliteRecords:
         return future
 
     def release(self, record: bytes, fence: int) -> None:
-        """Nothing came of it that could be given again: the next caller runs."""
-        if self._holder(record, fence) is not None and record not in self._asked:
+        """Gives up the claim without an answer, so that the next caller runs the request."""
+        if self._holder(record, fence) is not None and record not in self._busy:
             del self._held[record]
 
     def tick(self) -> None:
-        """Forget leases that ended long ago, and what the file has by now."""
+        """Drops leases that ended long ago, and unsaved answers once the file has taken them."""
         now = self._wall()
         for _ in range(min(LOOKED_AT, len(self._held))):
             record = next(iter(self._held))
             held = self._held.pop(record)
-            if held.until + ABANDONED_S > now or record in self._asked:
-                self._held[record] = held  # behind the others: next time those are looked at
+            if held.until + ABANDONED_S > now or record in self._busy:
+                self._held[record] = held  # moves to the end: the next tick examines the others
         if self._unsaved and self._thread.is_well:
             self._unsaved.clear()
             self._unsaved_bytes = 0
@@ -156,10 +156,10 @@ class SqliteRecords:
 
     def _look_up(self, record: bytes, fingerprint: bytes, lease_s: float, now: float) -> asyncio.Future[Claim]:
         future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
-        self._asked[record] = []
+        self._busy[record] = []
 
         def looked(found: Found | None) -> None:
-            if not future.done():  # else nobody is left who would run
+            if not future.done():  # a caller that left must not take the record
                 future.set_result(_of_found(found, fingerprint) if found else self._take(record, fingerprint, lease_s))
             self._end(record)
 
@@ -178,29 +178,29 @@ class SqliteRecords:
     def _after(
         self, waiting: list[Callable[[], None]], record: bytes, fingerprint: bytes, lease_s: float
     ) -> asyncio.Future[Claim]:
-        """Claim when the question under way is answered."""
+        """Claims the record once the file's read or write under way has ended."""
         future: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
 
         def go() -> None:
             if future.done():
                 return
             later = self.claim(record, fingerprint, lease_s)
-            if isinstance(later, asyncio.Future):  # whoever came first has gone, and this one asks in its stead
-                later.add_done_callback(lambda done: self._hand_on(record, done.result(), future))
+            if isinstance(later, asyncio.Future):  # the first caller has left, so this one reads the file in its place
+                later.add_done_callback(lambda done: self._pass_on(record, done.result(), future))
             else:
                 future.set_result(later)
 
         waiting.append(go)
         return future
 
-    def _hand_on(self, record: bytes, claim: Claim, future: asyncio.Future[Claim]) -> None:
+    def _pass_on(self, record: bytes, claim: Claim, future: asyncio.Future[Claim]) -> None:
         if not future.done():
             future.set_result(claim)
-        elif claim.state == "claimed":  # it has gone as well
+        elif claim.state == "claimed":  # this caller has left as well
             self.release(record, claim.fence)
 
     def _end(self, record: bytes) -> None:
-        for go in self._asked.pop(record):
+        for go in self._busy.pop(record):
             go()
 
     def _remember(self, record: bytes, found: Found, size: int) -> None:

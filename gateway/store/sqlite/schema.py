@@ -1,7 +1,7 @@
-"""The file of the sqlite store: how it is opened, what is in it, and how an older one is brought up to date.
+"""The file of the sqlite store: how it is opened, its tables and the size of their rows, and its migrations.
 
-It knows tables, and nothing of what they are for. Invariants: one connection, and it has the file for itself; a file that
-is not ours, or newer than this code, is left as it is; a migration is done as a whole or not at all.
+It knows tables, and must not know what they are for. Invariants: there is one connection, which has the file for itself; a
+file of another application or a newer release is left as it is; a migration is done as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from gateway.errors import StoreUnusable
 
 Connect = Callable[..., sqlite3.Connection]
 
+PAGE_BYTES = 4096
+ROW_BYTES = 256
+"""About the bytes that a row takes besides its columns: its places in the indexes."""
 APPLICATION_ID = 0x4C4C4757
-"""In the header of each file of ours: `LLGW`."""
+"""The application id in the header of the gateway's files: `LLGW`."""
 LOCK_WAIT_S = 0.5
-"""A process that is just ending may still have the file."""
+"""Seconds to wait for the lock: a process that is just ending may still hold it."""
 CHECKED_BYTES = 64 * 1024 * 1024
-"""A file up to this size is looked through when it is opened; a larger one would keep the start waiting."""
+"""A file up to this size is checked page by page when it is opened; a larger one would delay the start."""
 
 _SETTINGS = (
     # No second connection, ever: sqlite before 3.51.3 can lose a commit when two of them write and checkpoint. It also
@@ -37,7 +40,7 @@ _SETTINGS = (
 
 
 def _counted(table: str, name: str) -> tuple[str, ...]:
-    """Triggers that keep `totals` true: unlike counters of the process, they go back with what is rolled back."""
+    """Returns triggers that keep `totals` true; unlike counters of the process they are rolled back with a transaction."""
     new, old = name.format("NEW"), name.format("OLD")
     added = f"INSERT INTO totals VALUES ({new}, 1, NEW.bytes)"  # noqa: S608 - names from below
     counted = "ON CONFLICT (name) DO UPDATE SET entries = entries + 1, bytes = bytes + excluded.bytes"
@@ -104,13 +107,13 @@ _SHARES = (
 )
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OBJECTS, _SHARES)
-"""The n-th brings a file from version n to n + 1; a new file has version 0. What was released is never changed."""
+"""The n-th migration brings a file from version n to n + 1; a new file has version 0. Released ones never change."""
 
 
 def open_file(
     path: str, *, connect: Connect = sqlite3.connect, migrations: Sequence[Sequence[str]] = MIGRATIONS
 ) -> tuple[sqlite3.Connection, int]:
-    """The connection, and how often the file has been opened; raises StoreUnusable."""
+    """Opens the file; returns the connection and how often the file has been opened. Raises StoreUnusable."""
     db: sqlite3.Connection | None = None
     try:
         _make(path)
@@ -130,7 +133,7 @@ def open_file(
 
 
 def open_to_read(path: str, *, connect: Connect = sqlite3.connect) -> sqlite3.Connection | None:
-    """A connection for reading only, where that is possible: a disk that cannot be written to may still be read."""
+    """Returns a connection that only reads, None where that fails too: a disk that rejects writes may still be read."""
     db: sqlite3.Connection | None = None
     try:
         os.stat(path)  # else it would be made
@@ -145,7 +148,7 @@ def open_to_read(path: str, *, connect: Connect = sqlite3.connect) -> sqlite3.Co
 
 
 def damage_of(path: str) -> str | None:
-    """What is wrong with a file that nobody uses; None: every page of it is sound."""
+    """Returns the damage of a file that is not in use; None: every page of it is sound."""
     try:
         with closing(sqlite3.connect(path)) as db:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -160,7 +163,10 @@ def _close(db: sqlite3.Connection | None) -> None:
 
 
 def _make(path: str) -> None:
-    """Answers are nobody else's business. An existing file is not opened here: closing it would drop sqlite's lock."""
+    """Creates the file readable by its user only.
+
+    An existing file is not opened: closing it would drop sqlite's lock (https://www.sqlite.org/howtocorrupt.html).
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
@@ -176,7 +182,7 @@ def _make_ours(db: sqlite3.Connection, path: str, *, is_new: bool) -> None:
 
 
 def _begin(db: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]]) -> int:
-    """Bring it up to date, and count the start."""
+    """Applies the missing migrations and counts the start; returns the number of starts."""
     db.execute("BEGIN IMMEDIATE")
     for statement in (one for step in migrations[version:] for one in step):
         db.execute(statement)
@@ -212,7 +218,7 @@ def _said(error: Exception) -> str:
 
 
 def _remedy(path: str, error: Exception) -> str:
-    """What its operator can do about it."""
+    """Returns the sentence that tells an operator what to do."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
         return "It is a folder: name a file in it."
@@ -229,3 +235,11 @@ def _remedy(path: str, error: Exception) -> str:
             "and a repeated Idempotency-Key runs again."
         )
     return "There has to be room on a disk that works."
+
+
+def taken(*columns: bytes) -> int:
+    """Returns about the bytes of the file that a row takes: a long one fills whole pages, short ones share a page."""
+    size = sum(map(len, columns))
+    if size < PAGE_BYTES // 2:
+        return ROW_BYTES + PAGE_BYTES // (PAGE_BYTES // (size + 1))
+    return ROW_BYTES + -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -1,8 +1,8 @@
-"""A store in one file: what was paid for outlives the process.
+"""A store in one file: answers that were paid for outlive the process.
 
-It decides who has which part of the memory and of the file; how the file is used is the business of the modules beside it.
-Invariants: opening is the only thing that waits for the disk, and the only thing that raises; after that a failing disk
-costs answers, never calls. Prompts are not stored, nor credentials: keys are digests.
+It divides memory and file among the parts of the store; the modules beside it use the file. Invariants: only opening waits
+for the disk, and only opening raises; after that a failing disk costs answers, never calls. Neither prompts nor credentials
+are stored: keys are digests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gateway.store.sqlite.vectors import SqliteVectors
 
 FRONT_PART = 4
 FRONT_BYTES = 64 * 1024 * 1024
-"""A quarter of a group's bytes, but no more than this, is kept in memory besides."""
+"""The cap on a group's answers in memory, which are otherwise a quarter of its bytes."""
 
 
 class SqliteStore:
-    """`gateway.ports.Store` on a file; the constructor opens it, and raises StoreUnusable. To be used in one event loop."""
+    """Implements `gateway.ports.Store` on a file, for one event loop; the constructor opens it and raises StoreUnusable."""
 
     is_local: bool = False
 
@@ -65,7 +65,7 @@ class SqliteStore:
         self.objects: Objects = self._objects
 
     def configure(self, bounds: StoreBounds) -> None:
-        """Keep to these from now on; what is too much by now goes step by step."""
+        """Sets new bounds; entries above a lowered bound are evicted step by step."""
         self._room.configure(bounds)
         self._front.configure(_front_of(bounds.answers))
         self._records.configure(bounds.records)
@@ -74,7 +74,7 @@ class SqliteStore:
         self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
-        """Called about once a second: has some of what has expired forgotten, and gives up a disk that says nothing."""
+        """Is called about once a second: deletes some expired entries, and gives up a disk that does not answer."""
         self._thread.watch()
         self._front.tick()
         self._records.tick()
@@ -85,7 +85,7 @@ class SqliteStore:
             self._thread.ask(lambda db: self._room.tidy(db, now), None, self._tidied, "cache")
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """What the file has as of its last write; while that cannot be used, what memory has."""
+        """Returns the contents of the file as of its last write; while it cannot be used, those of memory."""
         stats = {use: {"entries": 0, "bytes": 0} for use in ("answers", "records", "vectors")}
         for name, entries, size in self._file.totals:
             if name == "objects":
@@ -99,25 +99,25 @@ class SqliteStore:
 
     @property
     def is_well(self) -> bool:
-        """Whether what is kept now is believed to outlive the process."""
+        """Tells whether an entry that is kept now is expected to outlive the process."""
         return self._thread.is_well
 
     @property
     def dropped(self) -> int:
-        """Cache writes that the disk was too slow for."""
+        """Returns the number of cache writes that were dropped because the disk was too slow."""
         return self._thread.dropped
 
     async def backup(self, path: str) -> str | None:
-        """Copy the file to `path`, which must not exist, while calls go on; what went wrong, None: nothing."""
+        """Copies the file to `path`, which must not exist, while calls go on; returns an error message or None."""
         return await self._thread.backup(path)
 
     @property
     def path(self) -> str:
-        """Where the file is."""
+        """Returns the path of the file."""
         return self._path
 
     async def aclose(self) -> None:
-        """Everything taken so far is in the file, if the disk lets it; nothing more is taken."""
+        """Takes nothing more, writes all that was taken, if the disk lets it, and closes the file."""
         self._answers.tick(0)
         await self._thread.aclose()
 

@@ -1,8 +1,8 @@
 """The thread that owns the file: the event loop hands it jobs, and gets their results back in batches.
 
-It must not know what the jobs are. Invariants: the loop never waits for a disk; jobs are done in the order in which they
-were asked for; a write that nobody waits for is dropped rather than queued without bound; and nobody waits for ever: a
-disk that says nothing is an empty one.
+It must not know what the jobs do. Invariants: the loop never waits for a disk; jobs run in the order in which they were
+handed over; a write that no caller waits for is dropped rather than queued without bound; no caller waits for ever: a disk
+that does not answer counts as an empty one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ T = TypeVar("T")
 log = logging.getLogger("gateway.store")
 
 MOST_JOBS = 256
-"""Done in one transaction."""
+"""Jobs in one transaction, at most."""
 QUEUED_BYTES = 16 * 1024 * 1024
-"""Of writes for which nobody waits; what comes on top is dropped."""
+"""Bytes of queued writes that no caller waits for; further ones are dropped."""
 STALL_S = 5.0
-"""A job that has got no further for so long is given up."""
+"""Seconds without progress after which a job is given up."""
 CLOSE_S = 10.0
-"""So long a disk may take to swallow what is left at the end."""
+"""Seconds that the disk has at the end for the remaining jobs."""
 
 
 class FileThread:
-    """Asks on the loop, does in the thread, tells on the loop."""
+    """Takes jobs on the loop, runs them in the thread, and calls back on the loop."""
 
     def __init__(self, file: File, trouble: Trouble, monotonic: Callable[[], float]) -> None:
         self._file = file
@@ -40,24 +40,24 @@ class FileThread:
         self._monotonic = monotonic
         self._jobs: SimpleQueue[FileJob | Backup | None] = SimpleQueue()
         self._waiting: dict[FileJob, None] = {}
-        """Those with a `then`, the oldest first."""
+        """The jobs with a `then`, oldest first."""
         self._queued_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
         self.is_stalled = False
         self.dropped = 0
-        """Writes for which there was no room."""
+        """The number of writes that were dropped for want of room."""
         self._opened = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="store-file", daemon=True)
 
     @property
     def is_well(self) -> bool:
-        """Whether what is written now is believed to last."""
+        """Tells whether a write is expected to last."""
         return self._trouble.is_well and not self.is_stalled
 
     def start(self) -> None:
-        """Open the file, and wait until that is done; raises StoreUnusable."""
+        """Starts the thread and waits until it has opened the file; raises StoreUnusable."""
         self._thread.start()
         self._opened.wait()
         if self._failure is not None:
@@ -71,9 +71,9 @@ class FileThread:
         effort: Effort = "read",
         size: int = 0,
     ) -> None:
-        """Have it done, and `then` called with the result in the running loop; at once with `otherwise` if it cannot be."""
+        """Runs the work and calls `then` with its result in the running loop; with `otherwise`, at once, if it cannot run."""
         if not self._is_open or self.is_stalled:
-            if effort == "durable":  # it is done as soon as it can be, though nobody waits for it
+            if effort == "durable":  # the caller does not wait for a stalled disk, but the write must not be lost
                 self._put(FileJob(work, otherwise, effort, size))
             then(otherwise)
             return
@@ -83,20 +83,20 @@ class FileThread:
         self._jobs.put(job)
 
     def later(self, work: Callable[[Any], T | Rest], otherwise: T, effort: Effort = "read") -> asyncio.Future[T]:
-        """As `ask`, with a future for the result."""
+        """Does as `ask`, and returns a future for the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.ask(work, otherwise, lambda result: None if future.done() else future.set_result(result), effort)
         return future
 
     def tell(self, work: Callable[[Any], object], size: int) -> None:
-        """A cache write for which nobody waits."""
+        """Queues a cache write that no caller waits for."""
         if self.is_stalled:
             self.dropped += 1
         else:
             self._put(FileJob(work, None, "cache", size))
 
     def backup(self, path: str) -> asyncio.Future[str | None]:
-        """Copy the file to `path` while jobs go on; resolves to what went wrong, None: nothing."""
+        """Copies the file to `path` while jobs go on; the future resolves to an error message or None."""
         self._loop = asyncio.get_running_loop()
         done: asyncio.Future[str | None] = self._loop.create_future()
         if self._is_open:
@@ -106,7 +106,7 @@ class FileThread:
         return done
 
     def watch(self) -> None:
-        """Called now and then: gives up what has waited too long."""
+        """Is called about once a second: gives up jobs that have waited longer than `STALL_S`."""
         before = self._monotonic() - STALL_S
         late = [job for job in self._waiting if job.asked_at < before]
         if late and not self.is_stalled:
@@ -116,7 +116,7 @@ class FileThread:
             self._tell(job, job.otherwise)
 
     async def aclose(self) -> None:
-        """Take nothing more, and end when everything taken is done; a stuck disk is left alone after a while."""
+        """Takes nothing more and returns when all jobs are done, or after `CLOSE_S`."""
         if not self._is_open:
             return
         self._is_open = False
@@ -134,7 +134,7 @@ class FileThread:
         self._jobs.put(job)
 
     def _tell(self, job: FileJob, result: Any) -> None:
-        """Say how it ended, once."""
+        """Calls the job's `then`, once."""
         if job in self._waiting:
             del self._waiting[job]
             if job.then is not None:
@@ -150,12 +150,12 @@ class FileThread:
             else:
                 self._tell(job, result)
 
-    # From here on: the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
         try:
             self._file.open()
-        except BaseException as error:  # noqa: BLE001 - raised where somebody can do something about it
+        except BaseException as error:  # noqa: BLE001 - `start` raises it in the caller's thread
             self._failure = error
             return
         finally:
@@ -164,11 +164,11 @@ class FileThread:
             self._serve([job for job in batch if isinstance(job, FileJob)])
             for job in batch:
                 if isinstance(job, Backup):
-                    self._say(job.told, self._file.copy(job.path, self._serve_meanwhile))
+                    self._call_on_loop(job.told, self._file.copy(job.path, self._serve_meanwhile))
         self._file.finish()
 
     def _serve_meanwhile(self) -> None:
-        """Do the jobs that have come in while a backup is being made; the end, and other backups, wait for it."""
+        """Runs the jobs that arrived during a backup; the order to stop, and other backups, wait for its end."""
         came = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for one in came:
             if not isinstance(one, FileJob):
@@ -176,7 +176,7 @@ class FileThread:
         self._serve([job for job in came if isinstance(job, FileJob)])
 
     def _next(self) -> list[FileJob | Backup]:
-        """Whatever there is, at least one thing to do; nothing when it is over."""
+        """Waits for the next jobs and returns all that are queued; an empty list ends the thread."""
         batch: list[FileJob | Backup] = []
         job = self._jobs.get()
         while job is not None:
@@ -188,7 +188,7 @@ class FileThread:
             except Empty:
                 return batch
         if batch or not self._jobs.empty():
-            self._jobs.put(None)  # rests of work came behind it
+            self._jobs.put(None)  # the rest of some work was queued behind the order to stop
             return batch or self._next()
         return batch
 
@@ -205,11 +205,11 @@ class FileThread:
             else:
                 done.append((job, result))
         if done:
-            self._say(self._tell_all, done)
+            self._call_on_loop(self._tell_all, done)
 
-    def _say(self, tell: Callable[[Any], None], what: Any) -> None:
+    def _call_on_loop(self, tell: Callable[[Any], None], what: Any) -> None:
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(tell, what)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no caller waits any more
                 log.debug("nobody heard how jobs ended")

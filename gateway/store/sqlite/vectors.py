@@ -1,6 +1,6 @@
-"""The rows of the semantic index, in the file, for an index that is built again after a restart.
+"""The rows of the semantic index in the file, from which the index is rebuilt after a restart.
 
-Invariants: a partition keeps to its rows with every write; reading a large one lets others have their turn.
+Invariants: a partition keeps to its bound with every write; reading a large partition lets other jobs run in between.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from gateway.ports import Later, VectorRow
 from gateway.store.sqlite.answers import forget, matching
 from gateway.store.sqlite.jobs import Rest
-from gateway.store.sqlite.size import taken
+from gateway.store.sqlite.schema import taken
 from gateway.store.sqlite.thread import FileThread
 
 ROWS_AT_ONCE = 1_000
-"""Read without a pause: some milliseconds."""
+"""Rows read in one step, which takes some milliseconds."""
 
 
 class SqliteVectors:
-    """`gateway.ports.Vectors`."""
+    """Implements `gateway.ports.Vectors`."""
 
     def __init__(self, thread: FileThread, wall: Callable[[], float], most: int) -> None:
         self._thread = thread
@@ -27,29 +27,29 @@ class SqliteVectors:
         self._most = most
 
     def configure(self, most: int) -> None:
-        """Keep to so many rows in a partition."""
+        """Bounds the rows of a partition."""
         self._most = most
 
     def add(self, row: VectorRow) -> None:
-        """Keep it, instead of one with its id in its partition."""
+        """Keeps the row in place of one with its id in its partition."""
         size, most = taken(row.id, row.partition, row.facts, row.vector), self._most
         self._thread.tell(lambda db: _write(db, row, size, most), size)
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
-        """The rows of a partition that have not expired, the newest `most` of them, oldest first."""
+        """Returns the newest `most` rows of a partition that have not expired, oldest first."""
         now = self._wall()
         nothing: list[VectorRow] = []
         return self._thread.later(lambda db: _read(db, partition, most, now, []), nothing)
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
-        """Forget these of a partition."""
+        """Forgets these rows of a partition."""
         rows = [(partition, one) for one in ids]
         self._thread.tell(
             lambda db: db.executemany("DELETE FROM vectors WHERE partition = ? AND key = ?", rows), 100 * len(rows)
         )
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """As that of the answers; the key is the row's id."""
+        """Forgets every row that matches all given arguments and returns their number; `key` is the row's id."""
         where, values = matching(key, model, tenant)
         return self._thread.later(lambda db: forget(db, "vectors", where, values), 0, "durable")
 
@@ -71,7 +71,7 @@ def _write(db: sqlite3.Connection, row: VectorRow, size: int, most: int) -> None
 def _read(
     db: sqlite3.Connection, partition: bytes, most: int, now: float, found: list[VectorRow], before: int = 2**62
 ) -> list[VectorRow] | Rest:
-    """The newest rows in order, or how to go on: `found` are those read, the newest first."""
+    """Returns the newest rows in order, or the rest of the work; `found` are the rows read so far, newest first."""
     wanted = min(ROWS_AT_ONCE, most - len(found))
     rows = db.execute(
         "SELECT id, key, tenant, model, stored, expires, facts, vector FROM vectors "
