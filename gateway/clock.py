@@ -15,15 +15,15 @@ _TIMER_GRAIN_S = 0.001  # uvloop rounds to milliseconds: a timer that fires earl
 
 
 class Timer(Protocol):
-    """A call that is due."""
+    """A callback that is scheduled."""
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancels the callback."""
         ...
 
 
 class Clock(Protocol):
-    """What the gateway asks of time."""
+    """The gateway's source of time."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
@@ -43,7 +43,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock. Its `wall` jumps when somebody sets the machine's time."""
+    """The machine's own clock. Its `wall` jumps when the machine's time is set."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class SystemClock:
 
 
 class SteadyClock(SystemClock):
-    """The machine's clock with a `wall` that goes on from the time of its making, and never jumps.
+    """The machine's clock with a `wall` that continues from the time of its making, and never jumps.
 
     What is kept has a time to live: a machine whose time is set a day ahead must not forget a paid answer whose
     Idempotency-Key is repeated. Time that the machine sleeps counts, where the system tells it (CLOCK_BOOTTIME of Linux).

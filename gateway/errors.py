@@ -49,7 +49,7 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class ErrorClass(StrEnum):
-    """What went wrong, whatever words the provider used for it."""
+    """The kinds of failure, whatever words the provider used."""
 
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
@@ -64,7 +64,7 @@ class ErrorClass(StrEnum):
     AUTH = "auth"
     PERMISSION = "permission"
     MODEL_NOT_FOUND = "model_not_found"
-    """Of a model that the config names: the operator's to mend."""
+    """The failure concerns a model that the config names, so the operator has to mend it."""
     NOT_FOUND = "not_found"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     CONFLICT = "conflict"
@@ -74,7 +74,7 @@ class ErrorClass(StrEnum):
 
 
 class Phase(StrEnum):
-    """How far an attempt had come when it failed: it decides what may be tried again without paying twice."""
+    """The progress of an attempt when it failed: it decides what may be tried again without paying twice."""
 
     NOTHING_SENT = "nothing_sent"
     SENT = "sent"
@@ -83,14 +83,14 @@ class Phase(StrEnum):
 
 
 class GatewayError(Exception):
-    """An error the client sees, in OpenAI's shape; `message` names the field and the remedy."""
+    """An error that the client sees, in OpenAI's shape; `message` names the field and the remedy."""
 
     status = 500
     type = "server_error"
     code: str | None = None
 
     should_retry: bool | None = None
-    """What SDKs are told in `x-should-retry`; None: they decide by the status."""
+    """The value of `x-should-retry` for SDKs; None: the header is absent, and SDKs decide by the status."""
     retry_after_s: float | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -115,27 +115,27 @@ class InvalidRequest(CallerFault):
 
 
 class BodyTooComplex(CallerFault):
-    """The body has more values, or they stand deeper in each other, than may be taken."""
+    """The body has more values than allowed, or nests them too deeply."""
 
     code = "body_too_complex"
 
 
 class Unauthorised(CallerFault):
-    """No key, or one that the gateway does not know."""
+    """The request has no key, or one that the gateway does not know."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(CallerFault):
-    """The key is good, but not for this."""
+    """The key is valid, but may not use this."""
 
     status = 403
     code = "model_not_allowed"
 
 
 class NotFound(CallerFault):
-    """No such path or model."""
+    """There is no such path or model."""
 
     status = 404
     code = "not_found"
@@ -162,7 +162,7 @@ class BodyTimeout(CallerFault):
 
 
 class KeyInUse(CallerFault):
-    """A call with the same `Idempotency-Key` is running; its answer will be there for who comes again."""
+    """A call with the same `Idempotency-Key` is still running; a later repetition gets its answer."""
 
     status = 409
     should_retry: bool | None = True
@@ -204,13 +204,13 @@ class HeadersTooLarge(CallerFault):
 
 
 class NotSupported(CallerFault):
-    """A protocol or a transfer coding that this server does not speak (RFC 9110, 15.6.2); `code` says which."""
+    """The request uses a protocol or a transfer coding that this server does not speak (RFC 9110, 15.6.2); `code` names it."""
 
     status = 501
 
 
 class VersionNotSupported(CallerFault):
-    """A version of HTTP that this port does not speak (RFC 9110, 15.6.6)."""
+    """The request uses a version of HTTP that this port does not speak (RFC 9110, 15.6.6)."""
 
     status = 505
     code = "http_version_not_supported"
@@ -236,7 +236,7 @@ class AdmissionDenied(GatewayError):
 
 
 class KeyRateLimited(AdmissionDenied):
-    """The key has used up what it may."""
+    """The key has used up its limit."""
 
     status = 429
     type = "rate_limit_error"
@@ -244,7 +244,7 @@ class KeyRateLimited(AdmissionDenied):
 
 
 class BudgetExceeded(AdmissionDenied):
-    """The key has spent what it may for the day."""
+    """The key has spent its budget for the day."""
 
     status = 429
     type = "rate_limit_error"
@@ -253,7 +253,7 @@ class BudgetExceeded(AdmissionDenied):
 
 
 class BudgetReserved(BudgetExceeded):
-    """What the key may still spend is reserved by its calls in flight; when they have ended there may be some left."""
+    """The rest of the key's budget is reserved by its calls in flight; when they have ended, some of it may be left."""
 
     should_retry = True
     code = "budget_reserved"
@@ -288,7 +288,7 @@ class QueueDeadlineExceeded(AdmissionDenied):
 
 
 class QuotaExhausted(AdmissionDenied):
-    """Nobody who could serve the call has any quota left; it comes back at a reset or with a payment, not with a retry."""
+    """Every target that could serve the call is out of quota, which comes back at a reset or with a payment, not by a retry."""
 
     should_retry: bool | None = False
     code = "quota_exhausted"
@@ -310,7 +310,7 @@ class NoTargetAvailable(GatewayError):
 
 
 class TargetsTimedOut(NoTargetAvailable):
-    """As NoTargetAvailable, where the last target ran out of time."""
+    """Every target of the plan was tried and none answered; the last one ran out of time."""
 
     status = 504
     type = "timeout_error"
@@ -327,7 +327,7 @@ class NotCached(GatewayError):
 
 
 class OwnerUnknown(GatewayError):
-    """Whose an object is cannot be said while the store is out of reach; it is given to nobody meanwhile."""
+    """The store is out of reach, so an object's owner is unknown; meanwhile no tenant gets the object."""
 
     status = 503
     should_retry: bool | None = True
@@ -354,7 +354,7 @@ class ShuttingDown(GatewayError):
 
 
 class BackupFailed(GatewayError):
-    """The state file could not be copied; nothing has happened to it."""
+    """The state file could not be copied; the file itself is unchanged."""
 
     status = 503
     code = "backup_failed"
@@ -376,7 +376,7 @@ class UpstreamFailed(Exception):
     def __init__(
         self, error_class: ErrorClass, phase: Phase, detail: str, *, is_lasting: bool = False, fault: str | None = None
     ) -> None:
-        """`is_lasting`: the call would fare alike there again. `fault`: so would every call, until the operator mends this."""
+        """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this."""
         super().__init__(f"{error_class} ({phase}): {detail}")
         self.is_lasting = is_lasting or fault is not None
         self.fault = fault
@@ -386,7 +386,7 @@ class UpstreamFailed(Exception):
 
 
 class ConfigError(Exception):
-    """The config cannot be used; `problems` are all of them, one printable line each."""
+    """The config cannot be used; `problems` lists every problem as one printable line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

@@ -1,6 +1,6 @@
-"""What crosses to a provider: one request out, one answer back, and the port that carries both.
+"""One exchange with a provider: the request, the answer, and the port that carries both.
 
-Nothing here knows httpx or sockets; whoever implements `Upstream` translates its own errors.
+Nothing here knows httpx or sockets; each implementation of `Upstream` translates its own errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 class Clocks:
     """The time limits of one attempt, in seconds: connecting, writing, first byte, between bytes, all of it.
 
-    And the guard against streams that drip: one that has begun has to bring `least_events_per_s` over every window.
+    They include the guard against slow streams: a begun stream has to bring `least_events_per_s` over every window.
     """
 
     connect_s: float
@@ -28,21 +28,21 @@ class Clocks:
     idle_s: float
     total_s: float
     least_events_per_s: float = 0.0
-    """0: no guard."""
+    """The least events per second of a stream that has begun, over every window; 0: no such guard."""
     drip_window_s: float = 60.0
     first_event_s: float | None = None
-    """Until the first event of a stream; None: by what is usual at the target."""
+    """The time until the first event of a stream, in seconds; None: it follows from the target's usual time."""
     suspect_factor: float = 4.0
-    """Several calls without a sign of life for so many times what is usual make their target suspect ..."""
+    """A target is suspect when several calls get no sign of life for this multiple of its usual time ..."""
     suspect_in_flight: int = 5
-    """... where there are so many; 0: it never is."""
+    """... and this number of calls waits there; 0: the target is never suspect."""
 
 
 class Signs(Protocol):
-    """Where signs of life are noted."""
+    """An object that records a target's signs of life."""
 
     sign_at: float
-    """Monotonic seconds."""
+    """The time of the last sign of life, in monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,9 @@ class Outgoing:
     credential: bytes | None
     clocks: Clocks
     first_byte_s: float
-    """The clock's, or less when the caller's deadline is nearer."""
+    """The time limit for the first byte, in seconds: that of `clocks`, or less if the caller's deadline is nearer."""
     signs: Signs | None = None
-    """Who wants to know when something comes before the head is complete."""
+    """The record of signs of life that come before the head is complete; None: they are not recorded."""
 
 
 class Answer(Protocol):
@@ -74,12 +74,12 @@ class Answer(Protocol):
     def status(self) -> int: ...
     @property
     def headers(self) -> RawHeaders:
-        """Names in lower case."""
+        """The headers, with names in lower case."""
         ...
 
     @property
     def whole(self) -> bytes | None:
-        """The body, when all of it came with the head: then there is nothing to read, and nothing to close."""
+        """The body, if all of it came with the head: there is then nothing to read or close. None: it is still to come."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Answer(Protocol):
         ...
 
     def unpack(self, codings: bytes) -> None:
-        """Take the `content-encoding` off: the body is then to be read from `chunks`. Raises one of the upstream's errors."""
+        """Removes the `content-encoding`; the body is then read from `chunks`. Raises one of the upstream's errors."""
         ...
 
     async def aclose(self) -> None:
@@ -97,7 +97,7 @@ class Answer(Protocol):
 
 
 class Upstream(Protocol):
-    """One target's wire. Reading an answer may raise any of `errors`; `failure` says what such a one means."""
+    """The connection to one target. Reading an answer may raise any of `errors`, which `failure` classifies."""
 
     @property
     def errors(self) -> tuple[type[Exception], ...]: ...

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 Edit = tuple[int, int, bytes]
-"""What stands from here to there reads so instead."""
+"""The text between two offsets, and what replaces it."""
 
 
 class Spliced:
-    """Bytes that are written as a few buffers, as often as somebody asks; the body that they are parts of is only borrowed.
+    """A body that is written as a few buffers, any number of times; the body that they are parts of is only borrowed.
 
-    It has a length as bytes have, `bytes()` of it is the copy that it spares.
+    `len()` gives its length as that of bytes; `bytes()` makes the copy that this class avoids.
     """
 
     __slots__ = ("_length", "_parts")
@@ -36,14 +36,14 @@ class Spliced:
         return b"".join([before, *self._parts])
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """All of it in pieces of at most so many bytes, none empty."""
+        """Yields the body in pieces of at most `size` bytes, none empty."""
         for part in self._parts:
             for start in range(0, len(part), size):
                 yield bytes(part[start : start + size])
 
 
 def pieces_of(body: bytes | Spliced, size: int) -> Iterator[bytes]:
-    """A body in pieces of at most so many bytes."""
+    """Yields a body in pieces of at most `size` bytes."""
     if isinstance(body, Spliced):
         yield from body.pieces(size)
     else:

@@ -1,6 +1,6 @@
-"""The words that every floor of the house uses: lanes, endpoints, usage, attempts, answers that are kept.
+"""The vocabulary of all packages: lanes, endpoints, usage, attempts, stored answers.
 
-Plain data. It must not know who makes or reads them.
+Plain data. It must not know which modules make or read it.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ Lane = Literal["critical", "interactive", "batch", "background"]
 
 
 LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
-"""Highest first. A key's own lane is one of the last three; `critical` is asked for by a call, where its key allows it."""
+"""The lanes, highest first. A key's own lane is one of the last three; a call asks for `critical`, where its key allows it."""
 
 
 PASSTHROUGH = "passthrough"
 
 
 FIRST_SHOWN, LAST_SHOWN = 5, 20
-"""Of a call's attempts, in headers and errors."""
+"""The attempts of a call that headers and errors show: this many of the first, this many of the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and what its answers look like."""
+    """One OpenAI endpoint: `name` for metrics and logs, `path` below the base URL, and the form of its answers."""
 
     name: str
     path: str
     answer: Literal["json", "binary"] = "json"
     request: Literal["json", "multipart", "any"] = "json"
     sse: Literal["chat", "responses", "other"] = "chat"
-    """How a stream ends: `chat` with `[DONE]`, `responses` with a named event, `other` in ways we do not know."""
+    """The end of its streams: `chat` is `[DONE]`, `responses` is a named event, `other` is unknown."""
     usage_option: bool = False
     """Streams carry usage only when `stream_options.include_usage` asks for it."""
     tokens: Literal["none", "input", "both"] = "none"
-    """What is estimated when the provider reports no usage."""
+    """The tokens that are estimated when the provider reports no usage."""
     is_model_optional: bool = False
-    """A call may leave it to the provider which model it takes, or to a stored prompt."""
+    """A call need not name a model: the provider, or a stored prompt, decides."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one call; `cached` is the part of `input` read from a cache, `estimated` when nobody told us."""
+    """The tokens of one call; `cached` is the part of `input` read from a cache, `estimated` if the provider told none."""
 
     input: int
     output: int
@@ -59,27 +59,27 @@ class Kept:
 
     status: int
     headers: list[tuple[bytes, bytes]]
-    """The provider's that belong to the answer itself, such as its content type."""
+    """The provider's headers that belong to the answer itself, such as its content type."""
     body: bytes
-    """As the first client got it: JSON, raw event-stream frames, or anything else."""
+    """The body as the first client got it: JSON, raw event-stream frames, or anything else."""
     is_stream: bool
     """The body is an event stream."""
     endpoint: str
     model: str
-    """As it was asked for."""
+    """The model's name as the client asked for it."""
     tenant: str
     group: str
-    """The set of cache.yaml that it is kept under, whose byte bound it counts against; of a record: empty."""
+    """The set of cache.yaml whose byte bound the answer counts against; empty for an idempotency record."""
     source: str
-    """The id of the call that was answered so."""
+    """The id of the call that the provider answered."""
     target: str
     stored_at: float
     fresh_until: float
-    """Served as it is until then; a record is forgotten then."""
+    """The answer is served as it is until this time; a record is forgotten then."""
     stale_until: float
-    """Served until then when nobody can answer better; not before `fresh_until`."""
+    """The answer is served until this time when no target can answer; not before `fresh_until`."""
     outcome: str = "ok"
-    """`ok`, or the error class of an error that would be the same again."""
+    """`ok`, or the class of an error that the same request would always get."""
     usage: Usage | None = None
     cost_usd: float | None = None
     tells_usage: bool = False
@@ -100,27 +100,27 @@ class Attempt:
     error_class: str | None = None
     upstream_request_id: bytes | None = None
     detail: str | None = None
-    """What went wrong, for the log."""
+    """A description of the failure, for the log."""
     phase: Phase | None = None
-    """How far it had come when it failed."""
+    """The progress of the attempt when it failed."""
     is_refused: bool = False
-    """For its rate: the target waits, and the call with it; it is no failure."""
+    """The target refused the attempt because of a rate limit: target and call wait, and it counts as no failure."""
     never_again: bool = False
     """The target can never serve this call, whatever the time."""
     is_callers: bool = False
-    """It was made with the caller's own credential."""
+    """The attempt used the caller's own credential."""
     is_retry: bool = False
     """The call had failed at this target before."""
     is_told: bool = False
-    """The target's breaker knows how it went."""
+    """The target's breaker has counted the attempt's result."""
     sign_at: float = 0.0
-    """When the target was last heard of, before there was anything for the client: a 1xx, a comment, a part of a body."""
+    """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
     cost_usd: float | None = None
-    """What it cost, as far as it is known: an estimate for one that failed after it was sent; None: not priced."""
+    """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
 
     @property
     def heard_at(self) -> float:
-        """When the target was last heard of; before that: when it was sent."""
+        """Returns the time of the target's last sign of life; before the first one, the time at which the attempt was sent."""
         return max(self.started_at, self.first_byte_at or 0.0, self.sign_at)
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class Attempt:
 
 
 def shown(attempts: Sequence[Attempt], between: str = " ") -> str:
-    """The trail of attempts in one line; of very many only the first and the last."""
+    """Returns the attempts in one line; of very many only the first and the last."""
     if len(attempts) <= FIRST_SHOWN + LAST_SHOWN:
         return between.join(map(str, attempts))
     left_out = f"({len(attempts) - FIRST_SHOWN - LAST_SHOWN} more)"

@@ -3,10 +3,10 @@
     first ── answers in time
     first ── is late ── second, at another target ── the first usable answer of the two; the other is called off
 
-This says when a second attempt goes, and where; it must not know what follows a failure. Each attempt has a task of its own,
-and the second a copy of the call, so that ledger, grant and watch are its own as well; in the end the one that decides is the
-call's last attempt, and its grant the call's. Invariants: the second never waits for its turn; whichever way this ends, no
-task runs on, the loser's connection is closed and what it took is settled.
+This module decides when and where a second attempt goes; it must not know what follows a failure. Each attempt has a task of
+its own, and the second a copy of the call, so that ledger, grant and deadline are its own as well; in the end the deciding
+attempt is the call's last one, and its grant the call's. Invariants: the second never waits for its turn; however the race
+ends, no task runs on, the loser's connection is closed and what it reserved is settled.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gateway.ports import Meter
 from gateway.words import LANES, Attempt
 
 CANCELLED = "cancelled"
-"""How the attempt ended that nobody waited for any more. It is no failure: no breaker hears of it."""
+"""The error class of an attempt that was stopped because its answer is not needed; no breaker counts it as a failure."""
 
 Learn = Callable[[Call, Target, FirstAnswer | UpstreamFailed], None]
-"""Told of an attempt that failed while another goes on; its call's last attempt and grant are those of the failure."""
+"""Called when an attempt fails while another goes on; the call's last attempt and grant are those of the failure."""
 
 
 @dataclass(slots=True, eq=False)
 class Racer:
-    """One attempt on its way. `call` is the call itself for the first, a copy of it for the second."""
+    """One running attempt. `call` is the call itself for the first attempt, a copy of it for the second."""
 
     call: Call
     target: Target
@@ -61,50 +61,51 @@ class Hedges:
         self._learn = learn
 
     def late_after_s(self, call: Call, hedging: Hedging) -> float | None:
-        """Seconds after which the attempt that begins now is late; None: too little is known, or it is not the first."""
+        """Returns the seconds after which the attempt that begins now is late; None: too few are measured, or it is a retry."""
         if call.grant is None or any(not attempt.is_refused for attempt in call.attempts):
             return None
         usual_s = _times(call, call.grant).quantile(hedging.percentile / 100, hedging.min_samples)
         return None if usual_s is None else max(usual_s, hedging.at_least_s)
 
     async def race(self, call: Call, target: Target, late_after_s: float) -> Racer:
-        """Make the attempt that `call.grant` is for, and a second one when it is late; returns the one that decides, ended.
+        """Makes the attempt that `call.grant` is for, and a second one when it is late; returns the deciding one, ended.
 
-        Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelled, both attempts are given up.
+        Its task has the answer or raises UpstreamFailed, as `dispatch` does. Cancelling this stops both attempts.
         """
         call.task = None  # what is to be watched is the task of each attempt
-        home = self._start(call, target)
-        running = [home]
+        winner = self._start(call, target)
+        running = [winner]
         second: Racer | None = None
         try:
-            await self._until_late(home.task, late_after_s)
-            second = None if home.task.done() or call.move is not None else self._second(call, target)
+            await self._until_late(winner.task, late_after_s)
+            second = None if winner.task.done() or call.move is not None else self._second(call, target)
             if second is not None:
                 running.append(second)
-                # Two at one target wait for the same thing. Elsewhere the first stays, the second makes room for a third.
-                self._watch.pair(home.task, second.call, is_spared=second.target.name != target.name)
+                # Two attempts at one target wait for the same cause. With two targets the first attempt keeps its place, and
+                # the second gives way when the call has to move on to a third.
+                self._watch.pair(winner.task, second.call, is_spared=second.target.name != target.name)
                 self._watch.pair(second.task, call, is_spared=False)
-            home = await self._first_home(running)
-            for loser in [racer for racer in running if racer is not home]:
+            winner = await self._deciding(running)
+            for loser in [racer for racer in running if racer is not winner]:
                 await self._call_off(loser, is_first=loser is not second)
         except BaseException:  # the client has left, or a defect of ours
-            home, *others = running
-            home.task.cancel()
+            winner, *others = running
+            winner.task.cancel()
             for racer in others:
                 await self._call_off(racer, is_first=False)
-            await _close(home.task)
+            await _close(winner.task)
             raise
         finally:
             if second is not None:
-                _merge(call, second, is_last=home is second)
-        return home
+                _merge(call, second, is_last=winner is second)
+        return winner
 
     def _start(self, call: Call, target: Target) -> Racer:
         opening = dispatch(call, target, self._clock, self._watch)
         return Racer(call, target, asyncio.get_running_loop().create_task(opening))
 
     async def _until_late(self, task: asyncio.Task[FirstAnswer], seconds: float) -> None:
-        """Wait until the attempt has ended, or is late."""
+        """Waits until the attempt has ended, or `seconds` have passed."""
         late: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         timer = self._clock.call_at(self._clock.monotonic() + seconds, partial(late.set_result, None))
         try:
@@ -112,8 +113,8 @@ class Hedges:
         finally:
             timer.cancel()
 
-    async def _first_home(self, running: list[Racer]) -> Racer:
-        """The attempt that decides: the first with a usable answer, else the last to fail. Others that failed are taken out."""
+    async def _deciding(self, running: list[Racer]) -> Racer:
+        """Returns the deciding attempt: the first with a usable answer, else the last to fail. Removes others that failed."""
         first = running[0]
         while True:
             await asyncio.wait([racer.task for racer in running], return_when=asyncio.FIRST_COMPLETED)
@@ -123,15 +124,14 @@ class Hedges:
                     return racer
                 running.remove(racer)
                 self._learn(racer.call, racer.target, failure)
-                if (
-                    racer is not first
-                ):  # the first goes on as the only one, and where the other has failed it goes no more
+                # The first attempt goes on alone; its call will not be sent again to where the second has failed.
+                if racer is not first:
                     _merge(first.call, racer, is_last=False)
                     racer.call.attempts = []
                     self._watch.part(first.task)
 
     def _second(self, call: Call, target: Target) -> Racer | None:
-        """A second attempt at another target that is free right now, else at the same one; None: not possible, or denied."""
+        """Starts a second attempt at another target that is free now, else at the same one; None: no room, or denied."""
         budgets = self._admission.call_budgets(call)
         if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
             return None
@@ -147,7 +147,7 @@ class Hedges:
         return None
 
     def _places(self, call: Call, target: Target) -> list[Target]:
-        """Where a second attempt may go, the best first: whose last call has failed last; then the same target."""
+        """Returns the targets for a second attempt: those whose last call succeeded first, the first attempt's own last."""
         plan = self._admission.planner.plan(call)
         own = sorted(plan.own, key=lambda one: one.order)
         elsewhere = [one for one in (*own, *plan.others) if one.name != target.name]
@@ -155,7 +155,7 @@ class Hedges:
         return [*elsewhere, target]
 
     def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
-        """Why the call may not spend more than the attempt that is on its way will cost, as estimated."""
+        """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
         first = call.attempts[-1]
         first.cost_usd = self._admission.cost_usd(call, target)
         denied = budgets.denies_money()
@@ -163,7 +163,7 @@ class Hedges:
         return denied
 
     def _reserve(self, call: Call, target: Target) -> Grant | None:
-        """What the attempt takes there, if it may go at once. It leaves the reserve to first ones, and probes nothing."""
+        """Returns a grant if the target has room now, else None. The reserve and probes are left to first attempts."""
         line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
         gate = line.gate
         vitals = gate.vitals
@@ -183,12 +183,12 @@ class Hedges:
         return grant
 
     async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
-        """The attempt is not needed any more: its connection is closed, what it took is settled, what it costs estimated."""
+        """Stops an attempt that is not needed: closes its connection, settles what it reserved, and estimates its cost."""
         racer.task.cancel()
         call, now = racer.call, self._clock.monotonic()
         if is_first and call.grant is not None:
-            # It was late, and would have taken even longer. If those were left out, ever less would seem to be usual.
-            # Of a second one nothing is known: it had no time.
+            # The first attempt would have taken even longer. Without such times the percentile would sink with each hedge,
+            # and ever more attempts would seem late. A stopped second attempt has had no time to tell anything.
             _times(call, call.grant).observe(now - call.grant.at, now)
         self._admission.cancelled(call, CANCELLED)
         try:
@@ -203,7 +203,7 @@ def _times(call: Call, grant: Grant) -> Latency:
 
 
 def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:
-    """What is wrong with an attempt that has ended; None: nothing, or something that no other attempt would mend."""
+    """Returns the failure of an attempt that has ended; None: it succeeded, or no other attempt would do better."""
     if task.cancelled():
         return None
     error = task.exception()
@@ -214,7 +214,7 @@ def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | 
 
 
 async def _close(task: asyncio.Task[FirstAnswer]) -> None:
-    """Give the attempt up, whatever it has come to."""
+    """Stops the attempt and closes the answer that it may already have."""
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled() and task.exception() is None:
@@ -231,7 +231,7 @@ def _end(attempt: Attempt, cost_usd: float | None, now: float) -> None:
 
 
 def _merge(call: Call, second: Racer, *, is_last: bool) -> None:
-    """Put the second attempt into the call's ledger: at its end, with the grant, if it decides."""
+    """Adds the second attempt to the call's ledger: as the last one, with its grant, if it decides."""
     if is_last:
         call.attempts += second.call.attempts
         call.grant = second.call.grant

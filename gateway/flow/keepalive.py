@@ -1,9 +1,9 @@
-"""Keeps streams that wait alive: SSE comments for clients whose call is held, or whose provider is silent.
+"""Keeps waiting streams alive with SSE comments for clients whose call is held, or whose provider is silent.
 
 The timers of SDKs and load balancers must not fire while a call waits for its first byte. One sweep over the calls in order of
-their due times takes the place of a timer for each; what a call pays is a dictionary entry. It knows neither connections nor
-queues: `call.comment` sends, `describe` finds the words. Invariant: a call hears nothing before its model's delay, nor behind
-its `end`.
+their due times replaces a timer for each; a call costs one dictionary entry. It knows neither connections nor queues:
+`call.comment` sends, `describe` writes the text. Invariant: a call gets no comment before its model's delay, nor after its
+`end`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from gateway.call import Call
 log = logging.getLogger("gateway.flow")
 
 MAX_COMMENTS = 200
-"""Of each delay in one sweep: thousands of calls that came at once must not stop the loop at once."""
+"""The comments sent for each delay in one sweep: thousands of calls that came at once must not block the loop."""
 
 _Waiting = dict[int, tuple[float, Call]]
-"""By identity: when the next comment is due, and for which call. With one delay for all, in order of insertion is in order of
-due time."""
+"""By the call's identity: the time of the next comment, and the call. With one delay for all, the order of insertion is the
+order of due time.
+"""
 
 
 def waiting_for(call: Call) -> bytes:
-    """What is told of a call that is not held: whose answer it waits for."""
+    """Returns the comment for a call that is not held: it names the target whose answer the call waits for."""
     return b"waiting for " + call.attempts[-1].target.encode() if call.attempts else b"waiting"
 
 
@@ -43,7 +44,7 @@ class KeepAlive:
         return sum(map(len, self._waiting.values()))
 
     def begin(self, call: Call, now: float) -> None:
-        """Send `call` a comment once it has waited `keepalive_after_s` of its model, and again each time it has."""
+        """Sends `call` a comment whenever it has waited another `keepalive_after_s` of its model."""
         delay_s = call.model.holding.keepalive_after_s
         waiting = self._waiting.get(delay_s)
         if waiting is None:
@@ -51,13 +52,13 @@ class KeepAlive:
         waiting[id(call)] = (now + delay_s, call)
 
     def end(self, call: Call) -> None:
-        """Its answer begins, or there will be none; a second time does nothing."""
+        """Stops the comments because the answer begins, or there will be none; a second call does nothing."""
         waiting = self._waiting.get(call.model.holding.keepalive_after_s)
         if waiting is not None:
             waiting.pop(id(call), None)
 
     def sweep(self, now: float) -> None:
-        """Send the comments that are due, at most MAX_COMMENTS for each delay; called every SWEEP_S of the watch."""
+        """Sends the comments that are due, at most MAX_COMMENTS for each delay; called every SWEEP_S of the deadlines."""
         for delay_s, waiting in list(self._waiting.items()):
             for call in list(islice(_due(waiting, now), MAX_COMMENTS)):
                 del waiting[id(call)]
@@ -67,7 +68,7 @@ class KeepAlive:
                 del self._waiting[delay_s]  # reloads may bring ever new ones
 
     def _tell(self, call: Call) -> bool:
-        """Whether the call has heard; a defect costs it its comments, and neither others theirs nor the sweep its life."""
+        """Sends the comment; returns whether that worked. A defect costs only this call its comments, and the sweep goes on."""
         try:
             return call.comment is not None and call.comment(self._describe(call))
         except Exception:

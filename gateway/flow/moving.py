@@ -1,11 +1,11 @@
-"""Calls that move on: another attempt elsewhere, while the first one, which hangs, stays open.
+"""Moves calls: starts another attempt at another target, while the first one, which hangs, stays open.
 
-    first ── hangs ── moved: second, at targets that the call has not met ── the first usable answer of the two serves
+    first ── hangs ── moved: second, at targets not tried by the call ── the first usable answer of the two serves
 
-The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and watch are
-its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know who is
-suspect, nor why a call moves. Invariants: a call has at most one move at a time; whichever way it ends, the second's task
-ends too, its connection is closed and what it took is settled.
+The first goes on in the call's own task. The second has a task, and a copy of the call, so that ledger, grant and deadline are
+its own; it is served like any call whose attempt has failed, with retries and waits of its own. This must not know which
+target is suspect, nor why a call moves. Invariants: a call has at most one move at a time; however the call ends, the second's
+task ends too, its connection is closed and what it reserved is settled.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 
 Ended = Callable[[bool], None]
-"""Told when a move has ended, and whether with an answer."""
+"""Called when a move has ended; the argument is true if it ended with an answer."""
 log = logging.getLogger("gateway")
 
 
 class MovedAttempt:
-    """One call on its way elsewhere. `opened` is the answer that it has got there, when it has one that serves the client."""
+    """The second attempt of a call that moved. `opened` is the answer that it got, once there is one for the client."""
 
     __slots__ = ("call", "met", "opened", "task")
 
     def __init__(self, copy: Call) -> None:
         self.call = copy
         self.met = len(copy.attempts)
-        """So many attempts of the copy are the call's own."""
+        """The number of the copy's attempts that were made by the call itself."""
         self.opened: FirstAnswer | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -63,7 +63,7 @@ class Moves:
         self._serve = serve
 
     def places(self, call: Call) -> Sequence[Target]:
-        """Where the call may go that it has not met, as it stands now and as its cost rules allow; empty: it stays."""
+        """Returns the untried targets that the call may use now under its cost rules; empty: it stays where it is."""
         places = self._admission.planner.untried(call, self._clock.monotonic())
         if not places:
             return ()
@@ -77,7 +77,7 @@ class Moves:
         return () if denied is not None else places
 
     def begin(self, call: Call, task: Task, ended: Ended | None = None) -> None:
-        """Make another attempt of a call whose present one hangs in `task`, at one of its `places`."""
+        """Starts another attempt, at one of the `places`, of a call whose present attempt hangs in `task`."""
         last, now = call.attempts[-1], self._clock.monotonic()
         left = replace(
             last,
@@ -97,9 +97,9 @@ class Moves:
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
 
     async def outcome(self, call: Call) -> FirstAnswer | None:
-        """What the call got elsewhere, now that its own attempt has failed: its answer, or None.
+        """Returns the answer that the second attempt got, now that the call's own has failed; None: it got none.
 
-        In any case the ledger of the call has all attempts from then on.
+        In both cases the call's ledger has all attempts from then on.
         """
         move = _move_of(call)
         if move is None or move.task is None:
@@ -119,7 +119,7 @@ class Moves:
         return move.opened
 
     def call_off(self, call: Call) -> None:
-        """The call's own attempt has an answer after all: the other one is given up, and is in the ledger before it."""
+        """Stops the second attempt because the call's own has an answer; the ledger lists it before the call's own."""
         move = _move_of(call)
         if move is None or move.task is None:
             return
@@ -129,7 +129,7 @@ class Moves:
         call.attempts[-1:-1] = move.call.attempts[move.met :]
 
     async def abandon(self, call: Call) -> None:
-        """The client has left: both attempts are given up."""
+        """Stops both attempts, because the client has left."""
         move = _move_of(call)
         if move is None or move.task is None:
             return
@@ -158,7 +158,7 @@ class Moves:
             call.denied = call.denied or copy.denied
 
     def _end(self, copy: Call) -> None:
-        """Its attempt is not needed any more: what it took is settled, what it costs is estimated."""
+        """Ends the copy's attempt, which is not needed: settles what it reserved, and estimates its cost."""
         self._admission.cancelled(copy, CANCELLED)
         last = copy.attempts[-1]
         if last.ended_at is None:
@@ -173,12 +173,12 @@ class Moves:
 
 
 def is_final(call: Call) -> bool:
-    """Whether the call's last answer, an error, would be the same everywhere."""
+    """Returns whether the call's last answer, an error, would be the same at every target."""
     return rule_for(call.attempts[-1], call.model.retries).action is Action.PASS_THROUGH
 
 
 def find_target(call: Call) -> Target | None:
-    """Where the call's present attempt is; None: the config does not name it any more."""
+    """Returns the target of the call's present attempt; None: the config no longer names it."""
     name = call.attempts[-1].target
     return next((one for one in (*call.model.plan, *call.model.context_plan) if one.name == name), None)
 

@@ -1,10 +1,10 @@
-"""Objects at providers, kept apart by tenant: asked before a call goes, learned before its answer does.
+"""Keeps objects at providers apart by tenant: owners are checked before a call is sent, and recorded before its answer is.
 
     concerns -> admit (404 for what is not the tenant's) -> … -> learn (and lists filled) | watched (streams)
 
-One module behind these calls, so that it can be moved: the pipeline makes them, and where all callers are one tenant none.
-Invariants: an id is its tenant's before its client can use it; whoever names an id of somebody else is told what is told of
-ids that do not exist; while nobody can say whose an id is, it is given to nobody.
+The pipeline makes these calls, and makes none where all callers are one tenant. Invariants: an id is recorded as its tenant's
+before the client can use it; a caller that names another tenant's id gets the same answer as for an id that does not exist;
+while the owner of an id is unknown, no caller gets it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOT_YOURS = (
 
 
 class Ownership:
-    """Knows whose objects are. One per process; holds no state of any call."""
+    """Keeps the objects of tenants apart. One per process; holds no state of any call."""
 
     __slots__ = ("_objects",)
 
@@ -50,7 +50,7 @@ class Ownership:
         self._objects = objects
 
     def concerns(self, call: Call, rules: ObjectRules) -> bool:
-        """Whether the call has to do with objects; what, it knows from then on. To be called once, before it goes anywhere."""
+        """Returns whether the call names or creates objects, and notes which on the call. To be called once, and first."""
         content_type = next((value for name, value in call.headers if name == b"content-type"), b"")
         if call.endpoint.request == "any":
             self._rename_key(call)
@@ -60,7 +60,7 @@ class Ownership:
         return call.objects is not None
 
     async def admit(self, call: Call, rules: ObjectRules) -> None:
-        """Let the call go on if all it names is its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
+        """Checks that all objects named by the call are its tenant's. Raises NotFound, OwnerUnknown or InvalidRequest."""
         concern = call.objects
         if concern is None:
             return
@@ -86,7 +86,7 @@ class Ownership:
     async def learn(
         self, call: Call, opened: FirstAnswer, ask_again: Callable[[Call], Awaitable[FirstAnswer]]
     ) -> FirstAnswer:
-        """The answer, once what it names is the tenant's; a list without what is others', for which pages are asked again."""
+        """Records the answer's objects as the tenant's; takes those of others out of a list, and fills it from more pages."""
         concern, rules = call.objects, call.policy.objects
         if concern is None or rules is None or opened.error_class is not None or opened.status >= 300:
             return opened
@@ -104,7 +104,7 @@ class Ownership:
     async def watched(
         self, call: Call, concern: Concern, target: Target, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The chunks of a stream; each goes on when what it names is the tenant's."""
+        """Yields the chunks of a stream, each one after the objects that it names have been recorded as the tenant's."""
         rules, announced = call.policy.objects, Announcements(concern)
         try:
             async for chunk in chunks:
@@ -118,9 +118,9 @@ class Ownership:
     async def claim(
         self, rules: ObjectRules, provider: str, tenant: str, ids: Sequence[str], *, moves: bool
     ) -> list[str]:
-        """Give objects that were there before to a tenant; `moves`: also those of another. Whose each is then.
+        """Gives existing objects to a tenant, with `moves` also those of another; returns the owner of each after that.
 
-        Raises OwnerUnknown where the store is out of reach.
+        Raises OwnerUnknown while the store is out of reach.
         """
         keys = [key_of(rules.scopes[provider], id) for id in ids]
         if moves and not await result_or_default(self._objects.disown(keys), False):
@@ -133,7 +133,7 @@ class Ownership:
     # --- asking ---
 
     async def _check(self, call: Call, rules: ObjectRules, named: dict[str, str | None]) -> None:
-        """An id has to be the tenant's at one of the places that the call may go to, and nobody else's at any of them."""
+        """Checks that each id is the tenant's at one of the call's places, and no other tenant's at any of them."""
         ids = [*named]
         is_own = [False] * len(ids)
         for scope, is_strict in _scopes(call, rules):
@@ -171,7 +171,7 @@ class Ownership:
         opened: FirstAnswer,
         ask_again: Callable[[Call], Awaitable[FirstAnswer]],
     ) -> FirstAnswer:
-        """One page of the tenant's own, of as many of the provider's as it takes and may take."""
+        """Returns one page of the tenant's own objects, from as many pages of the provider's as it needs and may read."""
         first, sent = opened, call.query
         filling = Filling(sent)
         try:
@@ -211,7 +211,7 @@ class Ownership:
         return is_own
 
     def _rename_key(self, call: Call) -> None:
-        """Where tenants share an account, two of them may send the same `Idempotency-Key`."""
+        """Makes the `Idempotency-Key` unique per tenant, for two tenants of one account may send the same."""
         if any(_is_callers_account(call, target) for target in call.model.plan):
             return
         call.headers = [
@@ -221,7 +221,7 @@ class Ownership:
 
 
 def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
-    """Where the call may go: under which name ids are looked up there, and whether the account is one that tenants share."""
+    """Returns the scope of ids for each place that the call may use, and whether its account is shared by tenants."""
     scopes: dict[bytes, bool] = {}
     for target in (*call.model.plan, *call.model.context_plan):
         scope = rules.scopes[target.provider]
@@ -230,7 +230,7 @@ def _scopes(call: Call, rules: ObjectRules) -> list[tuple[bytes, bool]]:
 
 
 def _is_callers_account(call: Call, target: Target) -> bool:
-    """Whether the caller's own credential decides what is seen there."""
+    """Returns whether the caller's own credential decides which objects are visible."""
     if call.credential is None or target.name in call.model.withheld:
         return False
     return call.policy.providers[target.provider].api_key is None

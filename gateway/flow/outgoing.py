@@ -1,4 +1,4 @@
-"""What is sent to a target for a call: the client's own bytes, changed only where a rule needs it."""
+"""Builds the request for a target: the client's own bytes, changed only where a rule needs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STORED_PROMPT = re.compile(rb'"prompt"\s*:\s*\{')
 
 
 def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) -> Outgoing:
-    """The request of this attempt; a caller's own deadline bounds how long its first byte may take."""
+    """Returns the request of this attempt; a caller's own deadline bounds the time to its first byte."""
     first_byte_s = clocks.first_byte_s
     if call.deadline_is_callers:
         first_byte_s = min(first_byte_s, max(0.001, call.deadline - attempt.started_at))
@@ -45,7 +45,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
 
 
 def _body_for(call: Call, model: str) -> bytes | Spliced:
-    """The client's bytes, changed only where a rule needs it: the model's name, and asking for usage."""
+    """Returns the client's bytes, changed only where a rule needs it: the model's name, and the request for usage."""
     body, large = call.body, call.large
     if large is not None and large.model is not None and call.model_name:
         return _large_body(call, large, None if model == call.model_name else model)
@@ -66,7 +66,7 @@ def _large_body(call: Call, large: Large, model: str | None) -> bytes | Spliced:
 
 
 def _named(body: bytes, model: str) -> bytes:
-    """A body that names no model, for a target that stands for one; a stored prompt has a model of its own."""
+    """Adds the target's model to a body that names none, unless it has a stored prompt, which has a model of its own."""
     if _STORED_PROMPT.search(body) is not None:
         return body
     if body_edits.find_fields(body, "model"):  # null
@@ -81,7 +81,7 @@ def _with_model(body: bytes, model: str, span: tuple[int, int] | None) -> bytes:
 
 
 def adds_usage(call: Call) -> bool:
-    """Whether the gateway asks for usage on its own account, because the caller did not say."""
+    """Returns whether the gateway asks for usage in the stream, because the caller did not say."""
     if not (call.stream and call.endpoint.usage_option and call.model.include_usage):
         return False
     options = call.stream_options

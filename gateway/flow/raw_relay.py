@@ -1,6 +1,6 @@
-"""Bodies that are no event streams: forwarded as they come, or read whole. And what all relays have in common.
+"""Bodies that are no event streams: forwarded as they come, or read whole. Also the parts that all relays share.
 
-Neither keeps more of a body than its end, to read usage from. What ends a relay is told to its `on_end` callback exactly once.
+Of a forwarded body only the end is kept, to read usage from. A relay's `on_end` callback is called exactly once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ RAW_TAIL_BYTES = 8192
 INTERNAL_ERROR = "internal_error"
 
 OnEnd = Callable[[str, Usage | None, int], None]
-"""Told once how a relay ended: outcome, usage if the provider said, output tokens estimated otherwise."""
+"""Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated."""
 
 
 class StreamBroken(Exception):
-    """A raw body broke off: the client's connection has to break off too, so that it can see it."""
+    """A body broke off: the client's connection has to break off too, so that the client can see it."""
 
 
 class RawRelay:
-    """Any other body: forwarded as it comes."""
+    """Forwards a body that is no event stream, as it comes."""
 
     __slots__ = ("_answer", "_chunks", "_count_tokens", "_first", "_upstream")
 
@@ -38,11 +38,11 @@ class RawRelay:
         self._count_tokens = count_tokens
 
     async def aclose(self) -> None:
-        """Give up on the body."""
+        """Stops reading the body, and closes it."""
         await self._answer.aclose()
 
     async def chunks(self, on_end: OnEnd, clocks: Clocks, now: Callable[[], float]) -> AsyncGenerator[bytes, None]:
-        """The body; raises StreamBroken when it breaks off."""
+        """Yields the body; raises StreamBroken when it breaks off."""
         outcome: str = CLIENT_GONE
         ends_at = now() + clocks.total_s
         length = 0
@@ -78,16 +78,16 @@ class RawRelay:
 
 
 def why_stopped(stopped: asyncio.CancelledError) -> str:
-    """The outcome of a call that was cancelled: its client left, unless whoever cancelled it says otherwise."""
+    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
     return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
 
 
 async def read_whole(
     upstream: Upstream, answer: Answer, limit: int, heard: Callable[[], None] | None = None
 ) -> tuple[bytes, bool]:
-    """The answer's body up to `limit` bytes, and whether that is all of it; closes the answer when it is.
+    """Reads the body up to `limit` bytes; returns it, and whether that is all of it. A body read to its end is closed.
 
-    `heard` is told of each part that comes.
+    `heard` is called for each part that comes.
 
     Raises UpstreamFailed when the body breaks off.
     """

@@ -1,9 +1,9 @@
-"""Decides when the gateway sheds load, and whose: the lowest lane first, so that the others stay fast.
+"""Decides when the gateway sheds load, and in which lanes: the lowest first, so that the others stay fast.
 
-Housekeeping feeds it once a second with what the process holds and how late the loop runs. It acts on nothing itself; the edge
-asks it before a body is read. What is resident while nobody is served is nobody's load: to send calls away would free none of
-it. Invariants: the level moves by one step at a time; a lane is never shed while a lower one is served; `critical` is never
-shed; while nobody is served memory keeps no level up.
+Housekeeping feeds it once a second with the process's memory and the delay of the event loop. It acts on nothing itself; the
+edge asks it before a body is read. Memory that is resident without calls is not load: refusing calls would free none of it.
+Invariants: the level moves by one step at a time; a lane is never shed while a lower one is served; `critical` is never shed;
+memory holds no level up while no call is served.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from gateway.words import LANES, Lane
 MAX_LEVEL = 3
 SHED_AT: dict[Lane, int] = {"background": 1, "batch": 2, "interactive": 3, "critical": MAX_LEVEL + 1}
 HELD_SHARE = 0.9
-"""Of the bytes that the queue may hold: what is left is for the lanes that are still let in."""
+"""The part of the queue's bytes that may be held; the rest is for the lanes that are still served."""
 EASY = 0.8
-"""Of each limit: below it there is room for a lane more, between the two the level stays where it is."""
+"""The part of each limit below which one more lane is served; between this and the limit the level stays."""
 CALM_S = 3.0
-"""How long it has to be easy before one more lane is let in."""
+"""The load has to be below EASY for this long before one more lane is served, in seconds."""
 STEADY_S = 15.0
-"""So long below the limit that memory has set is as good as well below it: while calls never cease it may come no further."""
+"""After this long below the memory limit, in seconds, a lane is served again although memory has not fallen below EASY."""
 GROWTH = 0.01
-"""Of the memory limit: growth rather than noise."""
+"""A rise by this part of the memory limit counts as growth; less is noise."""
 AT_REST = 0.7
-"""Of the memory limit: what is resident while nobody is served counts for no more, so that there is always room for calls."""
+"""Memory resident without calls counts for at most this part of the memory limit, so that there is always room for calls."""
 CEILING = 19 / 16
-"""Of the container's share: 95 % of what it may use at all. What is resident at rest moves the limit no further."""
+"""The most that resting memory moves the limit, of the container's share: to 95 % of what the container may use at all."""
 
 
 class Shedding:
-    """How much is shed right now, from level 0, nothing, to level 3, all but `critical`."""
+    """The present level of load shedding, from 0 (nothing is shed) to 3 (all lanes but `critical`)."""
 
     __slots__ = ("_calm_since", "_full_at", "_grown_to_bytes", "_memory_bytes", "_rest_bytes", "level", "shed_total")
 
@@ -40,26 +40,26 @@ class Shedding:
         self._memory_bytes = memory_bytes
         self.level = 0
         self.shed_total: dict[Lane, int] = dict.fromkeys(LANES, 0)
-        """Requests refused, by lane."""
+        """The requests refused so far, by lane."""
         self._calm_since = float("-inf")
         self._full_at = float("-inf")
-        """When memory was last above its limit, or a lane was let in that it had kept out."""
+        """The time at which memory was last above its limit, or a lane was served again that it had kept out."""
         self._grown_to_bytes = 0
         self._rest_bytes = 0
 
     def sheds(self, lane: Lane) -> bool:
-        """Whether requests of this lane are refused now."""
+        """Returns whether requests of this lane are refused now."""
         return self.level >= SHED_AT[lane]
 
     def refusal(self, lane: Lane) -> GatewayOverloaded:
-        """Count a request of this lane as shed; returns what it is to be answered with."""
+        """Counts a request of this lane as shed, and returns the error to answer it with."""
         self.shed_total[lane] += 1
         wait_s = float(2 ** (self.level - 1))
         message = f"The gateway is overloaded and takes no {lane} calls for now; try again in {wait_s:g} s."
         return GatewayOverloaded(message, retry_after_s=wait_s)
 
     def memory_limit(self, bounds: QueueBounds) -> int | None:
-        """The bytes that may be resident before anything is shed; None: memory is not watched."""
+        """Returns the bytes that may be resident before load is shed; None: memory is not watched."""
         return bounds.shed_memory_bytes or self._memory_bytes
 
     def observe(
@@ -72,10 +72,10 @@ class Shedding:
         *,
         is_at_rest: bool = False,
     ) -> None:
-        """Take in the state of the process, about once a second: the level rises by a step, falls by one, or stays.
+        """Takes in the state of the process, about once a second: the level rises by a step, falls by one, or stays.
 
-        `now` is monotonic seconds; `resident_bytes` None: not known; `loop_lag_s`: the worst since the last time;
-        `is_at_rest`: nobody is served, and nobody waits.
+        `now` is monotonic seconds; `resident_bytes` None: unknown; `loop_lag_s` is the worst lag since the last call;
+        `is_at_rest`: no call is served or held.
         """
         memory = self._memory_strain(resident_bytes, self.memory_limit(bounds), is_at_rest=is_at_rest)
         if memory >= 1:
@@ -96,10 +96,10 @@ class Shedding:
             self._calm_since = now
 
     def _memory_strain(self, resident_bytes: int | None, limit: int | None, *, is_at_rest: bool) -> float:
-        """The part of its limit that memory takes; above it, memory that does not grow calls for no more than level 2.
+        """Returns the part of its limit that memory takes; above it, memory that does not grow calls for no more than level 2.
 
-        Freed memory is not always given back: it would keep people out for ever, although their calls fit into it. What
-        is left of it at rest is the new normal, from which growth counts.
+        The allocator does not always return freed memory: it would shed lanes for ever, although their calls fit into it. The
+        memory that is still resident at rest is the new normal, from which growth counts.
         """
         if resident_bytes is None or not limit:
             return 0.0
@@ -120,7 +120,7 @@ class Shedding:
 
 
 class LoopLag:
-    """The worst delay of the event loop since it was last asked for, from whatever ticks in it."""
+    """The worst delay of the event loop since the last `take`, as noted by whatever ticks in it."""
 
     __slots__ = ("_worst_s",)
 
@@ -128,11 +128,11 @@ class LoopLag:
         self._worst_s = 0.0
 
     def note(self, late_s: float) -> None:
-        """Something ran so many seconds later than it was due."""
+        """Notes that something ran `late_s` seconds later than it was due."""
         if late_s > self._worst_s:
             self._worst_s = late_s
 
     def take(self) -> float:
-        """The worst in seconds; starts anew."""
+        """Returns the worst delay in seconds, and starts anew."""
         worst_s, self._worst_s = self._worst_s, 0.0
         return worst_s

@@ -1,12 +1,12 @@
-"""Looks at the attempts that are open and nothing comes of: who has waited for too long, and which target has fallen silent.
+"""Looks at open attempts that get no answer: finds calls that have waited for too long, and targets that are silent.
 
     look ── the first event of a stream is late ──────────────── its attempt ends
-         ── the caller's time is needed for another target ───── the call moves on
+         ── the remaining time is needed for another target ───── the call moves on
          ── a target is suspect: its breaker opens ───────────── the calls that hang there move on, a few at a time
 
-All is asked of the attempts themselves, a few times a second, so that a call that is answered soon pays nothing for it. What
-is decided is decided in `policy/`; `moving.py` moves. Invariants: nobody is moved who has nowhere to go, and nobody's attempt
-ends because its target is suspect.
+The attempts are inspected a few times a second, so a call that is answered soon pays nothing for it. `policy/` decides,
+`moving.py` moves the calls. Invariants: no call is moved without another target to go to, and no attempt ends just because its
+target is suspect.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from gateway.policy.health.suspects import SilentAttempt, Suspicion, is_suspect
 from gateway.policy.limits.gate import Gate
 
 LOOK_AFTER_S = 1.0
-"""Younger attempts are left alone."""
+"""Attempts younger than this are not looked at, in seconds."""
 STAYS_S = 2.0
-"""A call that had nowhere to go, or was refused there, is not asked again before."""
+"""A call that had no other target, or was refused there, is not asked to move again for this long, in seconds."""
 RETRIP_S = 30.0
-"""A breaker that somebody has closed although the target is suspect is opened again after so long."""
+"""A breaker that was closed although its target is still suspect is opened again after this time, in seconds."""
 FORGET_S = 3600.0
-"""Where nobody has waited for so long nothing is known any more."""
+"""What is known of a target at which no call has waited for this long is forgotten, in seconds."""
 log = logging.getLogger("gateway.health")
 
 
 class Hanging(NamedTuple):
-    """One open attempt of some age."""
+    """One open attempt that is older than LOOK_AFTER_S."""
 
     task: Task
     ends_at: float
@@ -55,18 +55,18 @@ class Hanging(NamedTuple):
 
 @dataclass(slots=True)
 class Suspect:
-    """A target that is suspect. Times are monotonic seconds."""
+    """The state of a suspect target. Times are monotonic seconds."""
 
     breaker: Breaker
     since: float
     tripped_at: float = -inf
-    """When its breaker was opened for that."""
+    """The time at which the suspicion opened the target's breaker."""
     waited_at: float = -inf
-    """When somebody waited there last."""
+    """The time at which a call last waited at the target."""
 
 
 class Suspects:
-    """Looks after the attempts of all calls. One per process."""
+    """Watches the open attempts of all calls. One per process."""
 
     __slots__ = ("_admission", "_clock", "_draw", "_known", "_moves", "_stay_until", "_suspects", "_watch")
 
@@ -84,7 +84,7 @@ class Suspects:
         self._known: dict[tuple[Heard, bool, bool], Usual] = {}  # of this look
 
     def look(self, opens: Open, now: float) -> None:
-        """Look at all open attempts; called a few times a second while there are any."""
+        """Judges all open attempts; called a few times a second while there are any."""
         self._known.clear()
         self._stay_until = {task: until for task, until in self._stay_until.items() if until > now and task in opens}
         groups: dict[Heard, tuple[Gate, list[Hanging]]] = {}
@@ -167,7 +167,7 @@ class Suspects:
         self._watch.shorten(one.task, one.call.attempts[-1].started_at + limit_s)
 
     def _needs_room(self, one: Hanging, gate: Gate, now: float) -> bool:
-        """Whether the time that the caller has left is needed for the targets that the call has not met."""
+        """Returns whether the call must move now to leave its untried targets the time that they need."""
         call = one.call
         if not call.deadline_is_callers or len(call.model.plan) < 2:
             return False
@@ -182,7 +182,7 @@ class Suspects:
         return now - started_at >= room_s(call.deadline - started_at, one.usual, after, thinks=thinks)
 
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
-        """Whether it has waited long enough to tell that a target that had fallen silent still is."""
+        """Returns whether the probe has waited long enough to show that a silent target still is silent."""
         vitals = gate.vitals
         if vitals.heard.suspicion is None and vitals.heard.last_failure != ErrorClass.TIMEOUT:
             return False
@@ -191,7 +191,7 @@ class Suspects:
         )
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
-        """Nothing is heard of the target: new calls go elsewhere, if any of those that hang there could."""
+        """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
         heard, breaker = gate.vitals.heard, gate.vitals.breaker
         suspect = self._suspects.get(heard)
         if suspect is None:
@@ -215,7 +215,7 @@ class Suspects:
         return False
 
     def _move(self, one: Hanging, now: float, suspicion: Suspicion | None = None) -> None:
-        """The call tries elsewhere, if it can. One that is on its way elsewhere already leaves where it is now."""
+        """Moves the call to another target, if it can. A call that has already moved gives up the target that it is at now."""
         call = one.call
         is_second = call.move is not None and call.move.call is call
         if (call.move is not None and not is_second) or self._watch.is_spared(one.task):
@@ -233,7 +233,7 @@ class Suspects:
             self._moves.begin(call, one.task, lambda is_answered: suspicion.ended(is_answered=is_answered))
 
     def _clear(self, heard: Heard, suspect: Suspect) -> None:
-        """Somebody was served there after all: it may be tried at once."""
+        """Clears the suspicion because the target has answered a call: it may be tried at once."""
         del self._suspects[heard]
         heard.suspicion = None
         breaker = suspect.breaker
@@ -242,12 +242,12 @@ class Suspects:
 
 
 def _hangs(one: Hanging) -> bool:
-    """Whether it moves on from a target that is suspect."""
+    """Returns whether the call moves on when its target is suspect."""
     return one.silent_s >= LOOK_AFTER_S and one.clocks.suspect_in_flight > 0
 
 
 def _is_probe(one: Hanging, gate: Gate) -> bool:
-    """Whether it is one of the calls that try the target again."""
+    """Returns whether the call is one of the probes that try the target again."""
     breaker = gate.vitals.breaker
     return breaker.state == "half_open" and one.call.attempts[-1].started_at >= breaker.probe_at
 
