@@ -44,38 +44,29 @@ class Serving:
 class InFlight:
     """All requests being served."""
 
-    __slots__ = ("_all", "draining", "leaving")
+    __slots__ = ("draining", "leaving", "serving")
 
     def __init__(self) -> None:
-        self._all: set[Serving] = set()
+        self.serving: set[Serving] = set()
+        """Who is being served: the edge adds each request, and takes it out when it is answered or its client is gone."""
         self.leaving = False
         """The process will soon be gone, and is ready no more: who deals out connections has to hear of it first."""
         self.draining = False
         """The process is on its way out: no new calls."""
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.serving)
 
     def present(self) -> frozenset[Serving]:
         """Those being served at this moment; may be asked from any thread."""
-        return frozenset(self._all)
-
-    def enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Serving:
-        """Note the current task's request; without `loop` it has to be looked up, which takes a system call."""
-        serving = Serving(asyncio.current_task(loop))
-        self._all.add(serving)
-        return serving
-
-    def leave(self, serving: Serving) -> None:
-        """It has been answered, or its client is gone."""
-        self._all.discard(serving)
+        return frozenset(self.serving)
 
     def sweep(self, now: float) -> None:
         """Stop requests whose body takes too long; called about once a second."""
-        for serving in [one for one in self._all if one.reading_until is not None and one.reading_until < now]:
+        for serving in [one for one in self.serving if one.reading_until is not None and one.reading_until < now]:
             serving.stop("body_timeout")
 
     def abort(self) -> None:
         """The grace is over: stop everybody; streams end with an error event."""
-        for serving in list(self._all):
+        for serving in list(self.serving):
             serving.stop("shutdown")

@@ -10,7 +10,6 @@ import re
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.exchange import RawHeaders
 from gateway.ingress.pages import refuse_pages
-from gateway.policy.openai.headers import AllowList
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import LANES, Endpoint, Lane
 
@@ -27,6 +26,11 @@ _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key".split()
 )
+OPTIONS = frozenset(
+    b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
+    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control".split()
+)
+"""What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
 
 
 class UnsupportedEncoding(CallerFault):
@@ -40,11 +44,16 @@ def index_headers(headers: RawHeaders) -> dict[bytes, bytes]:
     """The headers by name. Raises InvalidRequest when one that must be unique occurs twice."""
     index = dict(headers)
     if len(index) != len(headers):
-        names = [name for name, _ in headers if name in _ONE_ONLY]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")
+        refuse_doubles(headers)
     return index
+
+
+def refuse_doubles(headers: RawHeaders) -> None:
+    """Raises InvalidRequest when a header that must be unique occurs twice."""
+    names = [name for name, _ in headers if name in _ONE_ONLY]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"The header '{twice.decode()}' occurs more than once; send it once.")
 
 
 def request_id(index: dict[bytes, bytes]) -> str | None:
@@ -107,15 +116,9 @@ def refuse_encoded(index: dict[bytes, bytes]) -> None:
         raise UnsupportedEncoding("The body is sent with a Content-Encoding; send it uncompressed.")
 
 
-def forwarded_headers(
-    scope_headers: RawHeaders, allowed: AllowList, endpoint: Endpoint, index: dict[bytes, bytes]
-) -> list[tuple[bytes, bytes]]:
-    """The client's headers that go upstream; a JSON body is always called one."""
-    headers = allowed.keep(scope_headers)
-    if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
-        headers = [header for header in headers if header[0] != b"content-type"]
-        headers.append(_JSON_TYPE)
-    return headers
+def as_json(forwarded: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of a JSON body that is not called one, with its content type set right."""
+    return [*(header for header in forwarded if header[0] != b"content-type"), _JSON_TYPE]
 
 
 def deadline(policy: PolicySnapshot, lane: Lane, index: dict[bytes, bytes], now: float) -> tuple[float, bool]:

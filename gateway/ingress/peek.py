@@ -45,16 +45,12 @@ def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
     """What the body asks for; of a large one see `large_bodies.py`. Raises CallerFault, naming the field and the remedy."""
     if endpoint.request == "multipart":
         return _peek_multipart(body, index.get(b"content-type", b""))
-    return _peek_json(body, is_model_optional=endpoint.is_model_optional)
-
-
-def _peek_json(body: bytes, *, is_model_optional: bool) -> Peeked:
     value = json_value(body)
     # To take one character out jumps from one to the next, to count them looks at every byte: three times as long.
     rest = len(body.replace(b"{", b"", MAX_DEPTH + 1)) + len(body.replace(b"[", b"", MAX_DEPTH + 1))
     if 2 * len(body) - rest > MAX_DEPTH and is_too_deep(body):
         raise too_deep()
-    peeked = read_fields(value, is_model_optional=is_model_optional)
+    peeked = read_fields(value, is_model_optional=endpoint.is_model_optional)
     # One character is found much faster than four; `in` makes and drops an error first, that the text is no number.
     is_plain = body.count(_MODEL_KEY) == 1 and (body.find(b"\\") < 0 or body.find(b"\\u00") < 0)
     if not is_plain and "model" in value and not is_written_once(body, "model"):
@@ -76,13 +72,16 @@ def json_value(body: bytes) -> dict[str, Any]:
 def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Peeked:
     """What these top-level fields ask for; an empty name where they name no model and need not. Raises InvalidRequest."""
     name = value.get("model")
-    model = "" if name is None and is_model_optional else _model_name(name, present="model" in value)
-    stream = value.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
+    if type(name) is not str or not 0 < len(name) <= MAX_MODEL_CHARS or not name.isprintable():
+        name = "" if name is None and is_model_optional else _model_name(name, present="model" in value)
+    stream = value.get("stream", False)
+    if stream is not True and stream is not False:
+        if stream is not None:
+            raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
+        stream = False
     thinks = not REASONING.isdisjoint(value) and asks_for_reasoning(value)
-    options = value.get("stream_options")
-    return Peeked(model, bool(stream), options, max_tokens=_max_tokens(value), thinks=thinks, parsed=value)
+    max_tokens = None if _BOUNDS.isdisjoint(value) else _max_tokens(value)
+    return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value)
 
 
 def written_twice(name: str) -> InvalidRequest:

@@ -114,15 +114,3 @@ def error_headers(error: GatewayError, length: int) -> list[RawHeader]:
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
     return headers
-
-
-async def send_error(send: Any, error: GatewayError, extra: list[RawHeader]) -> None:
-    """Answer with an error; `extra` carries the request id and whatever the call's trail has to tell."""
-    body = error_body(error)
-    await send_whole(send, error.status, error_headers(error, len(body)) + extra, body)
-
-
-async def send_whole(send: Any, status: int, headers: list[RawHeader], body: bytes) -> None:
-    """Answer in one piece."""
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

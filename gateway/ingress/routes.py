@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Match, Route
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
+from gateway.ingress.http.connection import HotEndpoints
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
 from gateway.ports import Meter
@@ -55,12 +56,14 @@ class Served:
 class Front:
     """The application: hot paths first, the rest by starlette."""
 
-    __slots__ = ("_edge", "_hot", "_rest")
+    __slots__ = ("_edge", "_hot", "_rest", "hot")
 
     def __init__(self, edge: Edge, hot: Mapping[str, Endpoint], rest: ASGIApp) -> None:
         self._edge = edge
         self._hot = hot
         self._rest = rest
+        self.hot = HotEndpoints({path.encode(): endpoint for path, endpoint in hot.items()}, edge.serve_cycle)
+        """What a connection serves without ASGI; the same endpoints come here with a query, or escaped."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["method"] == "POST":

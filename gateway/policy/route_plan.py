@@ -1,4 +1,4 @@
-"""What a plan means for one call: the name by which a target knows its model, and where its own credential does not go.
+"""What is the same for all calls of one key to one model at one endpoint, compiled once; and what a plan means for one call.
 
 A target that is compiled for a pattern serves the name the client asked for.
 """
@@ -6,9 +6,82 @@ A target that is compiled for a pattern serves the name the client asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gateway.policy.request import Request
-from gateway.policy.snapshot import Model, Target
+from gateway.policy.snapshot import Key, Model, PolicySnapshot, Target
+from gateway.words import Endpoint, Lane
+
+MOST_PLANS = 4096
+"""Of one snapshot: under a pattern clients choose the names, and there is no end of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """What the policy says of every call of one key to one model name at one endpoint, with or without a credential of its own.
+
+    That there is a plan means that the key may use the name, and that the name is fit to be one.
+    """
+
+    endpoint: Endpoint
+    model: Model
+    """The entry that serves the name, for callers with a credential where that differs."""
+    lane: Lane
+    """The key's own."""
+    tenant: str
+    """The key's own."""
+    deadline_s: float
+    """Of the key's lane: until then an answer has to begin, where the caller says nothing."""
+    passes_account: bool
+    """The caller's headers that name its account go along: each of the targets is paid with the caller's own credential."""
+    is_restricted: bool
+    """The key may not use every model, so the body must not name another in a way that only some providers read."""
+    takes_comments: bool
+    """A stream that waits may be told so by comments."""
+    takes_interim: bool
+    """A call that is no stream and waits may be told so by interim responses."""
+
+
+def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool) -> RoutePlan:
+    """The plan of calls that `key` may make to `model` at `endpoint`; `is_callers`: with a credential of the caller's own."""
+    passes_account = False
+    if is_callers:
+        model = model.for_callers or model
+        going_to = (*model.plan, *model.context_plan)
+        # beside a provider's own key these headers would name another's account
+        passes_account = all(policy.providers[target.provider].api_key is None for target in going_to)
+    return RoutePlan(
+        endpoint=endpoint,
+        model=model,
+        lane=key.lane,
+        tenant=key.tenant,
+        deadline_s=policy.lane_deadline_s[key.lane],
+        passes_account=passes_account,
+        is_restricted=key.allows is not None,
+        takes_comments=endpoint.usage_option or endpoint.sse != "chat",
+        takes_interim=model.holding.interim is not None,
+    )
+
+
+class RoutePlans:
+    """The plans of one snapshot, each compiled when it is first asked for.
+
+    A route is (digest of the key's secret, model name, endpoint's name, whether the caller has a credential of its own).
+    """
+
+    __slots__ = ("_plans", "get", "policy")
+
+    def __init__(self, policy: PolicySnapshot) -> None:
+        self.policy = policy
+        self._plans: dict[tuple[bytes, str, str, bool], RoutePlan] = {}
+        self.get = self._plans.get
+        """The plan of a route; None: nobody has asked for it yet, or its calls are refused."""
+
+    def remember(self, route: tuple[bytes, str, str, bool], plan: RoutePlan) -> None:
+        """Keep a plan for the next call; those that are kept are forgotten when there are too many."""
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[route] = plan
 
 
 def upstream_model(request: Request, target: Target) -> str:

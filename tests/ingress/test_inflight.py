@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.ingress.inflight import InFlight
+from gateway.ingress.inflight import InFlight, Serving
 
 
 async def test_a_stopped_request_is_told_the_first_reason() -> None:
@@ -14,7 +14,7 @@ async def test_a_stopped_request_is_told_the_first_reason() -> None:
     inflight = InFlight()
 
     async def serve() -> None:
-        inflight.enter()
+        inflight.serving.add(Serving(asyncio.current_task()))
         await asyncio.Event().wait()
 
     task = asyncio.create_task(serve())

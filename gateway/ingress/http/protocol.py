@@ -10,95 +10,27 @@ of its own body gets into a request once its head is complete; whose client has 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
-from gateway.ingress.http import framing, half_closed
-from gateway.ingress.http.half_closed import Ended
-from gateway.ingress.http.writing import PatientFlow, refusal_bytes
-from gateway.ingress.render import new_request_id, send_error
-
-Refused = Callable[[str, str, int, str | None], None]
-"""Hears of a request that was answered here: its id, its path as far as known, status and code."""
+from gateway.ingress.http import framing
+from gateway.ingress.http.connection import ClientConnection
+from gateway.ingress.http.cycle import AnyCycle, AsgiCycle, Cycle
+from gateway.ingress.http.writing import refusal_bytes
+from gateway.ingress.render import new_request_id
 
 MAX_REST_BYTES = 128 * 1024 * 1024
 """Of a body whose request has been answered: read and dropped up to here, so that its client sees the answer."""
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
 """Of what is sent behind a refused request: as above."""
-DECISIVE = frozenset((b"expect", b"transfer-encoding"))
-"""The headers that say, beside `Host`, something about how the request is read."""
 
 
-class Notice:
-    """Whether the server will soon be gone: then clients are sent to look for another."""
-
-    __slots__ = ("is_given",)
-
-    def __init__(self) -> None:
-        self.is_given = False
-
-
-class GatewayProtocol(HttpToolsProtocol):
-    """One client connection."""
-
-    def __init__(self, refused: Refused, notice: Notice, **options: Any) -> None:
-        super().__init__(**options)
-        self._tell_refused = refused
-        self._notice = notice
-        self.on_gone: Callable[[], None] | None = None
-        """Set by the edge while it serves a request of this connection."""
-        self.head_since: float | None = self.loop.time()
-        """Since when a request head is awaited on a new connection or being received; None while there is none."""
-        self.idle_since: float | None = None
-        """Since when the connection waits for another request."""
-        self._unsent: tuple[int, float] | None = None
-        """While the client takes nothing: how many bytes wait for it, and since when."""
-        self._loose_bytes = 0
-        """Received since the last request was complete, or since the last byte of a body: head, trailers, heads of chunks."""
-        self._piece_bytes = 0
-        self._dropped_bytes = 0
-        self._has_host = False
-        self._coding: bytes | None = None
-        """The request's transfer coding."""
-        self._is_deaf = False
-        """Nothing more is read: the connection ends with the answers that are due."""
-        self._refusal: GatewayError | None = None
-        self._ended: Ended | None = None
-        """The client has ended its side, and is served as long as it reads."""
-        self._said_all_at = 0.0
-        """When a request that is the last of its connection was complete."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        self.flow = PatientFlow(transport, self.pipeline)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        # They lead back to here. A call that was held for long has grown too old for the collector to come by soon.
-        self.cycle = None  # type: ignore[assignment]  # nobody asks for it any more
-        self.scope = None  # type: ignore[assignment]  # the same
-        if self.on_gone is not None:
-            self.on_gone()
-
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's closes always
-        """The client has ended its side. True: it is answered all the same, as long as it turns out to be there."""
-        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
-        if self._ended is not None:
-            return True
-        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
-            return None
-        takes_interim = cycle.scope["http_version"] == "1.1"
-        if not takes_interim and self.loop.time() - self._said_all_at > half_closed.RIGHT_BEHIND_S:
-            return None
-        cycle.keep_alive = False
-        self._ended = Ended(self.transport, self.loop, takes_interim=takes_interim)
-        return True
+class GatewayProtocol(ClientConnection):
+    """What the bytes on one client connection mean."""
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -123,122 +55,119 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(framing.trailers_too_large() if self._is_reading_body() else framing.head_too_large())
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
         self.head_since = self.loop.time()
-        self._has_host, self._coding = False, None
+        self._coding = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As uvicorn's, and with the headers noted that decide how the request is read."""
-        name = name.lower()
-        if name == b"host":
-            self._has_host = True
-        elif name in DECISIVE:
-            self._note(name, value)
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         head_is_small = max(self._loose_bytes, self._piece_bytes) <= framing.MAX_HEAD_BYTES  # so seldom is it counted
         self.head_since = self.idle_since = None
         self._loose_bytes = 0
         parser, headers = self.parser, self.headers
-        version = parser.get_http_version()
-        if version != "1.1" or not self._has_host or self._coding is not None or not head_is_small:
-            self._refusal = self._fault_of_head(version)
-        if self._refusal is None and len(headers) > framing.MAX_HEADERS:
-            self._refusal = HeadersTooLarge(f"The request has more than {framing.MAX_HEADERS} headers.")
-        if self._refusal is None and parser.should_upgrade():
-            self._refusal = framing.fault_of_offer(parser.get_method(), headers)
-        if self._refusal is not None:
-            raise ValueError("stops the parser")
-        super().on_headers_complete()
+        version, index = parser.get_http_version(), dict(headers)
+        self._is_offer = parser.should_upgrade()
+        is_plain = (
+            version == "1.1"
+            and b"host" in index
+            and b"transfer-encoding" not in index
+            and len(headers) <= framing.MAX_HEADERS
+        )
+        if not is_plain or not head_is_small or self._is_offer:
+            self._check_head(version, index)
+        keep_alive = version != "1.0" and parser.should_keep_alive() and not self._notice.is_given
+        endpoint = self._hot.get(self.url) if parser.get_method() == b"POST" else None
+        cycle: AnyCycle
+        if endpoint is None:
+            cycle = self._asgi_cycle(index, version, keep_alive=keep_alive)
+        else:
+            cycle = Cycle(self, endpoint, headers, index, version, keep_alive)
+            if b"expect" in index:
+                cycle.waiting_for_100_continue = _expects(headers)
         if self._coding is not None:
             self.headers = framing.Trailers()  # type: ignore[assignment]  # all that the parser's callbacks do is append
-        if self._notice.is_given:
-            self.cycle.keep_alive = False
-        # With pipelined requests `self.cycle` moves on while an earlier one is served: each takes its own along.
-        self.scope["state"].update(connection=self, cycle=self.cycle)
+        previous, self.cycle = self.cycle, cycle
+        if previous is None or previous.response_complete:
+            self._start(cycle)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft(cycle)
+
+    def _asgi_cycle(self, index: dict[bytes, bytes], version: str, *, keep_alive: bool) -> AsgiCycle:
+        """A request to the application. Raises httptools' HttpParserInvalidURLError, which stops the parser."""
+        url = httptools.parse_url(self.url)
+        raw_path = url.path
+        state: dict[str, Any] = {}
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "state": state,
+        }
+        expects = b"expect" in index and _expects(self.headers)
+        state["cycle"] = cycle = AsgiCycle(self, self.scope, index, expects=expects, keep_alive=keep_alive)
+        return cycle
+
+    def _check_head(self, version: str, index: dict[bytes, bytes]) -> None:
+        """Refuse a head that is not plainly right, if it is wrong: raises ValueError, which stops the parser."""
+        headers = self.headers
+        if b"transfer-encoding" in index:
+            self._coding = b", ".join([value for name, value in headers if name == b"transfer-encoding"])
+        self._refusal = self._fault_of_head(version, has_host=b"host" in index)
+        if self._refusal is None and len(headers) > framing.MAX_HEADERS:
+            self._refusal = HeadersTooLarge(f"The request has more than {framing.MAX_HEADERS} headers.")
+        if self._refusal is None and self._is_offer:
+            self._refusal = framing.fault_of_offer(self.parser.get_method(), headers)
+        if self._refusal is not None:
+            raise ValueError("stops the parser")
 
     def on_body(self, body: bytes) -> None:
-        """As uvicorn's, which asks for offers of other protocols each time."""
         self._loose_bytes = 0
         cycle = self.cycle
+        if cycle is None:
+            return
         if cycle.response_complete:
             self._drop(len(body), MAX_REST_BYTES)
-            return
-        cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
+        elif cycle.waiter is None and not cycle.first and cycle.rest is None:
+            cycle.first = body
+            if len(body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+        elif cycle.add(body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """As uvicorn's; the peer's leaving is noticed from here on, however large the body was."""
-        if self.parser.should_upgrade() and framing.body_framing(self.scope["headers"]):
-            return  # the parser takes what follows for another protocol; `_stay` reads the body
-        self._end_of_body()
-
-    def _end_of_body(self) -> None:
-        self._loose_bytes = 0
+        """The peer's leaving is noticed from here on, however large the body was."""
         cycle = self.cycle
+        if cycle is None or (self._is_offer and framing.body_framing(cycle.headers)):
+            return  # the parser takes what follows for another protocol; `_stay` reads the body
+        self._loose_bytes = 0
         cycle.more_body = False
         if not cycle.keep_alive:
             self._said_all_at = self.loop.time()
         if cycle.response_complete:
             self._dropped_bytes = 0
-        else:
-            cycle.message_event.set()
+        elif cycle.waiter is not None:
+            cycle.wake()
         if self.flow.read_paused:
             self.flow.resume_reading()
 
-    def on_response_complete(self) -> None:
-        """As uvicorn's, with the keep-alive clock left to the sweep: a timer per answer is dear."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self.idle_since = self.loop.time()
-
-    def sweep(self, now: float, head_timeout_s: float, keep_alive_s: float, write_timeout_s: float) -> None:
-        """Close the connection if its request head takes too long, if it idles, or if its client takes nothing.
-
-        Called about once a second. The last of these frees what the call holds at its provider; so does a client that has
-        ended its side first, and then has left.
-        """
-        if self._ended is not None:
-            self._ended.sweep(now, is_waiting=not self.cycle.response_started)
-        stuck_since = self._stuck_since(now)
-        if stuck_since is not None and now - stuck_since > write_timeout_s:
-            self.transport.abort()
-            return
-        head_is_late = self.head_since is not None and now - self.head_since > head_timeout_s
-        if head_is_late or (self.idle_since is not None and now - self.idle_since > keep_alive_s):
-            self.transport.close()
-
-    def _stuck_since(self, now: float) -> float | None:
-        """Since when the client has taken none of the bytes that wait for it; a slow one takes some."""
-        if not self.flow.write_paused:
-            self._unsent = None
-            return None
-        size = self.transport.get_write_buffer_size()
-        if self._unsent is None or self._unsent[0] != size:
-            self._unsent = (size, now)
-        return self._unsent[1]
-
-    def _note(self, name: bytes, value: bytes) -> None:
-        """Take note of a decisive header; uvicorn does it with `Expect` only."""
-        if name == b"transfer-encoding":
-            self._coding = value if self._coding is None else self._coding + b", " + value
-        elif value.lower() == b"100-continue":
-            self.expect_100_continue = True
-
-    def _fault_of_head(self, version: str) -> GatewayError | None:
+    def _fault_of_head(self, version: str, *, has_host: bool) -> GatewayError | None:
         """What is wrong with a head that is not plainly right."""
         if framing.head_bytes(self.url, self.headers) > framing.MAX_HEAD_BYTES:
             return framing.head_too_large()
-        if version == "1.1" and not self._has_host:
+        if version == "1.1" and not has_host:
             return InvalidRequest("An HTTP/1.1 request needs a Host header.", code="invalid_http")
         fault = framing.fault_of_version(version)
         return fault if fault is not None or self._coding is None else framing.fault_of_coding(self._coding)
@@ -248,12 +177,12 @@ class GatewayProtocol(HttpToolsProtocol):
 
         Known for the first request of a connection, and there is no second in HTTP/0.9.
         """
-        began: Any = self.scope  # None before the first request, whatever its annotation says
+        began: Any = self.headers  # None before the first request, whatever its annotation says
         is_line = began is not None and bool(self.url) and piece.endswith(b"\n")
         return is_line and self.parser.get_http_version() in ("0.0", "0.9")
 
     def _is_reading_body(self) -> bool:
-        cycle: Any = self.cycle  # as above
+        cycle = self.cycle
         return cycle is not None and self.head_since is None and bool(cycle.more_body)
 
     def _stay(self, rest: bytes) -> None:
@@ -262,8 +191,11 @@ class GatewayProtocol(HttpToolsProtocol):
         The parser has left the body unread: a second one reads it, and nothing behind it: that could be of the other
         protocol. The connection ends with the answer.
         """
-        self.cycle.keep_alive = False
-        lines = framing.body_framing(self.scope["headers"])
+        cycle = self.cycle
+        if cycle is None:
+            return
+        cycle.keep_alive = False
+        lines = framing.body_framing(cycle.headers)
         if not lines:
             self._is_deaf = True
             return
@@ -272,7 +204,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def end_of_last_body(self) -> None:
         """The body of a request that is the connection's last is complete."""
-        self._end_of_body()
+        self._is_offer = False
+        self.on_message_complete()
         self._is_deaf = True
 
     def _why_stopped(self, stopped: httptools.HttpParserError) -> GatewayError:
@@ -301,17 +234,15 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         self._is_deaf = True
         self._refusal = error
-        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
+        cycle = self.cycle
         if cycle is not None and self._is_reading_body():
             if self.pipeline:
-                cycle.keep_alive = False
-                self.pipeline[0] = (cycle, self._give_refusal)
+                cycle.is_refused = True
                 return
             if cycle.response_started:
                 self.transport.close()
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
+            cycle.leave()
             if self.on_gone is not None:
                 self.on_gone()
         elif cycle is not None and not cycle.response_complete:
@@ -324,12 +255,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.idle_since = self.loop.time()
         self.transport.write_eof()
 
-    async def _give_refusal(self, _scope: Any, _receive: Any, send: Any) -> None:
-        """Answers a request whose body turned out to be wrong before its turn came."""
-        error, request_id = self._refusal, new_request_id()
-        if error is not None:
-            self._tell_refused(request_id, "", error.status, error.code)
-            await send_error(send, error, [(b"x-request-id", request_id.encode()), (b"connection", b"close")])
+
+def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the client waits for `100 Continue`."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 class _BodyReader:
@@ -347,12 +276,3 @@ class _BodyReader:
     def on_message_complete(self) -> None:
         self._connection.end_of_last_body()
         raise ValueError("stops the parser")
-
-
-def sweep_connections(
-    connections: set[Any], head_timeout_s: float, keep_alive_s: float, write_timeout_s: float
-) -> None:
-    """Close the connections of a uvicorn server whose clients keep them waiting, with a head, a request or reading."""
-    now = asyncio.get_running_loop().time()
-    for connection in list(connections):
-        connection.sweep(now, head_timeout_s, keep_alive_s, write_timeout_s)

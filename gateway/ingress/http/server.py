@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.ingress.http.accepting import Acceptor
-from gateway.ingress.http.protocol import GatewayProtocol, Notice, Refused, sweep_connections
+from gateway.ingress.http.connection import HotEndpoints, Notice, Refused, sweep_connections
+from gateway.ingress.http.protocol import GatewayProtocol
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
@@ -38,7 +39,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
 
 class HttpServer:
-    """One port and the application behind it; `refused` hears of requests that do not get as far as the application."""
+    """One port and the application behind it; `refused` hears of requests that do not get as far as the application.
+
+    An application may have `hot`, endpoints that it serves without ASGI.
+    """
 
     def __init__(self, app: Any, listener: socket.socket, refused: Refused) -> None:
         # The access log is ours, and uvicorn's error log repeats what the edge has answered already.
@@ -47,6 +51,7 @@ class HttpServer:
         logging.getLogger("uvicorn.access").propagate = False
         self._socket = listener
         self._refused = refused
+        self._hot: HotEndpoints | None = getattr(app, "hot", None)
         self._state = ServerState()
         self._acceptor: Acceptor | None = None
         self._tended: dict[int, Acceptor] = {}
@@ -117,4 +122,6 @@ class HttpServer:
                 connection.transport.abort()
 
     def _protocol(self) -> GatewayProtocol:
-        return GatewayProtocol(self._refused, self._notice, config=self._config, server_state=self._state, app_state={})
+        return GatewayProtocol(
+            self._refused, self._notice, self._hot, config=self._config, server_state=self._state, app_state={}
+        )

@@ -1,4 +1,4 @@
-"""Answers on their way out of uvicorn's request cycles, without the messages of ASGI in between.
+"""Answers on their way out of request cycles, without the messages of ASGI in between.
 
 A whole answer is one write, a part of a stream is one write. It must not know what an answer means. Invariant: whoever sends
 a part waits until the client has taken enough of what was written before.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sized
-from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import GatewayError
+from gateway.ingress.http.cycle import AnyCycle
 from gateway.ingress.render import error_body, error_headers
 
 UNSENT_BYTES = 8 * 1024
 """What may wait in the process for a client to read it, beside a part that is being written; the kernel takes more."""
 LARGE_BYTES = 2048
+UNKNOWN = -1
+"""The length of an answer that ends with its connection."""
 
 
 class PatientFlow(FlowControl):
@@ -42,75 +44,111 @@ def refusal_bytes(error: GatewayError, request_id: str) -> bytes:
     return b"".join((STATUS_LINE[error.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body))
 
 
-async def answer_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    """Give a whole answer to a uvicorn request cycle in one write, instead of the two that ASGI messages make.
+async def answer_at_once(cycle: AnyCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Give a whole answer, once the client has taken enough of what was written before."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    write_whole(cycle, status, headers, body)
+
+
+async def answer_error(cycle: AnyCycle, error: GatewayError, extra: list[tuple[bytes, bytes]]) -> None:
+    """Answer with an error; `extra` carries the request id and whatever the call's trail has to tell."""
+    body = error_body(error)
+    await answer_at_once(cycle, error.status, error_headers(error, len(body)) + extra, body)
+
+
+def write_whole(cycle: AnyCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Write a whole answer at once, instead of in the two pieces that ASGI messages make.
 
     The headers are trusted: those of a provider have passed a strict parser, ours are made here.
     """
-    if cycle.flow.write_paused and not cycle.disconnected:
-        await cycle.flow.drain()
     if cycle.disconnected:
         return
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
     lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
     end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
-    cycle.transport.write(STATUS_LINE[status] + lines + end + (body if cycle.scope["method"] != "HEAD" else b""))
+    cycle.transport.write(STATUS_LINE[status] + lines + end + (body if cycle.method != "HEAD" else b""))
     cycle.response_complete = True
-    cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()
-    cycle.on_response()
+    cycle.connection.on_response_complete()
 
 
-def begin_stream(cycle: Any, headers: list[tuple[bytes, bytes]], first: bytes, status: int = 200) -> None:
-    """Write the head and the first part of an answer whose length nobody knows; `send_chunk` and `end_stream` do the rest.
+async def start_stream(cycle: AnyCycle, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    """Write the head of an answer that comes in parts, once the client has taken enough of what was written before."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if not cycle.disconnected:
+        begin_stream(cycle, headers, b"", status)
 
-    Chunked, or for a client of HTTP/1.0, which does not know chunks, up to the end of the connection.
+
+def begin_stream(cycle: AnyCycle, headers: list[tuple[bytes, bytes]], first: bytes, status: int = 200) -> None:
+    """Write the head and the first part of an answer; `send_chunk` and `end_stream` do the rest.
+
+    As long as its `content-length` says, else chunked, or for a client of HTTP/1.0, which does not know chunks, up to the end
+    of the connection.
     """
     cycle.response_started = True
-    cycle.chunked_encoding = cycle.scope["http_version"] == "1.1"
+    cycle.waiting_for_100_continue = False
+    length = next((value for name, value in headers if name == b"content-length"), None)
+    has_body = cycle.method != "HEAD" and status not in (204, 304)
+    cycle.chunked_encoding = has_body and length is None and cycle.http_version == "1.1"
+    cycle.expected_content_length = 0 if not has_body else UNKNOWN if length is None else int(length)
     if cycle.chunked_encoding:
         headers = [*headers, (b"transfer-encoding", b"chunked")]
-    else:
+    elif cycle.expected_content_length == UNKNOWN:
         cycle.keep_alive = False
     lines = b"\r\n".join(map(b": ".join, [*cycle.default_headers, *headers]))
     end = b"\r\n\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n\r\n"
-    cycle.transport.write(STATUS_LINE[status] + lines + end + _framed(cycle, first))
+    cycle.transport.write(STATUS_LINE[status] + lines + end + (_framed(cycle, first) if first else b""))
 
 
-def write_chunk(cycle: Any, chunk: bytes) -> None:
+def write_chunk(cycle: AnyCycle, chunk: bytes) -> None:
     """Write a part of a stream, however much waits for the client already."""
     cycle.transport.write(_framed(cycle, chunk))
 
 
-async def send_chunk(cycle: Any, chunk: bytes) -> None:
-    """Give the next part of a stream to a uvicorn request cycle, and wait until its client has taken enough.
+async def send_chunk(cycle: AnyCycle, chunk: bytes) -> None:
+    """Write the next part of a stream, and wait until its client has taken enough.
 
     What waits is all there is of the stream here: whoever makes the next part holds none while this one waits.
     """
     if chunk and not cycle.disconnected:  # an empty chunk would end the body
-        if len(chunk) > LARGE_BYTES and cycle.chunked_encoding:
+        if not cycle.chunked_encoding:
+            _write_plain(cycle, chunk)
+        elif len(chunk) > LARGE_BYTES:
             cycle.transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))  # not copied
         else:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk)
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
 
 
-async def end_stream(cycle: Any, last: bytes = b"") -> None:
-    """End what `begin_stream` began, behind these bytes."""
+async def end_stream(cycle: AnyCycle, last: bytes = b"") -> None:
+    """End what `begin_stream` began, behind these bytes. Raises RuntimeError where its length was announced as another."""
     await send_chunk(cycle, last)
     if cycle.disconnected:
         return
     if cycle.chunked_encoding:
         cycle.transport.write(b"0\r\n\r\n")
+    elif cycle.expected_content_length > 0:
+        raise RuntimeError("the answer is shorter than its content-length")
     cycle.response_complete = True
-    cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()
-    cycle.on_response()
+    cycle.connection.on_response_complete()
 
 
-def _framed(cycle: Any, chunk: bytes) -> bytes:
+def _write_plain(cycle: AnyCycle, chunk: bytes) -> None:
+    if cycle.method == "HEAD":
+        return
+    if cycle.expected_content_length != UNKNOWN:
+        cycle.expected_content_length -= len(chunk)
+        if cycle.expected_content_length < 0:
+            raise RuntimeError("the answer is longer than its content-length")
+    cycle.transport.write(chunk)
+
+
+def _framed(cycle: AnyCycle, chunk: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(chunk), chunk) if cycle.chunked_encoding else chunk

@@ -1,0 +1,192 @@
+"""Bytes to Call: who calls, what for, until when, and along which route.
+
+    admit (headers: may it come in?) -> the body -> call (body: what does it ask for?)
+
+Most requests bring none of the headers by which a call may ask for something of its own: of those nothing is looked up but
+their route's plan. Every refusal of a request that is read to its end is raised here, in the order in which checks are cheap.
+"""
+
+from __future__ import annotations
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.errors import BodyTooLarge, ShuttingDown
+from gateway.flow.shedding import Shedding
+from gateway.ingress import parse, passthrough
+from gateway.ingress.differences import refuse_other_readings
+from gateway.ingress.inflight import InFlight
+from gateway.ingress.large_bodies import LargeBodies
+from gateway.ingress.peek import Peeked, peek
+from gateway.ingress.served import ServedRequest
+from gateway.policy.openai import headers as allow_lists
+from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.policy.snapshot import Policies, PolicySnapshot
+
+
+class Intake:
+    """Makes calls of requests. One per process."""
+
+    __slots__ = (
+        "_account",
+        "_clock",
+        "_forwarded",
+        "_inflight",
+        "_large_bodies",
+        "_overload",
+        "_passed_through",
+        "_plans",
+        "_policies",
+    )
+
+    def __init__(self, policies: Policies, clock: Clock, inflight: InFlight, overload: Shedding) -> None:
+        self._policies = policies
+        self._clock = clock
+        self._inflight = inflight
+        self._overload = overload
+        self._plans = RoutePlans(policies.current)
+        self._large_bodies = LargeBodies()
+        self._forwarded = allow_lists.request_headers()
+        self._passed_through = allow_lists.passthrough_request_headers()
+        self._account = allow_lists.account_headers()
+
+    def take(self, served: ServedRequest) -> Call | None:
+        """The call, where its body is here already, and small; None: `wait` has to follow. Raises GatewayError."""
+        self._admit(served)
+        cycle = served.cycle
+        body = cycle.first
+        size = len(body)
+        server = served.policy.server
+        if cycle.more_body or cycle.rest is not None or cycle.waiting_for_100_continue or cycle.disconnected:
+            return None
+        if size > server.small_body_bytes or size > server.max_body_bytes or cycle.waiter is not None:
+            return None
+        cycle.first = b""
+        return self._call(served, body, peek(cycle.endpoint, body, cycle.index))
+
+    async def wait(self, served: ServedRequest) -> Call:
+        """The call of a request that `take` has let in. Raises GatewayError, ClientGone."""
+        cycle, policy = served.cycle, served.policy
+        limit = policy.server.max_body_bytes
+        announced = cycle.index.get(b"content-length", b"0")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+            raise BodyTooLarge(f"The request body has {announced.decode()[:20]} bytes; the limit is {limit}.")
+        served.reading_until = self._clock.monotonic() + policy.server.body_timeout_s
+        body = await cycle.read_body(limit)
+        served.reading_until = None
+        if cycle.endpoint.request == "any":
+            peeked = Peeked("")
+        elif len(body) <= policy.server.small_body_bytes:
+            peeked = peek(cycle.endpoint, body, cycle.index)
+        else:
+            peeked = await self._large_bodies.peek(cycle.endpoint, body, cycle.index, policy.server.max_json_values)
+        return self._call(served, body, peeked)
+
+    def _admit(self, served: ServedRequest) -> None:
+        """Find out who calls, by the headers alone, and whether the gateway takes the call now. Raises GatewayError."""
+        policy = served.policy = self._policies.current
+        cycle = served.cycle
+        index = cycle.index
+        served.has_options = has_options = not parse.OPTIONS.isdisjoint(index)
+        if len(index) != len(cycle.headers):
+            parse.refuse_doubles(cycle.headers)
+        if has_options:
+            sent_id = parse.request_id(index)
+            if sent_id is not None:
+                served.identify(sent_id)
+        if self._inflight.draining:
+            raise ShuttingDown("The gateway is shutting down and takes no new calls.")
+        key, served.credential = parse.authenticate(policy, index)
+        lane = key.lane
+        if has_options:
+            parse.refuse_encoded(index)
+            lane = parse.choose_lane(key, index)
+        if self._overload.level and self._overload.sheds(lane):
+            raise self._overload.refusal(lane)
+        served.key, served.lane = key, lane
+
+    def _call(self, served: ServedRequest, body: bytes, peeked: Peeked) -> Call:
+        """The call that a request makes. Raises GatewayError."""
+        cycle, policy, key, credential = served.cycle, served.policy, served.key, served.credential
+        index, headers, endpoint = cycle.index, cycle.headers, cycle.endpoint
+        now = self._clock.monotonic()
+        plans = self._plans if self._plans.policy is policy else self._plans_of(policy)
+        plan = plans.get((key.digest, peeked.model, endpoint.name, credential is not None))
+        if plan is None:
+            plan = self._find_plan(served, plans, peeked.model)
+        served.plan = plan
+        if plan.endpoint is not endpoint:
+            endpoint, peeked = plan.endpoint, Peeked("")
+        if plan.is_restricted and endpoint.request != "any":
+            refuse_other_readings(key, endpoint, peeked.parsed or (), body, index)
+        tenant, deadline, is_callers = plan.tenant, now + plan.deadline_s, False
+        if served.has_options:
+            tenant = parse.choose_tenant(key, index)
+            deadline, is_callers = parse.deadline(policy, served.lane, index, now)
+        if endpoint.request == "any":
+            forwarded = self._passed_through.keep(headers)
+        else:
+            forwarded = self._forwarded.keep(headers)
+            if endpoint.request == "json" and b"json" not in index.get(b"content-type", b""):
+                forwarded = parse.as_json(forwarded)
+        if plan.passes_account:
+            forwarded += self._account.keep(headers)
+        served.call = call = Call(
+            served.request_id,
+            endpoint,
+            policy,
+            key,
+            plan.model,
+            peeked.model,
+            body,
+            peeked.stream,
+            peeked.stream_options,
+            peeked.model_span,
+            forwarded,
+            credential,
+            served.lane,
+            now,
+            deadline,
+            is_callers,
+            cycle.method,
+            endpoint.path or passthrough.passthrough_path(cycle.scope),
+            cycle.query,
+            served.is_echo,
+            tenant,
+            peeked.max_tokens,
+            peeked.thinks,
+            peeked.parsed,
+            peeked.large,
+            None,
+            served.task,
+            served.task,
+        )
+        if served.has_options:
+            call.sdk_retry = parse.sdk_retry(index)
+            call.idempotency_key = parse.idempotency_key(index, endpoint)
+            call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
+        return call
+
+    def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:
+        """The plans of another snapshot than that of the last call: from the reload on, the new one's are kept."""
+        plans = RoutePlans(policy)
+        if policy is self._policies.current:
+            self._plans = plans
+        return plans
+
+    def _find_plan(self, served: ServedRequest, plans: RoutePlans, name: str) -> RoutePlan:
+        """The plan of a route that has none yet. Raises NotFound or Forbidden."""
+        policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
+        is_callers = served.credential is not None
+        if endpoint.request != "any" and name:
+            plan = plan_route(policy, key, parse.find_model(policy, key, name), endpoint, is_callers=is_callers)
+            plans.remember((key.digest, name, endpoint.name, is_callers), plan)
+            return plan
+        scope = served.cycle.scope
+        model = None
+        if endpoint.request != "any":
+            model = passthrough.unnamed_model(policy, key)
+            # what nobody has named has no price
+            passthrough.refuse_unpriced(key, passthrough.OTHER, scope["method"], endpoint.path)
+        if model is None:
+            endpoint, model = passthrough.OTHER, passthrough.relayed_by(policy, key, scope)
+        return plan_route(policy, key, model, endpoint, is_callers=is_callers)
