@@ -771,7 +771,7 @@ def assert_busy(stage: Stage, line: Line) -> None:
     if turn is None:
         return
     keeps = turn.keep_percent, turn.keep_requests, turn.keep_tokens
-    wait_s = line.gate.wait_s(turn.ticket.cost, stage.clock.now, *keeps)
+    wait_s = line.gate.admit(turn.ticket.cost, stage.clock.now, *keeps)
     assert wait_s is None or min(stage.timers()) <= wait_s + 1e-6
 
 

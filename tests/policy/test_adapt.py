@@ -318,12 +318,12 @@ def test_what_did_not_go_can_be_taken_by_the_next() -> None:
     search = RateSearch(0.0, SearchPolicy(blind_rate=10.0))
     search.resumed(0.0)
     assert goes(search, 5.0, 5.0 + 1e-9) == 2
-    assert search.wait_s(5.0) == pytest.approx(0.1)
+    assert search.want(5.0) == pytest.approx(0.1)
     assert search.ready_at(5.0, ahead=4.0) == pytest.approx(5.5)
 
     search.give_back(5.0)
 
-    assert search.wait_s(5.0) == 0.0
+    assert search.want(5.0) == 0.0
     assert search.in_flight == 1
 
 

@@ -79,7 +79,7 @@ def drain(gate: Gate, start: float, seconds: float, cost: Cost = ONE, *, latency
             went.append(now)
             flying.append(grant)
             continue
-        wait_s = gate.wait_s(cost, now)
+        wait_s = gate.admit(cost, now)
         ends_at = flying[0].at + latency_s if flying and latency_s is not None else inf
         now = min(inf if wait_s is None else now + max(wait_s, 1e-6), ends_at)
         if now == inf:
@@ -205,7 +205,7 @@ def test_nothing_goes_during_a_pause() -> None:
     assert refuse(gate, take(gate, 10.0), 10.0, retry_after(5)) is Refusal.WAIT
 
     assert gate.paused_until == 15.0
-    assert gate.wait_s(ONE, 10.0) == 5.0
+    assert gate.admit(ONE, 10.0) == 5.0
     assert gate.ready_at(ONE, 10.0) == 15.0
     assert gate.reserve(ONE, 14.999) is None
     assert gate.reserve(ONE, 15.0) is not None
@@ -256,7 +256,7 @@ def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
     refuse(gate, refused, 1.0, retry_after(5))
     accept(gate, early, 2.0)
 
-    assert gate.wait_s(ONE, 2.0) == 4.0
+    assert gate.admit(ONE, 2.0) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_no_herd_follows_a_pause_where_no_limit_is_known() -> None:
         gate.settle(grant, None, 0.1)
     refuse(gate, take(gate, 0.2), 0.3, retry_after(5))
 
-    assert gate.wait_s(ONE, 5.3) == 0.0
+    assert gate.admit(ONE, 5.3) == 0.0
     (row,) = gate.rows(5.3)
     went = drain(gate, 5.3, 1.0, latency_s=0.05)
 
@@ -325,7 +325,7 @@ def test_a_target_that_only_refuses_is_asked_by_one_call_at_a_time() -> None:
 
     probe = take(gate, 4.0)
     assert gate.reserve(ONE, 4.0) is None
-    assert gate.wait_s(ONE, 4.0) == 1.0
+    assert gate.admit(ONE, 4.0) == 1.0
     refuse(gate, probe, 4.1, retry_after(1))
     assert gate.reserve(ONE, 5.0) is None  # it is a pause again
     probe = take(gate, 6.2)
@@ -401,7 +401,7 @@ def test_a_provider_that_asks_for_no_time_again_and_again_is_not_hammered(hint: 
             now += 0.001
             refuse(gate, grant, now, retry_after(hint))
         else:
-            now += max(0.0001, gate.wait_s(ONE, now) or 0.0)
+            now += max(0.0001, gate.admit(ONE, now) or 0.0)
 
     assert asked <= 20
 
@@ -514,7 +514,7 @@ def test_a_call_above_the_limit_pauses_nobody() -> None:
 
     assert refusal is Refusal.NEVER_FITS
     assert levels(gate, 0.0) == before
-    assert (gate.in_flight, gate.wait_s(ONE, 0.0)) == (0, 0.0)
+    assert (gate.in_flight, gate.admit(ONE, 0.0)) == (0, 0.0)
 
 
 def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
@@ -522,9 +522,9 @@ def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
     gate = new_gate(tokens_per_min=1000)
 
     assert gate.cost_of(1200, 0) == Cost(1, 1000, 0)
-    assert gate.wait_s(gate.cost_of(1200, 0), 0.0) == 0.0
+    assert gate.admit(gate.cost_of(1200, 0), 0.0) == 0.0
     assert gate.cost_of(1300, 0) == Cost(1, 1300, 0)
-    assert gate.wait_s(gate.cost_of(1300, 0), 0.0) == inf
+    assert gate.admit(gate.cost_of(1300, 0), 0.0) == inf
     assert gate.ready_at(gate.cost_of(1300, 0), 0.0) == inf
 
 
@@ -533,16 +533,16 @@ def test_never_is_never_also_while_a_slot_is_awaited() -> None:
     gate = new_gate(tokens_per_min=1000, max_concurrency=1)
     take(gate, 0.0, Cost(1, 10, 0))
 
-    assert gate.wait_s(Cost(1, 5000, 0), 0.0) == inf
-    assert gate.wait_s(Cost(1, 10, 0), 0.0) is None
+    assert gate.admit(Cost(1, 5000, 0), 0.0) == inf
+    assert gate.admit(Cost(1, 10, 0), 0.0) is None
 
     gate = new_gate(tokens_per_min=1000)
     for now in (0.0, 2.0, 9.0):
         probe = take(gate, now, Cost(1, 10, 0))
         if now < 9.0:
             refuse(gate, probe, now, retry_after(1))
-    assert gate.wait_s(Cost(1, 5000, 0), 9.0) == inf
-    assert gate.wait_s(Cost(1, 10, 0), 9.0) == 1.0
+    assert gate.admit(Cost(1, 5000, 0), 9.0) == inf
+    assert gate.admit(Cost(1, 10, 0), 9.0) == 1.0
 
 
 def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
@@ -727,9 +727,9 @@ def test_slots_are_waited_for_and_not_timed() -> None:
     gate = new_gate(max_concurrency=2)
     grants = [take(gate, 0.0) for _ in range(2)]
 
-    assert gate.wait_s(ONE, 0.0) is None
+    assert gate.admit(ONE, 0.0) is None
     gate.settle(grants[0], None, 1.0)
-    assert gate.wait_s(ONE, 1.0) == 0.0
+    assert gate.admit(ONE, 1.0) == 0.0
 
 
 def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> None:
@@ -874,7 +874,7 @@ def test_no_course_of_events_breaks_a_gate(
         now += gap_s
         cost = gate.cost_of(tokens, None)
         if event == "take":
-            wait_s = gate.wait_s(cost, now)
+            wait_s = gate.admit(cost, now)
             grant = gate.reserve(cost, now, estimate=tokens)
             assert (grant is not None) == (wait_s == 0.0)
             flying += [grant] if grant is not None else []
@@ -888,7 +888,7 @@ def test_no_course_of_events_breaks_a_gate(
                 flying.remove(grant)
                 end_somehow(gate, grant, event, now, tokens)
         assert gate.in_flight == len(flying)
-        wait = gate.wait_s(cost, now)
+        wait = gate.admit(cost, now)
         assert wait is None or wait >= 0
         assert gate.ready_at(cost, now, Cost(index, index * tokens, 0)) >= now
         for row in gate.rows(now):
@@ -944,7 +944,7 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
     gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     ear = Ear(gate)
     flight = [take(gate, 0.0) for _ in range(20)]
-    assert gate.wait_s(Cost(), 0.0) != 0.0
+    assert gate.admit(Cost(), 0.0) != 0.0
 
     for grant in flight[5:]:
         refuse(gate, grant, 0.02, retry_after(1))
@@ -952,7 +952,7 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
         accept(gate, grant, 0.05)
 
     assert not any(row.name.startswith("found") for row in gate.rows(0.1))
-    assert gate.wait_s(Cost(), 1.1) == 0.0
+    assert gate.admit(Cost(), 1.1) == 0.0
     assert ear.said[-1] == (BURST, 5.0)
     other = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     other.told_limit(*ear.said[-1], 60.0, 0.0)

@@ -52,7 +52,7 @@ class Replica:
 
     def go(self, now: float, cost: float = 1.0, keep: float = 0.0) -> bool:
         """A call that goes if it may."""
-        if self.share.wait_s(cost, now, keep) != 0.0:
+        if self.share.want(cost, now, keep) != 0.0:
             return False
         self.share.take(cost, now)
         self.let_through.append((now, cost))
@@ -75,7 +75,7 @@ def test_what_is_not_held_waits_for_the_store(pool: Pool) -> None:
     """Nobody knows when more comes: the wait has no length, and the share asks for more, once."""
     replica = Replica(pool)
 
-    waits = [replica.share.wait_s(1, T0), replica.share.wait_s(1, T0)]
+    waits = [replica.share.want(1, T0), replica.share.want(1, T0)]
 
     assert (waits, replica.wakes) == ([None, None], 1)
     replica.ask(T0, 1)
@@ -86,7 +86,7 @@ def test_what_exceeds_the_limit_never_fits(pool: Pool) -> None:
     """However much is leased."""
     replica = Replica(pool)
 
-    assert replica.share.wait_s(101, T0) == inf
+    assert replica.share.want(101, T0) == inf
     assert replica.share.ready_at(101, T0) == inf
 
 
@@ -137,9 +137,9 @@ def test_a_lost_answer_changes_nothing(pool: Pool) -> None:
     replica = Replica(pool)
     assert replica.go_or_ask(T0)
 
-    replica.share.wait_s(5, T0)
+    replica.share.want(5, T0)
     replica.ask(T0, 5, is_lost=True)
-    replica.share.wait_s(5, T0)
+    replica.share.want(5, T0)
     replica.ask(T0, 5)
 
     assert replica.go(T0, 5)
@@ -156,7 +156,7 @@ def test_what_was_used_beyond_what_is_held_is_the_common_debt(pool: Pool) -> Non
     replica.ask(T0)
 
     assert pool.level < 0
-    assert replica.share.wait_s(1, T0) is None
+    assert replica.share.want(1, T0) is None
 
 
 def test_lower_lanes_leave_something_over(pool: Pool) -> None:
@@ -166,7 +166,7 @@ def test_lower_lanes_leave_something_over(pool: Pool) -> None:
     pool.level = 15.0
 
     for _ in range(5):
-        replica.share.wait_s(3, T0, 10)
+        replica.share.want(3, T0, 10)
         replica.ask(T0, 3)
     gone = sum(replica.go(T0, 3, 10) for _ in range(5))
 
@@ -218,7 +218,7 @@ def test_alone_a_call_larger_than_its_part_still_gets_its_turn(pool: Pool) -> No
     replica = Replica(pool, is_whole=False)
     replica.share.alone(4, T0)
 
-    wait_s = replica.share.wait_s(60, T0)
+    wait_s = replica.share.want(60, T0)
 
     assert wait_s is not None
     assert replica.go(T0 + wait_s + 0.001, 60)
@@ -231,7 +231,7 @@ def test_where_it_must_not_guess_nothing_goes_alone(pool: Pool) -> None:
     replica.share.fails_closed = True
 
     replica.share.alone(4, T0)
-    while_alone = replica.share.wait_s(1, T0 + 5)
+    while_alone = replica.share.want(1, T0 + 5)
     replica.share.rejoin(T0 + 10)
     replica.ask(T0 + 10, 1)
 
@@ -339,7 +339,7 @@ def test_alone_slots_in_use_count() -> None:
         assert replica.go_or_ask(T0)
 
     replica.share.alone(2, T0)
-    refused = replica.share.wait_s(1, T0)
+    refused = replica.share.want(1, T0)
     replica.share.give_back(1, T0)
 
     assert refused is None
@@ -451,7 +451,7 @@ def test_a_providers_word_that_comes_meanwhile_is_not_lost(pool: Pool) -> None:
 def test_a_smaller_limit_is_not_held_beyond_its_size(pool: Pool) -> None:
     """What a reload makes too much goes back."""
     replica = Replica(pool)
-    replica.share.wait_s(50, T0)
+    replica.share.want(50, T0)
     replica.ask(T0, 50)
 
     replica.share.resize(1.0, 10.0, T0)
@@ -477,9 +477,9 @@ def test_who_has_gone_wants_nothing(pool: Pool) -> None:
     """What a call lacked is not asked for once nobody waits; the store hears of it soon."""
     pool.level = 0.0
     replica = Replica(pool)
-    replica.share.wait_s(5, T0)
+    replica.share.want(5, T0)
     first = replica.ask(T0, 5)
-    replica.share.wait_s(5, T0)
+    replica.share.want(5, T0)
 
     assert replica.share.is_due(T0 + 0.3)
     second = replica.ask(T0 + 0.3)
@@ -553,26 +553,26 @@ def test_one_that_must_not_guess_is_silent_while_it_is_alone(pool: Pool) -> None
 
     replica.share.force(50, T0)
     replica.share.correct(1, T0)
-    closed = replica.share.wait_s(1, T0)
+    closed = replica.share.want(1, T0)
     replica.share.fail_closed(False, T0)
-    opened = replica.share.wait_s(1, T0 + 60)
+    opened = replica.share.want(1, T0 + 60)
     replica.share.fail_closed(True, T0 + 60)
 
     assert (replica.wakes, closed, opened) == (0, None, 0.0)
-    assert replica.share.wait_s(1, T0 + 60) is None
+    assert replica.share.want(1, T0 + 60) is None
 
 
 def test_somebody_elses_large_call_gets_what_lies_idle(pool: Pool) -> None:
     """A call that needs all of the limit cannot go as long as others hold some of it: they are told, and give it back."""
     small, large = Replica(pool, "small"), Replica(pool, "large")
-    small.share.wait_s(3, T0)
+    small.share.want(3, T0)
     small.ask(T0, 3)
-    large.share.wait_s(100, T0)
+    large.share.want(100, T0)
     large.ask(T0, 100)
 
     small.ask(T0 + 0.1)
     small.ask(T0 + 0.2)
-    large.share.wait_s(100, T0 + 1)
+    large.share.want(100, T0 + 1)
     large.ask(T0 + 1, 100)
 
     assert large.go(T0 + 1, 100)

@@ -64,7 +64,7 @@ class Option:
 
     def reserve(self, now: float, rank: int = 1) -> Grant | None:
         """Takes what the call costs here, if it may go now."""
-        wait_s = self.line.gate.wait_s(self.cost, now, self.keep_percent, rank=rank)
+        wait_s = self.line.gate.admit(self.cost, now, self.keep_percent, rank=rank)
         return self.take(now) if wait_s == 0.0 else None
 
     def take(self, now: float) -> Grant:
@@ -331,7 +331,7 @@ class DelayQueue:
             if is_probe:  # who can best afford to fail tries it out, out of turn
                 ticket = lineup.youngest(-1) or ticket
             try:
-                wait_s = gate.wait_s(
+                wait_s = gate.admit(
                     ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank=ticket.place.rank
                 )
                 grant = ticket.option.take(now) if wait_s == 0.0 else None

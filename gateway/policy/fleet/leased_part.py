@@ -173,10 +173,18 @@ class Share:
             not keep or min(cost + keep, self.capacity) <= held + self._common(now) + _ROUNDING
         ):
             return 0.0
-        self._lack = max(self._lack, cost)
-        self._keep = keep
-        self._ask_for_more()
-        return None
+        return None  # until the store has answered, or somebody has given back
+
+    def want(self, cost: float, now: float, keep: float = 0.0) -> float | None:
+        """A call wants `cost` with `keep` left over: as `wait_s`, but what is lacking is asked for, or saved up."""
+        if self._own is not None:
+            self._own.want(cost, now, self.capacity)
+        wait_s = self.wait_s(cost, now, keep)
+        if wait_s is None and self._own is None and not self._is_closed:
+            self._lack = max(self._lack, cost)
+            self._keep = keep
+            self._ask_for_more()
+        return wait_s
 
     def is_dry(self, need: float, now: float) -> bool:
         """Whether so much is not there, nor in the store, as far as that has said."""

@@ -31,10 +31,15 @@ class LocalShare:
             limit.correct(free, now)
 
     def wait_s(self, cost: float, now: float, keep: float, most: float) -> float | None:
-        """As a limit's; a call larger than the part, but not than the limit (`most`), saves up for it."""
+        """As a limit's; for a call larger than the part, but not than the limit (`most`), until it has saved up for it."""
+        if self.limit.capacity < cost <= most:
+            return (cost - self.limit.level_at(now)) / self.rate_per_s if self.rate_per_s else None
+        return self.limit.wait_s(cost, now, min(keep, self.limit.capacity))
+
+    def want(self, cost: float, now: float, most: float) -> None:
+        """A call wants so much: one larger than the part, but not than the limit (`most`), saves up for it from now on."""
         if self.limit.capacity < cost <= most:
             self.limit.resize(self.rate_per_s, cost, now)
-        return self.limit.wait_s(cost, now, min(keep, self.limit.capacity))
 
     def resize(self, change_rate: float, change_capacity: float, now: float) -> None:
         """The limit is so many times as fast, and as large."""

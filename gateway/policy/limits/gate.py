@@ -1,7 +1,7 @@
 """The gate of one target: when a call may go there, and what its answers teach.
 
     enter -> finish                                                     the usual case: a whole answer, one visit each way
-    wait_s / ready_at -> reserve -> answered | refused -> settle        (or reserve -> cancel: it was never sent)
+    admit -> take, or reserve (both in one) -> answered | refused -> settle        (or reserve -> cancel: it was never sent)
 
 Limits, the pause a provider asked for, a spent quota, a rate nobody tells and a cap that follows latency, all behind one
 question. It must not know calls, lanes or queues. Invariants: every grant ends in exactly one `settle` or `cancel`; during
@@ -51,6 +51,7 @@ MARGIN = 3.75
 PENALTY_S = 5.0
 """A target that has just failed is taken to be so much slower, where the fastest is looked for."""
 REFUSED_WITHIN_S = 1.0
+"""A target that was paused again and again without one success between is asked by one call at a time, for so long each."""
 ASSUMED = 100.0
 """Calls per second to search from, where only tokens are told."""
 _UNEXPLAINED = 0.1  # share of refusals above which known limits are not believed any more
@@ -321,17 +322,16 @@ class Gate:
         keep_tokens: float = 0.0,
         rank: int = 1,
     ) -> float | None:
-        """Seconds until the call may go: 0.0 now, inf never, None when a call in flight has to end first."""
+        """Seconds until a call may go, as things stand: 0.0 now, inf never, None when a call in flight has to end first.
+
+        A question, which changes nothing. Whoever has a call that wants to go says so by `admit`.
+        """
         paused_until = self.paused_until
         if paused_until > now:
             return paused_until - now
-        if self._resume_due:
-            self._resume(now, paused_until)
         if self.counts_tokens:
             keep_tokens += self._margin(cost)
         wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
-        if wait_s != 0.0 and self.limits.grow(now, self._let_in, self.in_flight, keep_percent, keep_requests):
-            wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
         if self._search is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._search.want(now))
         if self._ramp is not None and wait_s != inf:
@@ -339,11 +339,45 @@ class Gate:
         if wait_s == inf:
             return inf
         if self._barren > 1 and self._probes:
-            wait_s = _longer(wait_s, self._probe_s(now))
+            wait_s = _longer(wait_s, max(0.0, self._probed_at + REFUSED_WITHIN_S - now))
         if not self.vitals.is_clear:
-            vitals_s = self.vitals.admit(now, rank)
+            vitals_s = self.vitals.wait_s(now, rank)
             wait_s = _longer(wait_s, None if vitals_s == inf else vitals_s)  # inf: until a person says so
         return None if self._is_full() else wait_s
+
+    def admit(
+        self,
+        cost: Cost,
+        now: float,
+        keep_percent: float = 0.0,
+        keep_requests: float = 0.0,
+        keep_tokens: float = 0.0,
+        rank: int = 1,
+    ) -> float | None:
+        """A call wants to go, for which this brings about what its time has come for; then the answer is as of `wait_s`.
+
+        A pause that is over ends, behind a ramp; a breaker whose time is over begins to probe; what the call lacks of shared
+        limits is asked for; a guess that is in its way may grow.
+        """
+        paused_until = self.paused_until
+        if paused_until > now:
+            return paused_until - now
+        if self._resume_due:
+            self._resume(now, paused_until)
+        if self._barren > 1 and self._probes and now - self._probed_at >= REFUSED_WITHIN_S:
+            # A refusal comes fast; a probe that was not refused after a while has been let in, however long the answer takes.
+            self._barren = 1
+        keep = keep_tokens + self._margin(cost) if self.counts_tokens else keep_tokens
+        wait_s = self.limits.want(cost, now, keep_percent, keep, keep_requests)
+        if wait_s == inf:
+            return inf
+        if wait_s != 0.0:
+            self.limits.grow(now, self._let_in, self.in_flight, keep_percent, keep_requests)
+        if self._search is not None:
+            self._search.want(now)
+        if not self.vitals.is_clear:
+            self.vitals.admit(now, rank)
+        return self.wait_s(cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
     def enter(
         self,
@@ -414,12 +448,12 @@ class Gate:
         rank: int = 1,
     ) -> Grant | None:
         """Takes what the call costs, if it may go now."""
-        if self.wait_s(cost, now, keep_percent, rank=rank) != 0.0:
+        if self.admit(cost, now, keep_percent, rank=rank) != 0.0:
             return None
         return self.take(cost, now, estimate, max_tokens)
 
     def take(self, cost: Cost, now: float, estimate: int = 0, max_tokens: int | None = None) -> Grant:
-        """Takes what the call costs; only to be called when `wait_s` is 0.0."""
+        """Takes what the call costs; only to be called when `admit` has said 0.0."""
         self.limits.take(cost, now)
         if self._search is not None:
             self._search.take(now)
@@ -839,16 +873,6 @@ class Gate:
             if rate_per_s < inf:
                 self._ramp = Ramp(rate_per_s, now, counts_requests=counts_requests)
                 return
-
-    def _probe_s(self, now: float) -> float:
-        """A target that was paused again and again without one success between is asked by one call at a time.
-
-        A refusal comes fast; whoever was not refused after a while has been let in, however long the answer takes.
-        """
-        left_s = self._probed_at + REFUSED_WITHIN_S - now
-        if left_s <= 0:
-            self._barren = 1
-        return max(0.0, left_s)
 
     def _is_full(self) -> bool:
         return self._cap is not None and self.in_flight >= self._cap.cap

@@ -109,6 +109,13 @@ class _LimitState:
         self.configured = configured
         self.since = since
 
+    def keep(self, percent: float, tokens: float, requests: float) -> float:
+        """What is to be left over of it: so many percent, and so many tokens or requests besides."""
+        keep = self.limit.capacity * percent / 100 if percent else 0.0
+        if tokens and _INPUT <= self.part <= _TOKENS:
+            return keep + tokens
+        return keep + requests if requests and self.part == _REQUESTS else keep
+
 
 class LimitSet:
     """Requests and tokens per minute, requests per day and concurrency: whichever of them are known.
@@ -206,8 +213,8 @@ class LimitSet:
         return None if row is None else row.amount
 
     def reserve(self, cost: Cost, now: float, keep_percent: float = 0.0) -> float | None:
-        """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `wait_s`."""
-        wait_s = self.wait_s(cost, now, keep_percent)
+        """Takes `cost` from every limit and returns 0.0, or takes nothing and returns the wait of `want`."""
+        wait_s = self.want(cost, now, keep_percent)
         if wait_s == 0.0:
             self.take(cost, now)
         return wait_s
@@ -251,18 +258,25 @@ class LimitSet:
         longest_s = 0.0
         is_unknown = False
         for row in self._rows:
-            limit = row.limit
-            keep = limit.capacity * keep_percent / 100 if keep_percent else 0.0
-            if keep_tokens and _INPUT <= row.part <= _TOKENS:
-                keep += keep_tokens
-            elif keep_requests and row.part == _REQUESTS:
-                keep += keep_requests
-            wait_s = limit.wait_s(parts[row.part], now, keep)
+            wait_s = row.limit.wait_s(parts[row.part], now, row.keep(keep_percent, keep_tokens, keep_requests))
             if wait_s is None:
                 is_unknown = True
             elif wait_s > longest_s:
                 longest_s = wait_s
         return None if is_unknown and longest_s < inf else longest_s
+
+    def want(
+        self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0, keep_requests: float = 0.0
+    ) -> float | None:
+        """A call wants to go: the wait of `wait_s`, and what it lacks of limits that replicas share is asked for."""
+        wait_s = self.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
+        if wait_s == 0.0 or self._share_out is None:
+            return wait_s
+        parts = _parts(cost, 1)
+        for row in self._rows:
+            if isinstance(row.limit, Share):
+                row.limit.want(parts[row.part], now, row.keep(keep_percent, keep_tokens, keep_requests))
+        return self.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
 
     def ready_at(self, cost: Cost, now: float, ahead: Cost = NOTHING, keep_percent: float = 0.0) -> float:
         """When `cost` fits after `ahead` (the sum of those before it) was taken; inf: never.

@@ -1,0 +1,127 @@
+"""Questions are questions: whoever asks a gate when a call may go changes nothing about what goes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorClass
+from gateway.policy.errors.classify import Diagnosis
+from gateway.policy.fleet.leased_part import Share
+from gateway.policy.limits.gate import Gate, Grant
+from gateway.policy.limits.limits import Cost, Shared
+from gateway.policy.limits.rules import Limits
+from gateway.policy.snapshot import Counting
+from gateway.words import Usage
+
+WALL = 1_800_000_000.0
+TIMES = 100
+TOLD = [(b"x-ratelimit-limit-requests", b"50"), (b"x-ratelimit-remaining-requests", b"20")]
+LIMITS = st.builds(
+    Limits,
+    requests_per_min=st.sampled_from([None, 6.0, 60.0, 3000.0]),
+    tokens_per_min=st.sampled_from([None, 1000.0, 60_000.0]),
+    max_concurrency=st.sampled_from([None, None, 2]),
+    untold_burst_s=st.sampled_from([None, 10.0]),
+)
+COUNTINGS = st.builds(Counting, learns=st.booleans(), adaptive=st.booleans(), arrival_lag_s=st.sampled_from([0.0, 0.2]))
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter"] * 4 + ["answer", "refuse", "pause", "fail", "cancel", "resume", "spend"]),
+        st.sampled_from([0.0, 0.0, 0.125, 1.0, 8.0, 64.0]),
+        st.integers(1, 900),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def ask(gate: Gate, now: float, tokens: int) -> None:
+    """Everything that can be asked, again and again, of calls small and large."""
+    for number in range(TIMES):
+        cost = Cost(1, tokens * (number % 3), number)
+        gate.wait_s(cost, now, 10.0 * (number % 2), rank=number % 4)
+        gate.ready_at(cost, now, Cost(number, number, 0))
+    gate.rows(now)
+    gate.blocking(Cost(), now)
+    gate.is_shut("interactive", now)
+    gate.capacity, gate.latency, gate.paused_until  # noqa: B018  # properties are questions, too
+    gate.kept(now)
+    gate.vitals.wait_s(now, 1)
+    gate.vitals.probe_at(now)
+
+
+def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_told: bool) -> object:
+    """One step of a gate's life; returns what it decides."""
+    if what == "enter":
+        grant = gate.enter(number, None, now, rank=number % 4)
+        if grant is not None:
+            grants.append(grant)
+        return None if grant is None else grant.cost
+    if what == "resume":
+        gate.resume()
+    elif what == "spend":
+        gate.exhaust(1.0, now)
+    elif grants:
+        return end(gate, grants.pop(number % len(grants)), what, now, number, is_told=is_told)
+    return None
+
+
+def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told: bool) -> object:
+    headers = TOLD if is_told else []
+    if what == "answer":
+        gate.finish(grant, headers, Usage(number, number // 2), now, lambda: WALL)
+    elif what == "cancel":
+        gate.cancel(grant, now)
+    elif what == "fail":
+        gate.judge(grant, ErrorClass.SERVER_ERROR, now, 0.5)
+        gate.failed(grant, now, is_overload=is_told)
+    else:
+        diagnosis = Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0 if what == "pause" else None)
+        return gate.refused(grant, diagnosis, headers, now, WALL)
+    return None
+
+
+@given(LIMITS, COUNTINGS, STEPS)
+def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[tuple[str, float, int, bool]]) -> None:
+    """Twin gates live the same life, and one of them is asked a hundred questions before each step: they never differ."""
+    asked, alone = Gate("a", limits, counting, 0.0), Gate("a", limits, counting, 0.0)
+    asked_grants: list[Grant] = []
+    grants: list[Grant] = []
+    now = 0.0
+    for what, wait_s, number, is_told in steps:
+        now += wait_s
+        ask(asked, now, number)
+
+        decided = act(asked, asked_grants, what, now, number, is_told)
+        assert decided == act(alone, grants, what, now, number, is_told)
+        assert asked.paused_until == alone.paused_until
+        cost = Cost(1, number, 0)
+        assert asked.admit(cost, now) == alone.admit(cost, now)
+
+
+def test_asking_leases_nothing() -> None:
+    """Limits that replicas share: only a call that wants to go asks the store for what is lacking."""
+    wakes: list[str] = []
+
+    def share_out(shared: Shared, now: float) -> Share:
+        return Share(
+            "replica",
+            shared.name,
+            shared.part,
+            "bucket",
+            shared.rate_per_s,
+            shared.capacity,
+            now,
+            is_whole=True,
+            wake=lambda share, *_: wakes.append(share.name),
+        )
+
+    gate = Gate(
+        "a", Limits(requests_per_min=60.0, tokens_per_min=1000.0), Counting(learns=False), 0.0, share_out=share_out
+    )
+    ask(gate, 0.0, 10)
+    assert wakes == []
+
+    assert gate.enter(10, None, 0.0) is None
+    assert sorted(set(wakes)) == ["requests_per_min", "tokens_per_min"]
