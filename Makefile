@@ -4,7 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= config.example.yaml
 
-.PHONY: run test lint fmt types check bench bench-peers sim soak audit lock clean help
+# What is measured, is measured on the PYTHON that is asked for, in an environment of its own.
+ASKED      := $(filter command environment,$(origin PYTHON))
+BENCH_VENV := $(if $(ASKED),.venv-$(subst /,-,$(patsubst /%,%,$(PYTHON))),$(VENV))
+MEASURE     = $(MAKE) -s --no-print-directory VENV=$(BENCH_VENV) $(BENCH_VENV)/.bench && $(BENCH_VENV)/bin/python -m
+
+.PHONY: run test lint fmt types check bench bench-peers instructions sim soak audit lock clean help
 .DEFAULT_GOAL := help
 
 help:            ## what you can do here
@@ -28,11 +33,14 @@ fmt: $(VENV)/.dev ## format the code, fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## measure against the floor and nginx, on one pinned core: table, JSON and plot in bench-results/
-	@$(BIN)/python -m tests.bench
+bench:           ## measure against the floor and nginx, on one pinned core (PYTHON=… for another): bench-results/
+	@$(MEASURE) tests.bench
 
-bench-peers: $(VENV)/.bench ## the same with LiteLLM and Portkey, each installed in its own environment
-	@$(BIN)/python -m tests.bench --peers
+bench-peers:     ## the same with LiteLLM and Portkey, each installed in its own environment
+	@$(MEASURE) tests.bench --peers
+
+instructions:    ## user-space instructions per call and event, the same figure on a busy machine (PYTHON=… for another)
+	@$(MEASURE) tests.bench.instructions
 
 sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: its promises, then table, JSON and plots in sim-results/
 	@$(BIN)/pytest -n auto --dist worksteal -m "soak or not soak" tests/sim
@@ -53,7 +61,7 @@ lock:            ## renew the hashed locks from pyproject.toml (needs uv)
 	    -o requirements$$(echo "$$group" | sed -E 's/.*--group /-/').lock; done
 
 clean:           ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.x")'

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gateway import __version__
+from gateway import __version__, interpreter
 from gateway.calllog import CallLog
 from gateway.clock import SteadyClock, SystemClock
 from gateway.config.describe import describe
@@ -526,6 +526,9 @@ def greet(policy: PolicySnapshot, url: str, crew: str = "") -> None:
     log.info("gateway %s listens on %s%s, models: %s", __version__, url, crew, models)
     for notice in policy.notices:
         log.warning("%s", notice)
+    slow = interpreter.doubt()
+    if slow is not None:
+        log.warning("%s", slow)
 
 
 def say_stopping(server: Server) -> None:

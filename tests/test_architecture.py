@@ -17,7 +17,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 WORDS = {"words", "exchange", "errors", "clock", "splice"}
 CORE = WORDS | {"policy", "call", "ports"}
 EDGES = {"ingress", "jobs", "config", "upstream", "store", "telemetry", "calllog", "settings", "emulator"}
-EVERYTHING = CORE | {"flow", "semantic", "process_memory"} | EDGES
+EVERYTHING = CORE | {"flow", "semantic", "process_memory", "interpreter"} | EDGES
 ADAPTERS = {"upstream", "store", "telemetry", "calllog"}
 MAY_IMPORT = {
     **dict.fromkeys(WORDS, WORDS),
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "telemetry": CORE | {"calllog"},
     "calllog": CORE,
     "settings": set(),
+    "interpreter": set(),
     "emulator": {"clock"},
     "app": EVERYTHING,
     "workers": {"app", "errors", "policy", "settings"},

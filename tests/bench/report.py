@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gateway import interpreter
 from tests.bench import load
 from tests.bench.measure import HIGH, STEADY_PER_S, Direct, Effort, Latency, Round, Steady
 from tests.bench.systems import ROOT, SHARING
@@ -117,7 +118,7 @@ _PARTS = ("p50_ms", "p99_ms")
 
 def doubts(results: Results) -> list[str]:
     """What makes this run less than trustworthy; empty for a quiet machine."""
-    found: list[str] = []
+    found = [doubt] if (doubt := interpreter.doubt()) else []
     if results.cores[0] == results.cores[1]:
         found.append("one core only: the load shares it with the system, so rates and latencies mean little")
     for name, rounds in results.rounds.items():
@@ -147,6 +148,7 @@ def _machine(results: Results) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "interpreter": {"path": os.path.realpath(sys.executable), "doubt": interpreter.doubt()},
         "load_generator": load.generator(),
         "packages": {name: version(name) for name in names},
     }
@@ -202,7 +204,8 @@ def footnotes(facts: dict[str, Any]) -> str:
     machine, direct = facts["machine"], facts["direct"]["best"]
     low, high = direct["low"], direct["high"]
     notes = [
-        f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, load by {machine['load_generator']}.",
+        f"{machine['cpu']}, Python {machine['python']} ({machine['interpreter']['path']}), commit {machine['commit']}, "
+        f"load by {machine['load_generator']}.",
         f"Without anything in between: {direct['requests_per_s']:,.0f} calls/s, "
         f"p50 / p99 {low['p50_ms']:.2f} / {low['p99_ms']:.2f} ms at 1 connection, "
         f"{high['p50_ms']:.2f} / {high['p99_ms']:.2f} ms at {HIGH}.",

@@ -1,0 +1,83 @@
+"""The client and the provider of a system in one: it sends nothing before what it sent last has come out at the other end.
+
+So the system handles one call after the other and one event after the other, however fast it is.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from tests.bench.canned import ANSWER, STREAM_HEAD, stream_events, whole_body
+from tests.bench.load import chat_body, request
+
+PATIENCE_S = 120.0
+
+
+class BothEnds:
+    """The client and the provider of a system, which does one thing after the other and waits for what comes of it."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._provider: socket.socket | None = None
+        self._client: socket.socket | None = None
+        self._port = 0
+
+    @property
+    def provider_port(self) -> int:
+        """Where it answers."""
+        return int(self._listener.getsockname()[1])
+
+    def connect(self, port: int) -> None:
+        """Be the client of this port from now on, over one connection."""
+        self._port = port
+        self._client = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+
+    def close(self) -> None:
+        """Close its sockets."""
+        for one in (self._client, self._provider, self._listener):
+            if one is not None:
+                one.close()
+
+    def plain(self, calls: int) -> None:
+        """Make so many plain calls."""
+        for _ in range(calls):
+            self._ask(chat_body())
+            self._answer(ANSWER, lambda data: whole_body(data) is not None)
+
+    def stream(self, events: int) -> None:
+        """Make one call that is answered with so many events of text, each alone."""
+        role, text, stop, _, done = stream_events()
+        self._ask(chat_body(stream=True))
+        self._answer(STREAM_HEAD + role, _ends_an_event)
+        for _ in range(events):
+            self._answer(text, _ends_an_event)
+        self._answer(stop + done, lambda data: data.endswith(b"0\r\n\r\n"))
+
+    def _ask(self, body: bytes) -> None:
+        assert self._client is not None
+        self._client.sendall(request(self._port, body, {}))
+        if self._provider is None:
+            self._provider, _ = self._listener.accept()
+            self._provider.settimeout(PATIENCE_S)
+        _read(self._provider, lambda data: whole_body(data) is not None)
+
+    def _answer(self, data: bytes, is_over: Callable[[bytes], bool]) -> None:
+        assert self._client is not None
+        assert self._provider is not None
+        self._provider.sendall(data)
+        received = _read(self._client, is_over)
+        assert b"chatcmpl-bench" in received or b"[DONE]" in received, received
+
+
+def _ends_an_event(data: bytes) -> bool:
+    return data.endswith(b"\n\n\r\n")
+
+
+def _read(connection: socket.socket, is_over: Callable[[bytes], bool]) -> bytes:
+    data = b""
+    while not is_over(data):
+        part = connection.recv(65536)
+        assert part, f"cut off behind {data!r}"
+        data += part
+    return data
