@@ -1,14 +1,16 @@
 """The call log: one structured line per call, without any prompt or secret.
 
 Lines are formatted in batches outside of any call, and written by a thread, because a write may block: a stuck reader never
-stops a call. When it is too slow, lines are dropped and counted.
+stops a call. When it is too slow, lines are dropped and counted. The JSON line of a plain call (one attempt, which served
+it) is put together from text that is the same for many calls and the few values that are not; all other lines are
+dictionaries first.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, TextIO
@@ -31,8 +33,10 @@ class CallLog:
 
     def __init__(self, stream: TextIO, style: str, worker: int | None = None) -> None:
         self._stream = stream
-        line = _json_line if style == "json" else _text_line
-        self._format = line if worker is None else partial(line, worker=worker)
+        told = {} if worker is None else {"worker": worker}
+        self._format: Callable[[float, Settled | Refused], str] = (
+            JsonLines(told).line if style == "json" else partial(_text_line, told)
+        )
         self._batches: queue.Queue[str | None] = queue.Queue(QUEUED_BATCHES)
         self._thread = threading.Thread(target=self._write, name="call-log", daemon=True)
         self.dropped = 0
@@ -153,11 +157,72 @@ def _text(value: bytes | None) -> str | None:
     return value.decode("latin-1") if value is not None else None
 
 
-def _json_line(at: float, record: Settled | Refused, **told: int) -> str:
-    return orjson.dumps({**_fields(at, record), **told}).decode() + "\n"
+class JsonLines:
+    """Makes lines of JSON; each ends with `told`, what every line of this process says."""
+
+    __slots__ = ("_end", "_told")
+
+    def __init__(self, told: Mapping[str, int]) -> None:
+        self._told = told
+        self._end = "," + orjson.dumps(told).decode()[1:] + "\n" if told else "}\n"
+
+    def line(self, at: float, record: Settled | Refused) -> str:
+        """One record, in the form and order of `_fields`."""
+        if isinstance(record, tuple):
+            return self._any_line(at, record)
+        call, usage = record.call, record.usage
+        attempts = call.attempts
+        if len(attempts) != 1 or usage is None or call.replay is not None or record.retries_usd or call.denied:
+            return self._any_line(at, record)
+        (attempt,) = attempts
+        if attempt.error_class is not None:
+            return self._any_line(at, record)
+        second, millisecond = divmod(round(at * 1000), 1000)
+        provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s
+        who = _who(
+            call.key.name,
+            call.tenant,
+            call.endpoint.name,
+            call.model_name[:100] or call.path[:200],
+            call.stream,
+            call.lane,
+        )
+        return (
+            f'{{"time":"{_second(second)}.{millisecond:03d}Z","event":"call","id":{orjson.dumps(call.id).decode()},'
+            f'{who},{_how(record.status, record.outcome, attempt.target, attempt.status)},"upstream_request_id":'
+            f"{'null' if provided_id is None else orjson.dumps(provided_id.decode('latin-1')).decode()},"
+            f'"input_tokens":{usage.input},"output_tokens":{usage.output},"cached_tokens":{usage.cached},'
+            f'"usage_estimated":{"true" if usage.estimated else "false"},'
+            f'"cost_usd":{"null" if cost_usd is None else orjson.dumps(cost_usd).decode()},'
+            f'"retries_usd":null,"retry_denied":null,"duration_ms":{round(record.duration_s * 1000, 2)},'
+            f'"first_byte_ms":{"null" if first_byte_s is None else round(first_byte_s * 1000, 2)},'
+            f'"queue_ms":{round(call.queue_s * 1000, 2)},"backoff_ms":{round(call.backoff_s * 1000, 2)},'
+            f'"overhead_ms":{round(record.overhead_s * 1000, 2)},"policy":{call.policy.version}{self._end}'
+        )
+
+    def _any_line(self, at: float, record: Settled | Refused) -> str:
+        return orjson.dumps({**_fields(at, record), **self._told}).decode() + "\n"
 
 
-def _text_line(at: float, record: Settled | Refused, **told: int) -> str:
+@lru_cache(maxsize=1024)
+def _who(key: str, tenant: str, endpoint: str, model: str, stream: bool, lane: str) -> str:
+    """The part of a line that tells whose call it is, and what was asked for: the same for most calls of a client."""
+    told = {"key": key, "tenant": tenant, "endpoint": endpoint, "model": model, "stream": stream, "lane": lane}
+    return _json(told)[1:-1]
+
+
+@lru_cache(maxsize=1024)
+def _how(status: int, outcome: str, target: str, answered: int | None) -> str:
+    """The part that tells how a call with one attempt has ended, and where."""
+    attempts = [f"{target}:{answered}"]
+    return _json({"status": status, "outcome": outcome, "target": target, "attempts": attempts, "failures": []})[1:-1]
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _text_line(told: Mapping[str, int], at: float, record: Settled | Refused) -> str:
     fields = {**_fields(at, record), **told}
     stamp = str(fields.pop("time"))[11:23]
     fields.pop("event")
