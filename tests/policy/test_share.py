@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.fleet.lease import LeaseAsk, LeaseReply, LimitKind
-from gateway.policy.fleet.leased_part import FORGOTTEN_S, REFRESH_S, Share
+from gateway.policy.fleet.leased_amount import FORGOTTEN_S, REFRESH_S
+from gateway.policy.fleet.leased_part import Share
 from tests.policy.pool import Pool
 
 T0 = 1000.0
@@ -44,7 +45,7 @@ class Replica:
         ask = self.share.ask(now, waiting)
         reply = self.pool.ask(self.name, ask, now)
         if is_lost:
-            self.share.alone(1, now)
+            self.share.go_local(1, now)
             self.share.rejoin(now)
         else:
             self.share.heard(reply, now)
@@ -203,7 +204,7 @@ def test_alone_it_lives_on_an_equal_part(pool: Pool) -> None:
     replica = Replica(pool)
     replica.go_or_ask(T0, 1)
 
-    replica.share.alone(4, T0)
+    replica.share.go_local(4, T0)
     at_once = sum(replica.go(T0) for _ in range(100))
     in_ten_s = sum(replica.go(T0 + step / 10) for step in range(1, 101))
     much_later = sum(replica.go(T0 + 1000) for _ in range(100))
@@ -216,7 +217,7 @@ def test_alone_it_lives_on_an_equal_part(pool: Pool) -> None:
 def test_alone_a_call_larger_than_its_part_still_gets_its_turn(pool: Pool) -> None:
     """It saves up for it."""
     replica = Replica(pool, is_whole=False)
-    replica.share.alone(4, T0)
+    replica.share.go_local(4, T0)
 
     wait_s = replica.share.want(60, T0)
 
@@ -230,7 +231,7 @@ def test_where_it_must_not_guess_nothing_goes_alone(pool: Pool) -> None:
     replica.go_or_ask(T0)
     replica.share.fails_closed = True
 
-    replica.share.alone(4, T0)
+    replica.share.go_local(4, T0)
     while_alone = replica.share.want(1, T0 + 5)
     replica.share.rejoin(T0 + 10)
     replica.ask(T0 + 10, 1)
@@ -243,7 +244,7 @@ def test_back_again_it_owes_what_it_took_of_the_rest(pool: Pool) -> None:
     """Its part of the refill was its own; what it began with beyond what it held comes out of what all have."""
     replica = Replica(pool)
     replica.go_or_ask(T0)
-    replica.share.alone(2, T0)
+    replica.share.go_local(2, T0)
     for step in range(300):
         replica.go(T0 + step / 10)
 
@@ -263,7 +264,7 @@ def test_back_again_it_does_not_owe_what_it_was_told_is_not_there(word: str, poo
     one, other = Replica(pool, "a"), Replica(pool, "b")
     for replica in (one, other):
         replica.go_or_ask(T0)
-    one.share.alone(2, T0)
+    one.share.go_local(2, T0)
     assert one.share.level_at(T0) == pytest.approx(50, abs=2)
 
     for replica in (one, other):
@@ -282,7 +283,7 @@ def test_back_again_it_does_not_owe_what_it_was_told_is_not_there(word: str, poo
 def test_who_has_just_started_and_used_nothing_was_not_away(pool: Pool) -> None:
     """A slow start takes seconds until the store is reached; nobody's calls wait for what others may have taken then."""
     replica = Replica(pool)
-    replica.share.alone(1, T0)
+    replica.share.go_local(1, T0)
     replica.share.rejoin(T0 + 2)
     replica.ask(T0 + 2)
 
@@ -308,7 +309,7 @@ def test_what_turns_out_to_be_there_is_everybodys(pool: Pool) -> None:
 def test_one_that_never_met_the_store_brings_nothing(pool: Pool) -> None:
     """A replica that starts while the store is out of reach has no claim on what the others share."""
     replica = Replica(pool)
-    replica.share.alone(1, T0)
+    replica.share.go_local(1, T0)
     replica.go(T0)
 
     replica.share.rejoin(T0 + 5)
@@ -338,7 +339,7 @@ def test_alone_slots_in_use_count() -> None:
     for _ in range(2):
         assert replica.go_or_ask(T0)
 
-    replica.share.alone(2, T0)
+    replica.share.go_local(2, T0)
     refused = replica.share.want(1, T0)
     replica.share.give_back(1, T0)
 
@@ -425,7 +426,7 @@ def test_counts_never_disagree_for_long(steps: list[tuple[str, int, float, float
         elif what == "force":
             share.force(amount, now)
         elif what == "alone":
-            share.alone(2, now)
+            share.go_local(2, now)
         elif what == "rejoin":
             share.rejoin(now)
         elif not share.is_alone:
@@ -505,7 +506,7 @@ def test_alone_in_a_window_no_more_goes_than_it_had_left() -> None:
     assert [replica.go_or_ask(T0, 2) for replica in replicas] == [True, True]
     for replica in replicas:
         replica.ask(T0 + 0.1)
-        replica.share.alone(2, T0 + 0.1)
+        replica.share.go_local(2, T0 + 0.1)
 
     in_this = sum(replica.go(T0 + 1) for replica in replicas for _ in range(10))
     in_the_next = sum(replica.go(T0 + 11) for replica in replicas for _ in range(10))
@@ -548,7 +549,7 @@ def test_one_that_must_not_guess_is_silent_while_it_is_alone(pool: Pool) -> None
     replica = Replica(pool)
     replica.go_or_ask(T0)
     replica.share.fail_closed(True, T0)
-    replica.share.alone(2, T0)
+    replica.share.go_local(2, T0)
     replica.wakes = 0
 
     replica.share.force(50, T0)
@@ -576,3 +577,56 @@ def test_somebody_elses_large_call_gets_what_lies_idle(pool: Pool) -> None:
     large.ask(T0 + 1, 100)
 
     assert large.go(T0 + 1, 100)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["call", "settle", "ask", "lost", "away", "back", "resize", "correct", "wait"]),
+        st.floats(0.0, 3.0),
+        st.integers(1, 60),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS, st.sampled_from(["bucket", "window", "slots"]), st.booleans())
+def test_to_be_asked_leases_nothing(steps: list[tuple[str, float, int]], kind: LimitKind, is_whole: bool) -> None:
+    """Two replicas of two equal stores meet the same; one share is looked at all the time. Both say the same to the store."""
+    rate_per_s, window_s = 10.0 if kind == "bucket" else 0.0, 5.0 if kind == "window" else 0.0
+    pools = [Pool(capacity=50, rate_per_s=rate_per_s, at=T0, window_s=window_s) for _ in range(2)]
+    pair = [Replica(pool, kind=kind, is_whole=is_whole) for pool in pools]
+    asked, left_alone = pair
+    now = T0
+
+    def look() -> None:
+        share = asked.share
+        for cost in (1, 30, 50, 51):
+            share.wait_s(cost, now, 5.0)
+            share.ready_at(cost, now, 3.0, 1.0)
+        _ = share.level_at(now), share.drain_s(5.0), share.is_dry(1.0, now), share.is_due(now), share.is_idle(now)
+
+    for what, seconds, amount in steps:
+        look()
+        cost = 1 if kind == "slots" else amount
+        if what == "call":
+            assert len({replica.go(now, cost) for replica in pair}) == 1
+        elif what in ("ask", "lost") and not asked.share.is_alone:
+            first, second = [replica.ask(now, float(amount % 7), is_lost=what == "lost") for replica in pair]
+            assert first == second
+        for replica in pair:
+            share = replica.share
+            if what == "settle" and replica.let_through:
+                share.give_back(
+                    replica.let_through[-1][1] if kind == "slots" else 1.0, now, replica.let_through.pop()[0]
+                )
+            elif what == "away":
+                share.go_local(2, now)
+            elif what == "back":
+                share.rejoin(now)
+            elif what == "resize":
+                share.resize(share.rate_per_s, 20.0 + amount, now)
+            elif what == "correct":
+                share.correct(float(amount), now)
+        now += seconds if what == "wait" else 0.0
+        assert (asked.wakes, asked.share.state) == (left_alone.wakes, left_alone.share.state)
+        assert asked.share.is_due(now) == left_alone.share.is_due(now)

@@ -10,7 +10,8 @@ of reach or comes back, every share hears of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import TypeAlias
@@ -44,11 +45,11 @@ class Sharing:
         "_clock",
         "_draw",
         "_has_met",
-        "_hungry",
         "_incarnations",
         "_is_over",
         "_is_up",
         "_leases",
+        "_needs_refill",
         "_of_keys",
         "_queue",
         "_rounds",
@@ -71,7 +72,7 @@ class Sharing:
         self._of_keys: dict[str, WeakSet[Share]] = {}
         self._active: dict[int, _Part] = {}
         """Those that the store knows of, by identity; nobody else needs to keep them."""
-        self._hungry: list[_Part] = []
+        self._needs_refill: list[_Part] = []
         self._rounds: set[asyncio.Future[Sequence[LeaseReply | None]]] = set()
         self._wanted: dict[str, Cost] = {}
         """What the calls of a key wait for."""
@@ -101,10 +102,10 @@ class Sharing:
     def tally(self, key: str, what: str) -> FleetSum:
         """What all replicas have used up of something of this key's; to be made once."""
         owner, now = f"tally|{key}", self._clock.monotonic()
-        tally = FleetSum(owner, what, now, self._woken)
+        tally = FleetSum(owner, what, now, self._refill)
         self._shares.add(tally)
         if not self._is_up:
-            tally.alone(self.replicas, now)
+            tally.go_local(self.replicas, now)
         tally.look()
         return tally
 
@@ -127,32 +128,24 @@ class Sharing:
             return
         replicas = self.replicas
         for share in [*self._shares]:
-            share.alone(replicas, now)
-        self._hungry.clear()
+            share.go_local(replicas, now)
+        self._needs_refill.clear()
         self._queue.freed_all()
 
     async def fetch(self, key: str, cost: Cost, until: float) -> bool:
         """Ask for what a call of this key lacks; False: there is no more to be had now, or not until then (monotonic)."""
         owner = f"key|{key}"
-        before = self._wanted.get(owner, NOTHING)
-        self._wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
-        try:
+        with _waiting_for(self._wanted, owner, cost):
             shares = self._of_keys.get(owner, ())
-            self._round([share for share in shares if share.is_hungry and self._is_ripe(share)])
+            self._round([share for share in shares if share.needs_refill and self._is_due(share)])
             if not any(share.is_asked for share in shares):
                 return False
             return await self._rounds_end(until)
-        finally:
-            left = Cost(*[most - part for most, part in zip(self._wanted[owner], cost, strict=True)])
-            if left.requests > 0:
-                self._wanted[owner] = left
-            else:
-                del self._wanted[owner]
 
     async def learn(self, tally: FleetSum, until: float) -> None:
         """Hear what has been added elsewhere, where nothing is known of it yet; not longer than until then (monotonic)."""
         if not tally.is_known and not tally.is_alone:
-            self._round([tally] if tally.is_hungry else [])
+            self._round([tally] if tally.needs_refill else [])
             await self._rounds_end(until)
 
     async def tell(self, tally: FleetSum, until: float) -> bool:
@@ -191,27 +184,11 @@ class Sharing:
     # --- by itself ---
 
     def _share(self, owner: str, limit: Shared, now: float) -> Share:
-        is_slots = limit.name == "concurrency"
-        kind: LimitKind = "slots" if is_slots else "window" if limit.window_s else "bucket"
         self._incarnations += 1
-        share = Share(
-            owner,
-            f"{limit.name}|{kind}{limit.window_s or ''}",
-            limit.part,
-            kind,
-            limit.rate_per_s,
-            limit.capacity,
-            now,
-            window_s=limit.window_s,
-            lag_s=limit.lag_s,
-            is_whole=is_slots or limit.name.startswith("requests"),
-            wake=self._woken,
-            fails_closed=limit.fails_closed,
-            incarnation=self._incarnations,
-        )
+        share = _share_of(owner, limit, now, self._refill, self._incarnations)
         self._shares.add(share)
         if not self._is_up:
-            share.alone(self.replicas, now)
+            share.go_local(self.replicas, now)
         if owner in self._of_keys:
             self._of_keys[owner].add(share)
         return share
@@ -224,12 +201,12 @@ class Sharing:
                     share.rejoin(now)
             self._queue.freed_all()
 
-    def _woken(self, share: _Part) -> None:
-        self._hungry.append(share)
+    def _refill(self, share: _Part) -> None:
+        self._needs_refill.append(share)
         self._active[id(share)] = share
         self._arm(share.retry_at)
 
-    def _is_ripe(self, share: _Part) -> bool:
+    def _is_due(self, share: _Part) -> bool:
         return share.retry_at <= self._clock.monotonic() + _EARLY_S
 
     def _arm(self, when: float) -> None:
@@ -243,28 +220,28 @@ class Sharing:
     def _on_time(self) -> None:
         self._timer, self._timer_at = None, inf
         now = self._clock.monotonic()
-        shares = [share for share in self._hungry if self._is_ripe(share)]
+        shares = [share for share in self._needs_refill if self._is_due(share)]
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             shares.extend(self._overdue(now))
         self._round(shares)
         if self._active:
-            self._arm(min([self._tick_at, *(share.retry_at for share in self._hungry)]))
+            self._arm(min([self._tick_at, *(share.retry_at for share in self._needs_refill)]))
 
     def _overdue(self, now: float) -> list[_Part]:
         for key in [key for key, share in self._active.items() if share.is_idle(now)]:
             del self._active[key]
-        return [share for share in self._active.values() if not share.is_hungry and share.is_due(now)]
+        return [share for share in self._active.values() if not share.needs_refill and share.is_due(now)]
 
     def _round(self, shares: list[_Part]) -> None:
         """Ask for all of these in one go."""
         shares = [share for share in shares if not share.is_alone]
-        self._hungry = [share for share in self._hungry if share.is_hungry]
+        self._needs_refill = [share for share in self._needs_refill if share.needs_refill]
         if not shares or self._is_over:
             return
         now = self._clock.monotonic()
         asks = [share.ask(now, self._waiting(share)) for share in shares]
-        self._hungry = [share for share in self._hungry if share.is_hungry]
+        self._needs_refill = [share for share in self._needs_refill if share.needs_refill]
         future = self._leases.ask(asks)
         self._rounds.add(future)
         future.add_done_callback(partial(self._answered, shares))
@@ -283,24 +260,24 @@ class Sharing:
         self._rounds.discard(future)
         now = self._clock.monotonic()
         replies = [None] * len(shares) if future.cancelled() else future.result()
-        strays = []
+        unanswered = []
         for share, reply in zip(shares, replies, strict=True):
             if reply is None:
-                strays.append(share)
+                unanswered.append(share)
             else:
                 share.heard(reply, now)
-        if strays:
-            self._stray(strays, now)
+        if unanswered:
+            self._unanswered(unanswered, now)
         self._free({share.owner for share in shares})
         self._arm(self._tick_at)
 
-    def _stray(self, shares: Sequence[_Part], now: float) -> None:
+    def _unanswered(self, shares: Sequence[_Part], now: float) -> None:
         """The store did not answer: nobody waits for it a second time; in a moment it is asked again.
 
         Whether it has counted the ask nobody knows, and it does not matter.
         """
         for share in shares:
-            share.alone(self.replicas, now)
+            share.go_local(self.replicas, now)
         self._clock.call_at(now + TRY_AGAIN_S, lambda: self._rejoin(shares))
 
     def _free(self, owners: Iterable[str]) -> None:
@@ -309,3 +286,38 @@ class Sharing:
             line = self._queue.lines.get(name) if kind == "target" else None
             if line is not None:
                 self._queue.freed(line)
+
+
+@contextmanager
+def _waiting_for(wanted: dict[str, Cost], owner: str, cost: Cost) -> Iterator[None]:
+    """Counts what a call of this owner waits for, for as long as it does."""
+    before = wanted.get(owner, NOTHING)
+    wanted[owner] = Cost(*map(sum, zip(before, cost, strict=True)))
+    try:
+        yield
+    finally:
+        left = Cost(*[most - part for most, part in zip(wanted[owner], cost, strict=True)])
+        if left.requests > 0:
+            wanted[owner] = left
+        else:
+            del wanted[owner]
+
+
+def _share_of(owner: str, limit: Shared, now: float, refill: Callable[[Share], None], incarnation: int) -> Share:
+    is_slots = limit.name == "concurrency"
+    kind: LimitKind = "slots" if is_slots else "window" if limit.window_s else "bucket"
+    return Share(
+        owner,
+        f"{limit.name}|{kind}{limit.window_s or ''}",
+        limit.part,
+        kind,
+        limit.rate_per_s,
+        limit.capacity,
+        now,
+        window_s=limit.window_s,
+        lag_s=limit.lag_s,
+        is_whole=is_slots or limit.name.startswith("requests"),
+        wake=refill,
+        fails_closed=limit.fails_closed,
+        incarnation=incarnation,
+    )

@@ -35,8 +35,8 @@ class FleetSum:
         "_wake",
         "is_alone",
         "is_asked",
-        "is_hungry",
         "name",
+        "needs_refill",
         "owner",
         "part",
         "retry_at",
@@ -49,7 +49,7 @@ class FleetSum:
         self.part = 0
         self.is_alone = False
         self.is_asked = False
-        self.is_hungry = False
+        self.needs_refill = False
         self.retry_at = -inf
         self._wake = wake
         self._own = 0.0
@@ -84,13 +84,13 @@ class FleetSum:
 
     def look(self) -> None:
         """Hear what the others have added by now."""
-        if not self.is_hungry and not self.is_asked and not self.is_alone:
-            self.is_hungry = True
+        if not self.needs_refill and not self.is_asked and not self.is_alone:
+            self.needs_refill = True
             self._wake(self)
 
     def ask(self, now: float, waiting: float) -> LeaseAsk:
         """What to tell the store now."""
-        self.is_asked, self.is_hungry = True, False
+        self.is_asked, self.needs_refill = True, False
         self._asked_at, self._told, self._is_read = now, self._own, False
         self._given += max(0.0, self._granted - self._own - self._given)
         return LeaseAsk(
@@ -114,9 +114,9 @@ class FleetSum:
         self._elsewhere = max(0.0, MOST - reply.level - self._told)
         self.retry_at = now + REPORT_S
 
-    def alone(self, replicas: int, now: float) -> None:
+    def go_local(self, replicas: int, now: float) -> None:
         """The store is out of reach: each replica counts for itself, from what it has heard."""
-        self.is_alone, self.is_asked, self.is_hungry = True, False, False
+        self.is_alone, self.is_asked, self.needs_refill = True, False, False
 
     def rejoin(self, now: float) -> None:
         """The store is back, and hears what was added meanwhile."""
