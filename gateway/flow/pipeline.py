@@ -26,6 +26,7 @@ from gateway.flow.objects import Ownership
 from gateway.flow.raw_relay import RawRelay, why_stopped
 from gateway.flow.relay import SseRelay
 from gateway.flow.reuse import entries
+from gateway.flow.reuse.eligibility import plan_reuse
 from gateway.flow.reuse.reuse import Replays
 from gateway.flow.reuse.sdk_retries import Ended, Running
 from gateway.flow.reuse.shared_answer import Flight
@@ -99,7 +100,7 @@ class Pipeline:
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
-        asked = self.replays.ask(call)
+        asked = plan_reuse(call, recognises=self.replays.semantic is not None)
         return self._answer(call) if asked is None else self.replays.serve(call, asked)
 
     async def aclose(self) -> None:
@@ -119,7 +120,7 @@ class Pipeline:
         except Exception as defect:
             self._accounts.settle(call, 500, "internal_error")
             raise InternalError() from defect
-        asked = self.replays.ask(call)
+        asked = plan_reuse(call, recognises=self.replays.semantic is not None)
         return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
 
     async def _answer(self, call: Call) -> Reply:

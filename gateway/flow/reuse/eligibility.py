@@ -22,7 +22,7 @@ from gateway.policy.reuse.keys import (
     reads_one_way,
     record_key,
 )
-from gateway.policy.reuse.rules import Caching, applies
+from gateway.policy.reuse.rules import Caching, applies, is_deterministic
 from gateway.ports import Later
 from gateway.semantic.question import SemanticQuery, last_question
 from gateway.words import Kept
@@ -62,6 +62,13 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     parsed, caching = call.parsed, call.model.caching
     if call.endpoint.request == "any":
         return None
+    asks_for_nothing = call.idempotency_key is None and call.cache_control is None
+    if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
+        # What is left is to share it with equal calls at this moment, which the policy may have said no to.
+        if parsed is None or caching.coalesce == "off":
+            return None
+        if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):
+            return None
     is_keyed = call.idempotency_key is not None and caching.keep_s > 0
     is_shared = is_kept = means = False
     if parsed is not None:

@@ -14,7 +14,7 @@ from gateway.call import Call, Replay
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.reuse import entries
-from gateway.flow.reuse.eligibility import ReusePlan
+from gateway.flow.reuse.eligibility import ReusePlan, plan_reuse
 from gateway.flow.reuse.records import result_or_default
 from gateway.flow.reuse.reuse import Replays
 from gateway.policy.reuse.rules import ExactRule
@@ -55,7 +55,7 @@ class CacheInspector:
         Calls with a credential of their own, or with headers that change what is asked, have other keys.
         """
         call = self._call(endpoint, body, tenant)
-        asked = self._replays.ask(call)
+        asked = plan_reuse(call, recognises=self._replays.semantic is not None)
         replay = call.replay or Replay("bypass")
         if asked is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")

@@ -1,6 +1,6 @@
 """What spares a call its provider: an idempotency record, a call that asks the same at this moment, a kept answer.
 
-    ask -> (nothing: the call goes its way) | serve -> join a flight | a kept answer | a flight of its own -> keep
+    plan_reuse -> (nothing: the call goes its way) | serve -> join a flight | a kept answer | a flight of its own -> keep
 
 The layers are asked in that order: record, single flight, exact, semantic, provider, and a stale answer when that fails.
 Whatever is in this process's memory is looked at without an await; a store that has to be waited for is asked by the flight,
@@ -27,7 +27,7 @@ from gateway.errors import (
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.raw_relay import INTERNAL_ERROR, StreamBroken, why_stopped
 from gateway.flow.reuse import entries
-from gateway.flow.reuse.eligibility import ReusePlan, plan_reuse
+from gateway.flow.reuse.eligibility import ReusePlan
 from gateway.flow.reuse.forms import Forms
 from gateway.flow.reuse.records import RecordClaim, claimed, result_or_default
 from gateway.flow.reuse.shared_answer import Flight
@@ -71,10 +71,6 @@ class Replays:
     async def aclose(self) -> None:
         """Wait for what is being kept. To be called when no reader is left."""
         await self.flights.aclose()
-
-    def ask(self, call: Call) -> ReusePlan | None:
-        """What may be kept or shared of the call; None: nothing."""
-        return plan_reuse(call, recognises=self.semantic is not None)
 
     def stale_reply_for(self, call: Call, status: int) -> Reply | None:
         """A stale answer in place of an error with this status, where there is one; its account is not closed."""

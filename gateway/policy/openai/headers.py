@@ -27,10 +27,14 @@ class AllowList:
     def keep(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         """The allowed headers, in their order."""
         memo = self._memo
+        kept = []
         try:
-            return [header for header in headers if memo[header[0]]]
+            for header in headers:  # no comprehension: up to Python 3.11 each is a function of its own, and called
+                if memo[header[0]]:
+                    kept.append(header)  # as above
         except KeyError:
             return [header for header in headers if self._allows(header[0])]
+        return kept
 
     def _allows(self, name: bytes) -> bool:
         allowed = name in self._exact or (name.startswith(self._prefixes) and name not in self._never)
