@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorClass
@@ -27,11 +28,12 @@ LIMITS = st.builds(
 COUNTINGS = st.builds(Counting, learns=st.booleans(), adaptive=st.booleans(), arrival_lag_s=st.sampled_from([0.0, 0.2]))
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["enter"] * 4 + ["answer", "refuse", "pause", "fail", "cancel", "resume", "spend"]),
-        st.sampled_from([0.0, 0.0, 0.125, 1.0, 8.0, 64.0]),
+        st.sampled_from(["enter"] * 5 + ["answer", "answer", "pause", "pause", "refuse", "fail", "cancel", "spend"]),
+        st.sampled_from([0.0, 0.0, 0.25, 1.0, 1.0, 1.5, 64.0]),
         st.integers(1, 900),
         st.booleans(),
     ),
+    min_size=10,
     max_size=40,
 )
 
@@ -58,9 +60,7 @@ def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_
         if grant is not None:
             grants.append(grant)
         return None if grant is None else grant.cost
-    if what == "resume":
-        gate.resume()
-    elif what == "spend":
+    if what == "spend" and number < 100:
         gate.exhaust(1.0, now)
     elif grants:
         return end(gate, grants.pop(number % len(grants)), what, now, number, is_told=is_told)
@@ -82,6 +82,7 @@ def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told
     return None
 
 
+@settings(max_examples=40, deadline=None)
 @given(LIMITS, COUNTINGS, STEPS)
 def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[tuple[str, float, int, bool]]) -> None:
     """Twin gates live the same life, and one of them is asked a hundred questions before each step: they never differ."""
@@ -90,14 +91,49 @@ def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[
     grants: list[Grant] = []
     now = 0.0
     for what, wait_s, number, is_told in steps:
+        ask(asked, now + wait_s / 2, number)  # when nobody else looks
         now += wait_s
         ask(asked, now, number)
 
         decided = act(asked, asked_grants, what, now, number, is_told)
-        assert decided == act(alone, grants, what, now, number, is_told)
+        assert decided == pytest.approx(act(alone, grants, what, now, number, is_told))
         assert asked.paused_until == alone.paused_until
         cost = Cost(1, number, 0)
-        assert asked.admit(cost, now) == alone.admit(cost, now)
+        assert asked.wait_s(cost, now) == pytest.approx(alone.wait_s(cost, now))
+
+
+def test_a_pause_ends_when_a_call_comes_not_when_somebody_looks() -> None:
+    """What follows a pause begins with the first call behind it; a search grows only where calls wait."""
+    gates = [Gate("a", Limits(requests_per_min=60.0), Counting(), 0.0) for _ in range(2)]
+    for gate in gates:
+        grant = gate.enter(1, None, 0.0)
+        assert grant is not None
+        gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.0, WALL)
+    ask(gates[0], 1.25, 1)
+
+    went = [[gate.enter(1, None, 1.75 + step / 4) is not None for step in range(12)] for gate in gates]
+    assert went[0] == went[1]
+    assert True in went[0]
+    assert False in went[0]
+
+
+def test_a_rate_that_is_searched_for_grows_where_calls_wait_not_where_somebody_looks() -> None:
+    """One call at a time, which never waits, asked about or not: the found rate is the same."""
+    gates = [Gate("a", Limits(), Counting(), 0.0) for _ in range(2)]
+    for gate in gates:
+        for step in range(200):
+            now = step * 0.25
+            grant = gate.enter(1, None, now)
+            if grant is None:
+                continue
+            if gate is gates[0]:
+                ask(gate, now, 1)
+            if step == 20:
+                gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS), [], now + 0.125, WALL)
+            else:
+                gate.finish(grant, [], None, now + 0.125, lambda: WALL)
+
+    assert gates[0].rows(50.0) == gates[1].rows(50.0)
 
 
 def test_asking_leases_nothing() -> None:

@@ -333,7 +333,7 @@ class Gate:
             keep_tokens += self._margin(cost)
         wait_s = self.limits.wait_s(cost, now, keep_percent, keep_tokens, keep_requests)
         if self._search is not None and wait_s != inf:
-            wait_s = _longer(wait_s, self._search.want(now))
+            wait_s = _longer(wait_s, self._search.wait_s(now))
         if self._ramp is not None and wait_s != inf:
             wait_s = _longer(wait_s, self._ramp.wait_s(now))
         if wait_s == inf:
