@@ -17,7 +17,9 @@ from gateway.call import Replay, Settled
 from gateway.calllog import QUEUED_BATCHES, CallLog
 from gateway.errors import Phase
 from gateway.ports import StoreHealth
-from gateway.telemetry import Distribution, Telemetry
+from gateway.telemetry import Telemetry
+from gateway.telemetry.calls import CallCounter
+from gateway.telemetry.metrics import Distribution, Metrics
 from gateway.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 
@@ -128,6 +130,47 @@ async def test_only_a_target_that_is_not_the_models_own_is_a_fallback(
 
     labels = f"[('class', '{counted}'), ('model', 'm'), ('to', 'p2/m')]"
     assert found == ({f"gateway_fallbacks_total{labels}": 1} if counted else {})
+
+
+PLAIN = {
+    "priced": {"cost_usd": 0.25},
+    "not priced": {"cost_usd": None},
+    "partly cached": {"usage": Usage(100, 20, cached=40)},
+    "estimated": {"usage": Usage(100, 20, estimated=True)},
+    "no usage": {"usage": None},
+    "cut": {"outcome": "client_gone"},
+    "retries cost": {"retries_usd": 0.5},
+}
+
+
+@pytest.mark.parametrize("target", ["p0/m", "p2/m"])
+@pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
+async def test_a_plain_call_is_counted_as_any_other(changes: dict[str, object], target: str) -> None:
+    """What is bound together counts as what is looked up; a target that is not the model's own is a fallback in either case."""
+    account = replace(served_by(tried(target)), usage=Usage(7, 3), retries_usd=0.0)
+    account = replace(account, **changes)  # type: ignore[arg-type]  # fields by name, for the test's convenience
+    bound, looked_up = Metrics(), Metrics()
+
+    for _ in range(3):
+        CallCounter(bound).count(account)
+        CallCounter(looked_up)._count_any(account)
+
+    assert [sorted(map(str, one.family().samples)) for one in bound] == [
+        sorted(map(str, one.family().samples)) for one in looked_up
+    ]
+
+
+async def test_a_model_that_a_reload_has_changed_is_bound_anew() -> None:
+    """Its own target of yesterday may be a fallback today, under the same names."""
+    metrics = Metrics()
+    calls = CallCounter(metrics)
+    yesterday, today = served_by(tried("p1/m")), served_by(tried("p1/m"), fallbacks=2)
+
+    calls.count(replace(yesterday, usage=Usage(1, 1), retries_usd=0.0))
+    calls.count(replace(today, usage=Usage(1, 1), retries_usd=0.0))
+
+    assert metrics.requests.totals == {("m", "web", "ok"): 2}
+    assert metrics.fallbacks.totals == {("m", "p1/m", "queue"): 1}
 
 
 async def test_a_call_that_failed_everywhere_was_not_served_by_a_fallback() -> None:

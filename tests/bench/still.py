@@ -25,10 +25,10 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from gateway import telemetry
 from gateway.app import Gateway
 from gateway.clock import SystemClock
 from gateway.settings import Settings
+from gateway.telemetry import telemetry
 from gateway.upstream.http1.transport import Http1Transport
 from tests.bench.floor import config_of
 from tests.bench.systems import write_gateway_config

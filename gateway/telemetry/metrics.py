@@ -1,0 +1,208 @@
+"""The metrics of the gateway: what kinds there are, and the table of all of them.
+
+Everything is counted in plain dictionaries and lists by the one thread that runs the loop, and becomes Prometheus families when
+it is scraped: a number costs a call a look-up and an addition, no lock and no label handling. Label values come from the config
+only (model entries, key names, targets), never from a request. It must not know what is counted when.
+"""
+
+# ruff: noqa: RUF009  # what the table calls makes fields: each `Metrics` counts for itself
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
+
+Labels = tuple[str, ...]
+
+
+class Counts:
+    """A counter: a running total for each combination of labels."""
+
+    __slots__ = ("_labels", "_name", "_text", "totals")
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self._name = f"gateway_{name}"
+        self._text = text
+        self._labels = labels
+        self.totals: defaultdict[Labels, float] = defaultdict(float)
+
+    def family(self) -> CounterMetricFamily:
+        """Its present state."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, total in self.totals.items():
+            family.add_metric(labels, total)
+        return family
+
+
+class Levels:
+    """A gauge: a present value for each combination of labels."""
+
+    __slots__ = ("_labels", "_name", "_text", "values")
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self._name = f"gateway_{name}"
+        self._text = text
+        self._labels = labels
+        self.values: dict[Labels, float] = {}
+
+    def family(self) -> GaugeMetricFamily:
+        """Its present state."""
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Distribution:
+    """A histogram: how many values fell into each bucket, for each combination of labels."""
+
+    __slots__ = ("_bounds", "_labels", "_name", "_series", "_text")
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
+        self._name = f"gateway_{name}"
+        self._text = text
+        self._bounds = bounds
+        self._labels = labels
+        self._series: dict[Labels, list[float]] = {}
+
+    def series_of(self, labels: Labels) -> list[float]:
+        """How many values of these labels are in each bucket, and behind them their sum; the same list for ever."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = [0.0] * (len(self._bounds) + 2)
+        return series
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count one value."""
+        series = self.series_of(labels)
+        series[bisect_left(self._bounds, value)] += 1
+        series[-1] += value
+
+    def family(self) -> HistogramMetricFamily:
+        """Its present state: cumulative buckets and the sum, which is kept behind them."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        names = [*(str(bound) for bound in self._bounds), "+Inf"]
+        for labels, series in self._series.items():
+            below, buckets = 0.0, []
+            for name, count in zip(names, series, strict=False):
+                below += count
+                buckets.append((name, below))
+            family.add_metric(labels, buckets, series[-1])
+        return family
+
+
+def _counter(name: str, text: str, *labels: str) -> Any:
+    return field(default_factory=lambda: Counts(name, text, *labels))
+
+
+def _gauge(name: str, text: str, *labels: str) -> Any:
+    return field(default_factory=lambda: Levels(name, text, *labels))
+
+
+def _histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Any:
+    return field(default_factory=lambda: Distribution(name, text, bounds, *labels))
+
+
+@dataclass(slots=True)
+class Metrics:
+    """All metrics, in the order of a scrape: name without `gateway_`, what is counted, and the labels."""
+
+    requests: Counts = _counter("requests_total", "Calls, by how they ended.", "model", "key", "outcome")
+    refused: Counts = _counter("requests_refused_total", "Requests turned away before they became calls.", "code")
+    duration: Distribution = _histogram(
+        "request_duration_seconds", "From the request's last byte to the end.", SECONDS, "model"
+    )
+    overhead: Distribution = _histogram(
+        "overhead_seconds", "Time per call that was the gateway's own.", OVERHEAD_SECONDS
+    )
+    first_byte: Distribution = _histogram(
+        "time_to_first_byte_seconds",
+        "From an attempt's start to its first byte or event, where it got one.",
+        SECONDS,
+        "target",
+    )
+    attempts: Counts = _counter("attempts_total", "Tries at a target, by result.", "target", "class")
+    fallbacks: Counts = _counter(
+        "fallbacks_total", "Calls served by a target that is not the model's own.", "model", "to", "class"
+    )
+    tokens: Counts = _counter("tokens_total", "Tokens used.", "model", "target", "kind")
+    cost: Counts = _counter("cost_usd_total", "US dollars spent.", "model", "target", "key")
+    unpriced: Counts = _counter(
+        "unpriced_calls_total", "Calls with tokens whose price is not known.", "model", "target"
+    )
+    estimated: Counts = _counter("estimated_usage_total", "Calls whose tokens were estimated.", "model", "target")
+    cache: Counts = _counter(
+        "cache_requests_total", "Calls that a layer was asked to spare a provider, by what it said.", "layer", "result"
+    )
+    saved_tokens: Counts = _counter(
+        "cache_saved_tokens_total", "Tokens that no provider had to be asked for.", "layer", "model", "kind"
+    )
+    saved_usd: Counts = _counter(
+        "cache_saved_usd_total", "US dollars that were not spent a second time.", "layer", "model", "key"
+    )
+    cache_entries: Levels = _gauge("cache_entries", "What the store keeps now.", "kind")
+    cache_bytes: Levels = _gauge("cache_bytes", "What that takes, in bytes.", "kind")
+    records_lost: Counts = _counter(
+        "records_forgotten_early_total",
+        "Answers of calls with an Idempotency-Key that were forgotten before their time for want of room.",
+    )
+    objects: Levels = _gauge("objects", "Objects at providers of which it is known whose they are.")
+    objects_lost: Counts = _counter(
+        "objects_forgotten_total", "Objects of which that was forgotten for want of room: their tenants get 404."
+    )
+    waits: Distribution = _histogram(
+        "queue_wait_seconds", "Time that held calls spent in the delay queue.", SECONDS, "lane"
+    )
+    queue_depth: Levels = _gauge("queue_depth", "Calls in the delay queue now.", "model", "lane")
+    queue_oldest: Levels = _gauge("queue_oldest_seconds", "Age of the longest held call.", "lane")
+    queue_bytes: Levels = _gauge("queue_bytes", "Bodies of the calls in the delay queue, in bytes.")
+    limit_level: Levels = _gauge("limit_level", "What is free of a limit now.", "limit")
+    limit_capacity: Levels = _gauge("limit_capacity", "The most that a limit ever holds.", "limit", "source")
+    pauses: Counts = _counter("pauses_total", "How often a target was left alone after a 429.", "target")
+    estimate_error: Levels = _gauge(
+        "estimate_error_ratio", "Mean error of the input tokens estimated, as a part of the real ones.", "target"
+    )
+    denied: Counts = _counter(
+        "retries_denied_total", "Attempts that would have been made, had they been allowed.", "reason"
+    )
+    retry_level: Levels = _gauge(
+        "retry_budget_level", "Retry tokens that are left; the least under the name.", "target"
+    )
+    suspect: Levels = _gauge("suspect", "1: nothing is heard of the target any more.", "target")
+    breaker_state: Levels = _gauge(
+        "breaker_state",
+        "0 closed, 1 half open, 2 open, 3 drained; of targets and of accounts, the worst under the name.",
+        "target",
+    )
+    breaker_moves: Counts = _counter("breaker_transitions_total", "Changes of a breaker's state.", "target", "to")
+    retries_cost: Counts = _counter(
+        "retries_cost_usd_total", "US dollars that failed attempts may have cost, as estimated.", "model", "key"
+    )
+    unknown: Counts = _counter("unknown_errors_total", "Provider errors that no rule knows.", "target")
+    shed: Counts = _counter("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
+    shed_level: Levels = _gauge("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
+    dropped: Counts = _counter("log_lines_dropped_total", "Call log lines lost to a slow reader.")
+    reload_errors: Counts = _counter("config_reload_errors_total", "Reloads that were refused.")
+    config_version: Levels = _gauge("config_version", "Version of the policy snapshot in force.")
+    in_flight: Levels = _gauge("calls_in_flight", "Calls in the gateway now.")
+    loop_lag: Levels = _gauge("event_loop_lag_seconds", "How late the event loop ran last.")
+    connections: Levels = _gauge("upstream_connections", "Connections to providers.", "provider", "state")
+    state_up: Levels = _gauge("state_up", "Whether the store that replicas share can be reached.")
+    state_deaf: Levels = _gauge("state_deaf", "Whether it can be reached, but what other replicas tell is not heard.")
+    replicas: Levels = _gauge("replicas", "Gateways that share it, as last known.")
+    state_operations: Counts = _counter(
+        "state_operations_total", "Round trips to the shared store that were asked for."
+    )
+    state_failures: Counts = _counter("state_failures_total", "Those that brought no answer in time.")
+    state_changes: Counts = _counter("state_changes_total", "How often the shared store went and came back.", "to")
+
+    def __iter__(self) -> Iterator[Counts | Levels | Distribution]:
+        return (getattr(self, one.name) for one in fields(self))
