@@ -39,7 +39,7 @@ async def has(store: RedisStore, name: object, group: str = "default") -> bool:
     return await settle(store.answers.get(digest(name), group)) is not None
 
 
-# Shelves.
+# LRUs.
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def has(store: RedisStore, name: object, group: str = "default") -> bool:
         (2**40, MOST_SHARDS),
     ],
 )
-def test_a_large_group_has_several_shelves(bound: int, shards: int) -> None:
+def test_a_large_group_has_several_lrus(bound: int, shards: int) -> None:
     """None of them so small that a body of 16 MiB would be too large for it."""
     assert shards_of(bound) == shards
 
@@ -96,7 +96,7 @@ async def test_everything_has_a_time_to_live(lends: Lender, wall: Wall) -> None:
 async def test_what_had_to_go_leaves_nothing_behind(lends: Lender, wall: Wall) -> None:
     """Its value is dropped as well: by whoever made it go or, when that one never came to it, by the next who sweeps."""
     first = lends.replica(ROOMY, wall, now=wall)
-    lends.links[-1].refused = {"shelf_drop"}
+    lends.links[-1].refused = {"lru_drop"}
     second = lends.replica(ROOMY, wall, now=wall)
     for number in range(30):
         await put(first, number, 100 * KIB, now=wall())
@@ -113,7 +113,7 @@ async def test_what_had_to_go_leaves_nothing_behind(lends: Lender, wall: Wall) -
 async def test_what_had_to_go_and_came_again_is_there(lends: Lender, wall: Wall) -> None:
     """Whoever comes to drop the value of before finds a new one."""
     store = lends.replica(ROOMY, wall, now=wall)
-    lends.links[-1].refused = {"shelf_drop"}
+    lends.links[-1].refused = {"lru_drop"}
     for number in (*range(30), 0):
         await put(store, number, 100 * KIB, now=wall())
         wall.advance(0.01)
@@ -215,7 +215,7 @@ async def test_a_purge_that_the_store_did_not_hear_is_made_up_for(lends: Lender,
     await put(store, "old", now=wall())
     await settle(store.vectors.add(row("old", now=wall(), partition=P1)))
     if is_heard:
-        link.refused = {"shelf_forget", "vectors_forget"}
+        link.refused = {"lru_forget", "vectors_forget"}
     else:
         link.go(away=True)
 
@@ -251,7 +251,7 @@ async def test_many_purges_that_nobody_hears_become_one_of_everything(lends: Len
     await ticked(store)
 
     assert not await has(store, "one")
-    assert link.ran[ran:].count("shelf_forget") <= 2 * MOST_SHARDS
+    assert link.ran[ran:].count("lru_forget") <= 2 * MOST_SHARDS
 
 
 @pytest.mark.parametrize("selection", [Selection(), Selection(KEY, "m", "t"), Selection(tenant="{*}\0")])

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis.news import MEMORY_S, MOST_KEPT, MOST_PUT_OFF, OVER_S, RedisNews, ServerTime
+from gateway.store.redis.news import MEMORY_S, MOST_KEPT, MOST_DELAYED, OVER_S, RedisNews, ServerTime
 from gateway.store.redis_link.link import Link
 from tests.store.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 
@@ -427,11 +427,11 @@ async def test_what_lasts_is_told_when_the_store_is_back(namespace: str) -> None
 async def test_what_is_put_off_is_bounded(namespace: str) -> None:
     """The oldest goes first."""
     async with joined("redis://127.0.0.1:1/0", namespace, waits=False, timeout_s=0.02) as alone:
-        for number in range(MOST_PUT_OFF + 10):
+        for number in range(MOST_DELAYED + 10):
             alone.news.tell(NewsItem("pause", f"m{number}", 60.0), lasts=True)
 
-        assert len(alone.news._put_off) == MOST_PUT_OFF
-        assert ("pause", "m9") not in alone.news._put_off
+        assert len(alone.news._delayed) == MOST_DELAYED
+        assert ("pause", "m9") not in alone.news._delayed
 
 
 async def test_a_lost_answer_is_told_again_unless_something_newer_was(server: RedisServer, namespace: str) -> None:
@@ -500,10 +500,10 @@ async def test_what_waits_to_be_told_again_gives_way_to_what_is_newer(
         lost.set_exception(ConnectionError("lost"))
         run, one.link.run = one.link.run, lambda *_: lost  # type: ignore[method-assign]
         one.news.tell(PAUSE, lasts=True)
-        await until(lambda: one.news._put_off)
+        await until(lambda: one.news._delayed)
         one.link.run = run  # type: ignore[method-assign]
         one.news.tell(PAUSE._replace(left_s=0.0), lasts=True)
-        await until(lambda: one.news._again is None)
+        await until(lambda: one.news._retry is None)
         await told(one, two)
 
         assert [item.left_s for item in two.heard] == [0.0]
@@ -519,16 +519,16 @@ async def test_time_goes_on_while_an_answer_is_waited_for(server: RedisServer, n
             one.news.tell(PAUSE._replace(name=name, left_s=left_s), lasts=True)
         here[0] = 10.0
         lost.set_exception(ConnectionError("lost"))
-        await until(lambda: one.news._put_off)
+        await until(lambda: one.news._delayed)
 
-        assert {name: ends_at for (_, name), (ends_at, _) in one.news._put_off.items()} == {
+        assert {name: ends_at for (_, name), (ends_at, _) in one.news._delayed.items()} == {
             "long": 60.0,
             "over": 10.0 + OVER_S,
         }
         sent: list[NewsItem] = []
         one.news._send = lambda item, lasts: sent.append(item)  # type: ignore[method-assign]
         here[0] = 65.0
-        one.news._tell_put_off()
+        one.news._send_delayed()
         assert [(item.name, item.left_s) for item in sent] == [("over", 0.0)]
 
 

@@ -104,7 +104,7 @@ async def test_what_runs_is_not_dropped_for_what_it_was_before(lends: Lender, wa
     """Whether the answer that has run out is found before its record is claimed anew or after, it is dropped later."""
     first, link, second = two(lends, wall)
     assert await complete(first, await claim(first), kept(now=wall(), fresh_s=1.0))
-    link.refused = {"shelf_drop"}
+    link.refused = {"lru_drop"}
     wall.advance(2.0)
     if is_listed:
         await ticked(first)
@@ -353,7 +353,7 @@ async def test_a_store_that_comes_back_is_told_a_few_at_a_time(lends: Lender, wa
     link.go(away=False)
 
     store.tick()
-    await until(lambda: link.ran.count("records_complete") >= redis_records.TOLD_AT_ONCE)
+    await until(lambda: link.ran.count("records_complete") >= redis_records.SENT_AT_ONCE)
     await ticked(store, 2)
     told = link.ran.count("records_complete")
     await until(lambda: _tick(store, link, "records_complete", 40))

@@ -107,7 +107,7 @@ async def test_a_purge_reaches_more_partitions_than_are_counted(
     lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is known here of partitions is bounded, what is forgotten is not."""
-    monkeypatch.setattr(vectors, "MOST_SHELVES", 2)
+    monkeypatch.setattr(vectors, "MOST_PARTITIONS", 2)
     store = lends.replica(ROOMY, wall, now=wall)
     for number in range(7):
         await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))
@@ -176,7 +176,7 @@ async def test_numbers_are_known_of_so_many_partitions_at_most(
     lends: Lender, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that were told last; empty ones take nobody's place."""
-    monkeypatch.setattr(vectors, "MOST_SHELVES", 3)
+    monkeypatch.setattr(vectors, "MOST_PARTITIONS", 3)
     store = lends.replica(ROOMY, wall, now=wall)
     for number in range(5):
         await settle(store.vectors.add(row(number, now=wall(), partition=digest(number))))

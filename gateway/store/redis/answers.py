@@ -1,8 +1,8 @@
-"""Answers by exact key, shared: a shelf per group in the store, or several of a large group so that a cluster shares the load.
+"""The exact cache in Redis: one LRU per group, or several for a large group, so that a cluster spreads the load.
 
-While the store is out of reach they are in this process's memory, and forgotten when it is back. It must not know what may
-be kept, nor for how long. Invariants: a group keeps to its bytes with every write; the least recently used go first; what
-was forgotten is not given again, by nobody when the store has heard of it.
+While the store is out of reach answers are in this process's memory, and dropped when it is back. It must not know what may
+be kept, nor for how long. Invariants: a group keeps to its bytes with every write; its least recently used answers are
+evicted first; this replica does not return a forgotten answer, and once the store has carried out the purge no replica does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.ports import Later
 from gateway.store.memory.answers import MemoryAnswers
-from gateway.store.redis.lru import Now, Shelf, shelf_script
+from gateway.store.redis.lru import Now, SharedLru, lru_script
 from gateway.store.redis.purges import Purges, Selection
 from gateway.store.redis.registry import Registry
 from gateway.store.redis.values import (
@@ -31,37 +31,37 @@ from gateway.store.redis.values import (
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 from gateway.words import Kept
 
-GET = shelf_script("answers_get")
-PUT = shelf_script("answers_put")
+GET = lru_script("answers_get")
+PUT = lru_script("answers_put")
 
 SHARD_BYTES = 64 * 1024 * 1024
-"""A group has a shelf for each of these."""
+"""A group has one LRU per so many bytes of its bound."""
 MOST_SHARDS = 16
 LARGEST_PART = 4
-"""What is more than a quarter of a shelf is not kept: too much would have to go for it."""
-MOST_TURNS = 1000
-"""A put makes room in so many steps at most."""
+"""An answer larger than a quarter of its LRU's bound is not kept: it would evict too many others."""
+MOST_STEPS = 1000
+"""Steps in which a put makes room, at most."""
 LOCAL_PART, LOCAL_BYTES = 4, 64 * 1024 * 1024
-"""A quarter of a group's bytes, but no more than this, is kept in memory while the store is away."""
+"""While the store is gone, memory keeps a quarter of a group's bytes, up to this cap."""
 
 
 def shards_of(bound: int) -> int:
-    """How many shelves a group has: a power of two."""
+    """Returns the number of LRUs of a group with this bound: a power of two."""
     return 1 << (min(MOST_SHARDS, max(1, bound // SHARD_BYTES)).bit_length() - 1)
 
 
 class RedisAnswers:
-    """`gateway.ports.Answers`."""
+    """Implements `gateway.ports.Answers`."""
 
     def __init__(
-        self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, bounds: Mapping[str, int]
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, bounds: Mapping[str, int]
     ) -> None:
         self._link = link
-        self._chores = chores
+        self._background = background
         self._wall = wall
         self._now = now
         self._bounds = bounds
-        self._shelves: dict[tuple[str, int], Shelf] = {}
+        self._lrus: dict[tuple[str, int], SharedLru] = {}
         self._groups = Registry(link, link.key("groups"), now)
         self._purges = Purges(link, self._forget)
         self._parts = ChunkedValue(link)
@@ -69,12 +69,12 @@ class RedisAnswers:
         self._local.configure(_local_of(bounds))
 
     def configure(self, bounds: Mapping[str, int]) -> None:
-        """Keep to so many bytes by group."""
+        """Bounds each group to its number of bytes."""
         self._bounds = bounds
         self._local.configure(_local_of(bounds))
 
     def get(self, key: bytes, group: str) -> Later[Kept | None]:
-        """What is kept and not past its `stale_until`."""
+        """Returns the answer unless it is past its `stale_until`."""
         bound = self._bounds.get(group)
         if bound is None:
             return None
@@ -82,62 +82,62 @@ class RedisAnswers:
             return self._local.get(key, group)
         if self._purges.is_pending:
             return None
-        shelf = self._shelf_of(key, group, bound)
+        lru = self._lru_of(key, group, bound)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Kept | None] = loop.create_future()
-        asked = self._link.run(GET, (*shelf.keys, shelf.value(key)), (self._now(), key))
+        asked = self._link.run(GET, (*lru.keys, lru.value(key)), (self._now(), key))
         asked.add_done_callback(partial(self._got, future, key, group, loop.time() + self._link.timeout_s))
         return future
 
     def put(self, key: bytes, kept: Kept) -> Later[None]:
-        """Keep it, instead of what was there; not if it alone is more than a quarter of a shelf."""
+        """Keeps the answer in place of an earlier one, unless it exceeds a quarter of its LRU's bound."""
         bound = self._bounds.get(kept.group)
         if bound is None:
             return None
         if not self._link.is_up:
             self._local.put(key, kept)
             return None
-        return self._chores.start(self._put(key, kept, bound))
+        return self._background.start(self._put(key, kept, bound))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """Forget whatever matches all that is given; what the store does not hear is carried out when it is back."""
+        """Forgets every answer that matches all given arguments; a purge that the store misses follows when it is back."""
         here = self._local.forget(key=key, model=model, tenant=tenant)
-        return self._chores.start(self._forgotten(here, Selection(key, model, tenant)))
+        return self._background.start(self._forgotten(here, Selection(key, model, tenant)))
 
     def came_back(self) -> None:
-        """The store is within reach again: what was kept here meanwhile is nobody's, for others may have purged it."""
+        """Drops the answers of this process's memory when the store is back, because other replicas may have purged them."""
         self._local.forget()
 
     async def catch_up(self) -> None:
-        """Carry out what the store has not heard."""
+        """Carries out the purges that the store missed."""
         await self._purges.catch_up()
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:
-        """What has to be done now and then, a shelf at a time; each may raise StoreGone."""
+        """Yields one sweep per LRU; each may raise StoreGone."""
         for group, bound in self._bounds.items():
             for shard in range(shards_of(bound)):
-                yield partial(self._shelf(group, shard).sweep, bound // shards_of(bound))
+                yield partial(self._lru(group, shard).sweep, bound // shards_of(bound))
 
     def tick(self) -> None:
-        """What is here of it is kept in order."""
+        """Sweeps the answers in this process's memory."""
         self._local.tick()
 
     def stats(self) -> dict[str, int]:
-        """As last told; while the store is away, what is here."""
+        """Returns the numbers that the store last reported; while it is gone, those of this process's memory."""
         if not self._link.is_up:
             return self._local.stats()
-        shelves = [self._shelf(group, n) for group, bound in self._bounds.items() for n in range(shards_of(bound))]
-        return {"entries": sum(one.entries for one in shelves), "bytes": sum(one.bytes for one in shelves)}
+        lrus = [self._lru(group, n) for group, bound in self._bounds.items() for n in range(shards_of(bound))]
+        return {"entries": sum(one.entries for one in lrus), "bytes": sum(one.bytes for one in lrus)}
 
-    def _shelf(self, group: str, shard: int) -> Shelf:
-        shelf = self._shelves.get((group, shard))
-        if shelf is None:
+    def _lru(self, group: str, shard: int) -> SharedLru:
+        lru = self._lrus.get((group, shard))
+        if lru is None:
             base = self._link.key("answers", group, b"%d" % shard)
-            shelf = self._shelves[(group, shard)] = Shelf(self._link, base, self._now)
-        return shelf
+            lru = self._lrus[(group, shard)] = SharedLru(self._link, base, self._now)
+        return lru
 
-    def _shelf_of(self, key: bytes, group: str, bound: int) -> Shelf:
-        return self._shelf(group, key[0] % shards_of(bound))
+    def _lru_of(self, key: bytes, group: str, bound: int) -> SharedLru:
+        return self._lru(group, key[0] % shards_of(bound))
 
     def _got(
         self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, asked: asyncio.Future[Any]
@@ -150,17 +150,17 @@ class RedisAnswers:
             future.set_result(self._local.get(key, group))
             return
         if reply and is_head(reply[1]):
-            self._chores.start(self._got_long(future, key, group, by, reply))
+            self._background.start(self._got_long(future, key, group, by, reply))
         else:
             future.set_result(self._read(reply[1], reply[0]) if reply else None)
 
     async def _got_long(
         self, future: asyncio.Future[Kept | None], key: bytes, group: str, by: float, reply: Sequence[bytes]
     ) -> None:
-        """What does not come by then is not there."""
+        """Reads a long answer; one that has not arrived by `by` (the loop's time) counts as a miss."""
         bound = self._bounds.get(group, 0)
         try:
-            value = await self._parts.read(self._shelf_of(key, group, bound).parts(key), reply[1], by)
+            value = await self._parts.read(self._lru_of(key, group, bound).parts(key), reply[1], by)
         except StoreGone:
             value = None
         if not future.done():
@@ -171,7 +171,7 @@ class RedisAnswers:
         return None if kept is None else moved(kept, self._wall() + float(left_s) - kept.stale_until)
 
     async def _put(self, key: bytes, kept: Kept, bound: int) -> None:
-        shelf, bound = self._shelf_of(key, kept.group, bound), bound // shards_of(bound)
+        lru, bound = self._lru_of(key, kept.group, bound), bound // shards_of(bound)
         value, left_s = framed(kept), kept.stale_until - self._wall()
         size = len(value) + ENTRY_BYTES
         if left_s <= 0 or size > min(bound // LARGEST_PART, MOST_BYTES):
@@ -179,14 +179,14 @@ class RedisAnswers:
         whose = owner(kept.model, kept.tenant)
         try:
             await self._groups.note(kept.group.encode(), left_s)
-            value, staged = await self._parts.stage(shelf.parts(key), value)
-            keys = (*shelf.keys, shelf.value(key), shelf.parts(key), staged)
-            for _ in range(MOST_TURNS):
+            value, staged = await self._parts.stage(lru.parts(key), value)
+            keys = (*lru.keys, lru.value(key), lru.parts(key), staged)
+            for _ in range(MOST_STEPS):
                 reply = await self._link.run(PUT, keys, (self._now(), key, left_s, size, whose, bound, value))
                 is_done, entries, taken, gone = reply
-                shelf.told(entries, taken)
+                lru.told(entries, taken)
                 if gone:
-                    await shelf.drop(gone)
+                    await lru.drop(gone)
                 if is_done:
                     return
         except StoreGone:
@@ -197,11 +197,11 @@ class RedisAnswers:
         return max(here, await self._purges.forget(selection))
 
     async def _forget(self, selection: Selection) -> int:
-        """In all groups that anybody keeps, on all shelves that there may be. Raises StoreGone."""
+        """Forgets in every LRU of every group that some replica has. Raises StoreGone."""
         model, tenant = name_digest(selection.model), name_digest(selection.tenant)
         groups = {*self._bounds, *[name.decode() async for names in self._groups.pages() for name in names]}
-        shelves = [self._shelf(group, shard) for group in groups for shard in range(MOST_SHARDS)]
-        return sum([await shelf.forget(model, tenant, selection.key or b"") for shelf in shelves])
+        lrus = [self._lru(group, shard) for group in groups for shard in range(MOST_SHARDS)]
+        return sum([await lru.forget(model, tenant, selection.key or b"") for lru in lrus])
 
 
 def _local_of(bounds: Mapping[str, int]) -> dict[str, int]:

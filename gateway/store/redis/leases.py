@@ -1,8 +1,8 @@
-"""Limits that replicas share, counted in Redis: one script per limit and ask, one round trip for all asks of a moment.
+"""Limits that replicas share, counted in Redis: one script per limit and request, one round trip for all requests of a moment.
 
-The counting itself is in `lua/lease.lua`; here it is called, and the number of replicas kept up to date along the way. It
-must not know what a replica does with its part of a limit. Invariants: nothing raises, and nobody waits longer than one
-operation of the link; amounts cross the wire as doubles, bit for bit, for counts that go on for ever must never drift.
+`lua/lease.lua` does the counting; this module calls it and registers this replica along the way. It must not know how a
+replica uses its part of a limit. Invariants: no method raises, or takes longer than one operation of the link; amounts cross
+the wire as doubles, bit for bit, because running counts must never drift.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 from gateway.store.redis_link.link import Link, load_script
 
 SILENT_S = 5.0
-"""A replica that has not been heard for so long is not counted; `lua/lease.lua` forgets it by then, too."""
+"""Seconds of silence after which a replica is not counted; `lua/lease.lua` forgets it by then, too."""
 RENEW_S = 1.0
-"""Between two times that a replica says it is there."""
+"""Seconds between two registrations of this replica."""
 LATE_S = 0.5
-"""An ask that the server comes to later than this changes nothing: whoever asked lives on its own part by then."""
+"""Seconds after which the server ignores a request: the replica lives on its own part by then."""
 KNOWN_LIMITS = 4096
-"""So many limits' keys are made only once."""
+"""The number of limits whose keys are cached."""
 
 _NUMBERS = Struct("<17d")
 _REPLY = Struct("<8d")
@@ -31,7 +31,7 @@ Now = Callable[[], float]
 
 
 class RedisLeases:
-    """Implements `Leases`. `now` stands in for the server's clock in tests."""
+    """Implements `gateway.ports.Leases`; `now` replaces the server's clock in tests."""
 
     def __init__(self, link: Link, replica_id: bytes, at_least: int = 1, now: Now | None = None) -> None:
         self.replicas = max(1, at_least)
@@ -49,9 +49,9 @@ class RedisLeases:
         self._has_left = False
 
     def ask(self, asks: Sequence[LeaseAsk]) -> asyncio.Future[Sequence[LeaseReply | None]]:
-        """One round trip for all of them; None: there was no answer to this one. Never raises.
+        """Sends all requests in one round trip; the reply to a request is None where the store gave none. Never raises.
 
-        What was granted in an answer that got lost is told again with the next.
+        A grant whose reply was lost is repeated with the next reply.
         """
         now = "" if self._now is None else repr(self._now())
         self._renew(now)
@@ -64,7 +64,7 @@ class RedisLeases:
         return waiting.replies
 
     def leave(self) -> asyncio.Future[None]:
-        """This replica ends: it is counted no more. What it holds has to be given back before. Never raises."""
+        """Removes this replica from the count; it has to give its leases back before. Never raises."""
         self._has_left = True
         left: asyncio.Future[None] = self._loop.create_future()
         self._link.command(b"ZREM", self._members_key, self._id).add_done_callback(partial(_over, left))
@@ -74,7 +74,7 @@ class RedisLeases:
         return b"%b:%d" % (self._id, ask.incarnation) if ask.incarnation else self._id
 
     def _too_late(self, name: str) -> str:
-        """By the clock of the server that has this limit, as far as it is known."""
+        """Returns the time after which a request is ignored, by the clock of the limit's server; "0" while that is unknown."""
         ahead_s = self._ahead_s.get(name)
         return "0" if ahead_s is None else repr(self._loop.time() + ahead_s + LATE_S)
 
@@ -100,7 +100,7 @@ class RedisLeases:
 
 
 class _Waiting:
-    """The answers to the asks of one moment, put together when the last is here."""
+    """Collects the replies of one moment, and resolves when the last has arrived."""
 
     __slots__ = ("_heard", "_missing", "replies")
 
@@ -120,7 +120,7 @@ class _Waiting:
 
 
 def pack_ask(ask: LeaseAsk) -> bytes:
-    """In the order in which `lua/lease.lua` takes them."""
+    """Returns the request's numbers in the order of `lua/lease.lua`."""
     return _NUMBERS.pack(
         ask.rate_per_s,
         ask.capacity,
@@ -148,7 +148,7 @@ def read_reply(told: bytes) -> LeaseReply:
 
 
 def clock_of(told: bytes) -> float:
-    """What the server's clock said when it answered."""
+    """Returns the server's time from a reply."""
     clock: float = _REPLY.unpack(told)[-1]
     return clock
 

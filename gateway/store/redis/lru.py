@@ -1,9 +1,9 @@
-"""Entries in the store that keep to a bound: what is listed on a shelf is there, and what is not is not.
+"""An LRU in Redis that is bounded by bytes: lists of its entries, and their values under keys of their own.
 
-A shelf's lists are in one slot with its values, so that each script is one step: entries come and go with their bytes counted.
-Scripts name only keys that they are given, so they cannot drop the values of what had to go: they say whose those are, and
-whoever is told drops them; if nobody comes to it, the next one that sweeps does. Invariant: no script takes more than a
-millisecond or two, whatever has to go.
+The lists are in one slot with the values, so that each script is one atomic step which counts the bytes of entries that come
+and go. A script may touch only the keys that it is given, so it cannot delete the values of the entries that it evicts: it
+returns their ids, and the caller deletes the values; if the caller dies, a later sweep does. Invariant: no script takes more
+than a millisecond or two, however much is evicted.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from gateway.store.redis_link.job import FOLDER, script_of
 from gateway.store.redis_link.link import Link, Script
 
 Now: TypeAlias = Callable[[], str]
-"""The time as scripts are told it: empty for the server's own."""
+"""Returns the time that scripts use; empty: the server's own."""
 
-LIBRARY = "shelf"
+LIBRARY = "lru"
 AT_ONCE = 64
-"""Entries that go in one run. Keep in sync with `lua/shelf.lua`."""
+"""Entries that one run of a script evicts. Keep in sync with `lua/lru.lua`."""
 MOST_RUNS = 16
-"""Of a sweep that has more to do."""
+"""Runs of one sweep, at most."""
 
 
-def shelf_script(name: str, *before: str) -> Script:
-    """One that works on a shelf, with the scripts `before` it as its library."""
+def lru_script(name: str, *before: str) -> Script:
+    """Returns a script that works on an LRU, with the scripts `before` it as its library."""
     return script_of(name, "".join((FOLDER / f"{part}.lua").read_text() for part in (LIBRARY, *before, name)))
 
 
-SWEEP = shelf_script("shelf_sweep")
-DROP = shelf_script("shelf_drop")
-FORGET = shelf_script("shelf_forget")
+SWEEP = lru_script("lru_sweep")
+DROP = lru_script("lru_drop")
+FORGET = lru_script("lru_forget")
 
 
-class Shelf:
-    """The keys of one shelf, and its numbers as last told."""
+class SharedLru:
+    """The keys of one LRU in the store, and its size as last reported."""
 
     __slots__ = ("_link", "_parts", "_values", "bytes", "entries", "keys", "now")
 
@@ -49,28 +49,29 @@ class Shelf:
         self.bytes = 0
 
     def value(self, id: bytes) -> bytes:
-        """The key of an entry's value."""
+        """Returns the key of an entry's value."""
         return self._values + id
 
     def parts(self, id: bytes) -> bytes:
-        """The key of the parts of a long value."""
+        """Returns the key of a long value's chunks."""
         return self._parts + id
 
     def told(self, entries: int, taken: int) -> None:
-        """These are its numbers."""
+        """Notes the size that the store reported."""
         self.entries, self.bytes = entries, taken
 
     async def drop(self, ids: Sequence[bytes]) -> None:
-        """Drop the values of what is gone, and forget what has lost its value. Raises StoreGone."""
+        """Deletes the values of evicted entries, and entries that have lost their value. Raises StoreGone."""
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
             values = [key for id in some for key in (self.value(id), self.parts(id))]
             await self._link.run(DROP, (*self.keys, *values), some)
 
     async def sweep(self, bound: int, *running: bytes, late_s: float = 0.0) -> int:
-        """Some of what has run out or is too much goes; how much of it was still of use. Raises StoreGone.
+        """Drops some expired entries and some above the bound; returns how many were not expired. Raises StoreGone.
 
-        `running`: the key of a list of those that count without being entries, and are forgotten so long after their time.
+        `running` is the key of a list of claims, which count towards the size without being entries, and are dropped `late_s`
+        after their leases ended.
         """
         lost = 0
         for _ in range(MOST_RUNS):
@@ -85,7 +86,7 @@ class Shelf:
         return lost
 
     async def forget(self, model: bytes, tenant: bytes, id: bytes) -> int:
-        """Forget what matches, empty for any; returns how many there were. Raises StoreGone."""
+        """Forgets the entries that match all arguments (empty: any) and returns their number. Raises StoreGone."""
         count, cursor = 0, b"0"
         while True:
             cursor, entries, taken, gone = await self._link.run(FORGET, self.keys, (model, tenant, id, cursor))

@@ -1,8 +1,8 @@
-"""Whose the objects at providers are, shared: in several parts, so that no step is long and a cluster shares the load.
+"""The owners of objects at providers, in Redis: in several parts, so that no step is long and a cluster spreads the load.
 
-While the store is out of reach this process goes by what it has learned itself, and what became somebody's meanwhile is told
-when the store is back. Invariants: of two replicas that say whose an object is the first is right, for all of them; a store
-that says nothing is not taken for one that has nothing; no operation waits longer than the timeout.
+While the store is out of reach this process uses the owners that it knows, and sends new ones when the store is back.
+Invariants: of two replicas that name an object's owner the first wins, for all replicas; a store that does not answer is not
+taken for an empty one; no operation takes longer than the timeout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gateway.store.redis_link.link import BackgroundTasks, Link, Script, StoreGo
 
 PARTS = 16
 AT_ONCE = 64
-"""Asked of one part in one step."""
+"""Objects of one part in one step, at most."""
 LOCAL = 65_536
-"""Known here, for as long as the store is away; so many, too, are owed to it at most."""
+"""Owners that this process knows while the store is gone, at most; the same bound holds for owners owed to the store."""
 
 
 def objects_script(name: str) -> Script:
-    """One that works on a part."""
+    """Returns a script that works on a part."""
     return script_of(name, "".join((FOLDER / f"{part}.lua").read_text() for part in ("objects", name)))
 
 
@@ -36,11 +36,11 @@ DISOWN = objects_script("objects_disown")
 
 
 class RedisObjects:
-    """`gateway.ports.Objects`."""
+    """Implements `gateway.ports.Objects`."""
 
-    def __init__(self, link: Link, chores: BackgroundTasks, now: Now, bound: int) -> None:
+    def __init__(self, link: Link, background: BackgroundTasks, now: Now, bound: int) -> None:
         self._link = link
-        self._chores = chores
+        self._background = background
         self._now = now
         self._bound = bound
         self._keys = []
@@ -49,49 +49,49 @@ class RedisObjects:
             self._keys.append((base + b":owners", base + b":used"))
         self._local = MemoryObjects(min(bound, LOCAL), says=False)
         self._owed: dict[bytes, str | None] = {}
-        """What the store has still to be told; None: it is nobody's."""
+        """The owners that the store still has to take; None: the object's owner is removed."""
         self._counts = [0] * PARTS
         self._has_warned = False
         self.lost = 0
 
     def configure(self, bound: int) -> None:
-        """Keep to so many."""
+        """Bounds the number of objects."""
         self._has_warned = self._has_warned and bound == self._bound
         self._bound = bound
         self._local.configure(min(bound, LOCAL))
 
     @property
     def entries(self) -> int:
-        """As last told, of the parts that were asked."""
+        """Returns the number of objects that the used parts last reported."""
         return sum(self._counts)
 
     @property
     def owed(self) -> int:
-        """How many the store has still to be told of."""
+        """Returns the number of owners that the store still has to take."""
         return len(self._owed)
 
     def own(self, objects: Sequence[bytes], tenant: str) -> Later[Sequence[str] | None]:
-        """They are this tenant's from now on, unless they are somebody's."""
+        """Makes the tenant the owner of objects that have none; returns the owner of each, None where the store fails."""
         if not self._link.is_up:
             return self._own_here(objects, tenant)
-        return self._chores.start(self._own(objects, tenant))
+        return self._background.start(self._own(objects, tenant))
 
     def owners(self, objects: Sequence[bytes]) -> Later[Sequence[str | None] | None]:
-        """Whose each is."""
+        """Returns the owner of each object, None for one that has none; None instead of all: the store does not answer."""
         if not self._link.is_up:
             return self._known_here(objects)
-        return self._chores.start(self._owners(objects))
+        return self._background.start(self._owners(objects))
 
     def disown(self, objects: Sequence[bytes]) -> Later[bool]:
-        """They are nobody's any more."""
+        """Removes the objects' owners; returns whether that is certain."""
         self._local.disown(objects)
         if not self._link.is_up:
             self._owe(objects, None)
             return False
-        return self._chores.start(self._disown(objects))
+        return self._background.start(self._disown(objects))
 
     async def catch_up(self) -> None:
-        """Tell the store what it missed."""
+        """Sends the owners that the store missed."""
         try:
             while self._owed and self._link.is_up:
                 one, tenant = next(iter(self._owed.items()))
@@ -129,7 +129,7 @@ class RedisObjects:
         except StoreGone:
             self._owe(objects, None)
             return False
-        self._local.disown(objects)  # somebody may have looked meanwhile
+        self._local.disown(objects)  # a look-up may have brought an owner back meanwhile
         return True
 
     def _own_here(self, objects: Sequence[bytes], tenant: str) -> list[str]:
@@ -142,7 +142,7 @@ class RedisObjects:
         return None if None in known else known
 
     def _learn(self, objects: Sequence[bytes], owners: Sequence[str | None]) -> None:
-        """For worse times; what another replica has given to somebody else goes."""
+        """Remembers owners for times without the store; an object that another replica gave to another tenant is dropped."""
         for one, owner in zip(objects, owners, strict=True):
             if self._local.owners((one,)) != [owner]:
                 self._local.disown((one,))
@@ -159,7 +159,7 @@ class RedisObjects:
         return [found[one].decode() for one in objects]
 
     async def _run(self, script: Script, objects: Sequence[bytes], *args: bytes | str | float) -> dict[bytes, bytes]:
-        """What the script says of each. Raises StoreGone."""
+        """Returns the script's result for each object. Raises StoreGone."""
         parts: defaultdict[int, list[bytes]] = defaultdict(list)
         for one in dict.fromkeys(objects):
             parts[one[0] % PARTS].append(one)
@@ -173,7 +173,7 @@ class RedisObjects:
         return found
 
     def _read(self, script: Script, part: int, reply: Any) -> Sequence[bytes]:
-        """Whose they are; the numbers before are noted."""
+        """Returns the owners of a reply, and notes the size of the part in front of them."""
         if script is DISOWN:
             self._counts[part] = int(reply)
             return ()

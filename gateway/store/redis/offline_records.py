@@ -1,7 +1,8 @@
-"""What this replica runs, and what came of it while the store was away: its part of the truth, until the store has it.
+"""The records that this replica runs, and the answers that it got while the store was gone, until the store has them.
 
-It must not know the store. Invariants: a record has one holder here at a time; what is owed to the store is answered from
-here meanwhile, and keeps to its bytes: the oldest go first; a fence that was given here is lower than any of the store's.
+It must not know the store. Invariants: a record has one holder in this process at a time; an answer that the store has to
+take is replayed from here meanwhile; such answers keep to their bytes, and the oldest are dropped first; a fence of this
+process is lower than any of the store's.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from gateway.ports import Claim
 from gateway.words import Kept
 
 FIRST_SHARED_FENCE = 1 << 40
-"""Those below were given here. Keep in sync with `lua/records_claim.lua`."""
+"""The store's lowest fence; lower ones are of a process. Keep in sync with `lua/records_claim.lua`."""
 ABANDONED_S = 86_400.0
-"""So long after its lease has ended, nobody will come back to complete a record; until then an answer is not refused."""
+"""Seconds after the end of its lease in which a holder may still complete its record."""
 LOOKED_AT = 256
-"""Of those who run, so many are looked at in one tick."""
+"""Claims that one tick examines, at most."""
 
 
 @dataclass(slots=True)
 class HeldRecord:
-    """Somebody here runs it. With its nonce it is known to the store even where nobody heard the answer to its claim."""
+    """A claim of this process; its nonce identifies it to the store even where the reply to the claim was lost."""
 
     asked: bytes
     fence: int
@@ -32,13 +33,13 @@ class HeldRecord:
 
     @property
     def is_local(self) -> bool:
-        """The store has not said that it is ours."""
+        """Tells whether the store has not confirmed the claim."""
         return self.fence < FIRST_SHARED_FENCE
 
 
 @dataclass(frozen=True, slots=True)
 class UnsyncedRecord:
-    """What came of a record, for the store to keep."""
+    """The answer of a record that the store still has to take."""
 
     held: HeldRecord
     kept: Kept
@@ -46,13 +47,13 @@ class UnsyncedRecord:
 
 
 class OfflineRecords:
-    """Of one process. `lost` is called when a debt goes that was still of use."""
+    """The claims and owed answers of one process; `lost` is called when an owed answer is dropped."""
 
     __slots__ = ("_fences", "_lost", "bound", "held", "owed", "owed_bytes")
 
     def __init__(self, bound: int, lost: Callable[[], None]) -> None:
         self.bound = bound
-        """Bytes that may be owed."""
+        """The bound of the owed answers, in bytes."""
         self.held: dict[bytes, HeldRecord] = {}
         self.owed: dict[bytes, UnsyncedRecord] = {}
         self.owed_bytes = 0
@@ -60,32 +61,32 @@ class OfflineRecords:
         self._lost = lost
 
     def look(self, record: bytes, asked: bytes, now: float, *, is_alone: bool) -> Claim | None:
-        """What has to be said of it here, whatever the store says; `is_alone`: the store says nothing."""
-        if (debt := self.owed.get(record)) is not None and debt.kept.fresh_until > now:
-            return Claim("done", kept=replace(debt.kept)) if debt.held.asked == asked else Claim("mismatch")
+        """Returns the claim's result if this process alone can tell it, else None; `is_alone`: the store does not answer."""
+        if (unsynced := self.owed.get(record)) is not None and unsynced.kept.fresh_until > now:
+            return Claim("done", kept=replace(unsynced.kept)) if unsynced.held.asked == asked else Claim("mismatch")
         held = self.held.get(record)
         if held is None or held.until <= now or not (is_alone or held.is_local):
             return None
         return Claim("running", lease_left_s=held.until - now) if held.asked == asked else Claim("mismatch")
 
     def take(self, record: bytes, asked: bytes, nonce: bytes, until: float) -> Claim:
-        """It is claimed here, without the store."""
+        """Claims the record in this process, without the store."""
         fence = next(self._fences)
         self.held[record] = HeldRecord(asked, fence, nonce, until)
         return Claim("claimed", fence=fence)
 
     def holder(self, record: bytes, fence: int) -> HeldRecord | None:
-        """Who runs it here with this fence."""
+        """Returns the claim of this process with this fence, else None."""
         held = self.held.get(record)
         return held if held is not None and held.fence == fence else None
 
     def drop(self, record: bytes, held: HeldRecord | None) -> None:
-        """It does not run any more, unless somebody else has it."""
+        """Removes the claim, unless another caller has the record by now."""
         if held is not None and self.held.get(record) is held:
             del self.held[record]
 
     def owe(self, record: bytes, held: HeldRecord, kept: Kept, size: int) -> None:
-        """It is done; the store has to be told."""
+        """Ends the claim and keeps its answer until the store takes it."""
         self.drop(record, held)
         self.settle(record)
         if size > self.bound:
@@ -98,16 +99,16 @@ class OfflineRecords:
             self.settle(next(iter(self.owed)))
 
     def settle(self, record: bytes) -> None:
-        """Nothing is owed for it any more."""
-        if (debt := self.owed.pop(record, None)) is not None:
-            self.owed_bytes -= debt.size
+        """Removes the record's owed answer."""
+        if (unsynced := self.owed.pop(record, None)) is not None:
+            self.owed_bytes -= unsynced.size
 
     def tick(self, now: float) -> None:
-        """Some of what ran out long ago is forgotten."""
+        """Drops some leases that ended long ago and some expired answers."""
         for _ in range(min(LOOKED_AT, len(self.held))):
             record = next(iter(self.held))
             held = self.held.pop(record)
             if held.until + ABANDONED_S > now:
-                self.held[record] = held  # behind the others: next time those are looked at
-        for record in [one for one, debt in self.owed.items() if debt.kept.fresh_until <= now][:LOOKED_AT]:
+                self.held[record] = held  # moves to the end: the next tick examines the others
+        for record in [one for one, unsynced in self.owed.items() if unsynced.kept.fresh_until <= now][:LOOKED_AT]:
             self.settle(record)

@@ -1,7 +1,7 @@
-"""What is to be forgotten, until it has been.
+"""Purges, which are remembered until the store has carried them out.
 
-A purge that the store does not hear is remembered: until it has been carried out, this replica gives nothing of what is there.
-Invariant: what was to be forgotten is never given again by whoever was told so.
+While a purge is pending, this replica returns no entry of the store. Invariant: a replica that accepted a purge never returns
+a purged entry again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import orjson
 from gateway.store.redis_link.link import Link, StoreGone
 
 MOST_PENDING = 256
-"""Beyond that, everything is forgotten instead of each."""
+"""Pending purges; more are replaced by one purge of everything."""
 
 
 class Selection(NamedTuple):
-    """What matches all that is given; everything, when nothing is."""
+    """Selects the entries that match all given fields; without any, all entries."""
 
     key: bytes | None = None
     model: str | None = None
@@ -26,19 +26,19 @@ class Selection(NamedTuple):
 
 
 def encode_selection(selection: Selection) -> bytes:
-    """For a news item of the kind `purge`."""
+    """Returns the details of a news item of the kind `purge`."""
     key = None if selection.key is None else selection.key.hex()
     return orjson.dumps((key, selection.model, selection.tenant))
 
 
 def decode_selection(detail: bytes) -> Selection:
-    """What others want forgotten. Raises ValueError."""
+    """Returns the selection of another replica's purge. Raises ValueError."""
     key, model, tenant = orjson.loads(detail)
     return Selection(None if key is None else bytes.fromhex(key), model, tenant)
 
 
 class Purges:
-    """Of one use of the store; `forget` carries one out, and raises StoreGone."""
+    """The purges of one part of the store; `forget` carries one out, and raises StoreGone."""
 
     __slots__ = ("_forget", "_link", "_pending")
 
@@ -49,12 +49,12 @@ class Purges:
 
     @property
     def is_pending(self) -> bool:
-        """The store has not heard of all of them."""
+        """Tells whether some purges are not carried out yet."""
         return bool(self._pending)
 
     async def forget(self, selection: Selection) -> int:
-        """Forget what matches, now or when the store is back; how many there were."""
-        if selection.key == b"":  # nothing has it, and to scripts it means any
+        """Forgets the selected entries now, or when the store is back; returns the number known to be forgotten."""
+        if selection.key == b"":  # no entry has an empty key, and to scripts it means any
             return 0
         if self._link.is_up:
             try:
@@ -65,7 +65,7 @@ class Purges:
         return 0
 
     async def catch_up(self) -> None:
-        """Carry out what is left."""
+        """Carries out the pending purges."""
         try:
             while self._pending and self._link.is_up:
                 first = self._pending[0]

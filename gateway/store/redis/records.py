@@ -1,9 +1,8 @@
-"""Idempotency records, shared: who runs a request is known to the store, and what came of it is kept there.
+"""Idempotency records in Redis: the store decides which replica runs a request, and keeps its answer.
 
-While the store is out of reach claims are given here, and answers that were paid for are kept here until the store has them.
-Invariants: among replicas that reach the store a record has one holder at a time, and what its winner completed is changed
-by nobody; who comes too late is refused; a claim whose answer was lost is its holder's still; nobody waits for the store
-twice.
+While the store is out of reach this process grants claims itself, and keeps paid answers until the store has them.
+Invariants: among replicas that reach the store a record has one holder at a time; a completed record never changes; a holder
+that is too late is refused; a claim whose reply was lost still belongs to its holder; no caller waits for the store twice.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from secrets import token_bytes
 from typing import Any
 
 from gateway.ports import Claim, Later
-from gateway.store.redis.lru import Now, shelf_script
+from gateway.store.redis.lru import Now, lru_script
 from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, HeldRecord, OfflineRecords
-from gateway.store.redis.tenants import ID_BYTES, Tenants, TenantShelf
+from gateway.store.redis.tenants import ID_BYTES, TenantRecords, Tenants
 from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 from gateway.words import Kept
@@ -28,57 +27,59 @@ from gateway.words import Kept
 log = logging.getLogger("gateway.store")
 
 LONG_READ_S = 1.0
-"""So much longer a call waits for an answer that does not fit into one operation: its parts come one after another."""
-CLAIM = shelf_script("records_claim", "records")
-RENEW = shelf_script("records_renew", "records")
-COMPLETE = shelf_script("records_complete", "records")
-RELEASE = shelf_script("records_release", "records")
+"""Seconds that a call waits in addition for a long answer, whose chunks arrive one after another."""
+CLAIM = lru_script("records_claim", "records")
+RENEW = lru_script("records_renew", "records")
+COMPLETE = lru_script("records_complete", "records")
+RELEASE = lru_script("records_release", "records")
 
 FENCES_S = 30 * 86_400
-"""So long the last fence is remembered."""
+"""Seconds for which a tenant's last fence is remembered."""
 LARGEST_PART = 4
-"""What is more than a quarter of all that may be kept is not: too much would have to go for it."""
-MOST_TURNS = 1000
-"""A completion makes room in so many steps at most."""
+"""An answer larger than a quarter of the bound is not kept: it would evict too many others."""
+MOST_STEPS = 1000
+"""Steps in which a completion makes room, at most."""
 OWED_BYTES = 64 * 1024 * 1024
-"""No more than this is kept here for the store."""
-TOLD_AT_ONCE = 16
-"""Of what is owed to the store, so many are told in a tick: it has just come back, and to all replicas at once."""
+"""The cap on the bytes of answers that this process keeps for the store."""
+SENT_AT_ONCE = 16
+"""Owed answers that one tick sends, at most: the store has just come back, for all replicas at once."""
 
 
 class RedisRecords:
-    """`gateway.ports.Records`. Those of one tenant are in one slot, for a claim has to be one step."""
+    """Implements `gateway.ports.Records`; a tenant's records share one slot, because a claim has to be one atomic step."""
 
-    def __init__(self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, bound: int) -> None:
+    def __init__(
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, bound: int
+    ) -> None:
         self._link = link
-        self._chores = chores
+        self._background = background
         self._wall = wall
         self._now = now
         self._early = 0
         self._has_warned = False
         self._tenants = Tenants(link, now, bound)
         self._parts = ChunkedValue(link)
-        self._ledger = OfflineRecords(min(bound, OWED_BYTES), self._warn)
+        self._offline = OfflineRecords(min(bound, OWED_BYTES), self._warn)
 
     def configure(self, bound: int) -> None:
-        """Keep to so many bytes; of a bound that turns out too low as well, it is said again."""
+        """Bounds the answers to so many bytes; a new bound that is too low is logged again."""
         if bound != self._tenants.bound:
             self._tenants.bound, self._has_warned = bound, False
-            self._ledger.bound = min(bound, OWED_BYTES)
+            self._offline.bound = min(bound, OWED_BYTES)
 
     @property
     def owed(self) -> int:
-        """How many answers the store has still to be told of."""
-        return len(self._ledger.owed)
+        """Returns the number of answers that the store still has to take."""
+        return len(self._offline.owed)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Later[Claim]:
-        """Take the record if it is free, or its lease has ended; who stops waiting for the answer takes nothing."""
-        known = self._ledger.look(record, fingerprint, self._wall(), is_alone=not self._link.is_up)
+        """Takes the record if it is free or its lease has ended; a caller that cancels the future takes nothing."""
+        known = self._offline.look(record, fingerprint, self._wall(), is_alone=not self._link.is_up)
         if known is not None:
             return known
         nonce = token_bytes(12)
         if not self._link.is_up:
-            return self._ledger.take(record, fingerprint, nonce, self._wall() + lease_s)
+            return self._offline.take(record, fingerprint, nonce, self._wall() + lease_s)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Claim] = loop.create_future()
         asked = self._run_claim(record, fingerprint, nonce, lease_s)
@@ -87,84 +88,84 @@ class RedisRecords:
         return future
 
     def renew(self, record: bytes, fence: int, lease_s: float) -> Later[bool]:
-        """False: somebody else has it by now, or it is complete."""
-        held = self._ledger.holder(record, fence)
+        """Extends the lease; returns False when another caller holds the record by now, or it is complete."""
+        held = self._offline.holder(record, fence)
         if held is not None:
             held.until = self._wall() + lease_s
         if (held is None and fence < FIRST_SHARED_FENCE) or not self._link.is_up:
             return held is not None
-        if held is not None and held.is_local:  # so that others hear of it, now that they can
+        if held is not None and held.is_local:  # claims it in the store as well, so that other replicas see the claim
             self._run_claim(record, held.asked, held.nonce, lease_s)
             return True
-        return self._chores.start(self._renewed(record, fence, held, lease_s))
+        return self._background.start(self._renewed(record, fence, held, lease_s))
 
     def complete(self, record: bytes, fence: int, kept: Kept) -> Later[bool]:
-        """Keep what came of it. False: as with `renew`, or there is no room for it: then the record is free."""
-        held = self._ledger.holder(record, fence)
+        """Keeps the answer; returns False as `renew` does, or when there is no room for it, which frees the record."""
+        held = self._offline.holder(record, fence)
         if held is None and (fence < FIRST_SHARED_FENCE or not self._link.is_up):
             return False
-        return self._chores.start(self._completed(record, fence, held, kept))
+        return self._background.start(self._completed(record, fence, held, kept))
 
     def release(self, record: bytes, fence: int) -> Later[None]:
-        """Nothing came of it that could be given again: the next caller runs."""
-        held = self._ledger.holder(record, fence)
-        self._ledger.drop(record, held)
+        """Gives up the claim without an answer, so that the next caller runs the request."""
+        held = self._offline.holder(record, fence)
+        self._offline.drop(record, held)
         if not self._link.is_up or (held is None and fence < FIRST_SHARED_FENCE):
             return None
-        return self._chores.start(self._released(record, fence, held.nonce if held is not None else b""))
+        return self._background.start(self._released(record, fence, held.nonce if held is not None else b""))
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:
-        """What has to be done now and then, a tenant at a time; each may raise StoreGone."""
+        """Yields one sweep per tenant; each may raise StoreGone."""
         for tenant in self._tenants.all():
             yield partial(self._sweep, tenant)
 
     async def discover(self) -> None:
-        """Learn of some of the tenants that other replicas serve: they are looked through as well. Raises StoreGone."""
+        """Finds some of the tenants that other replicas serve, whose records are swept as well. Raises StoreGone."""
         await self._tenants.discover()
 
     def came_back(self) -> None:
-        """The store is within reach again, and may have lost what it had."""
+        """Prepares for a store that may have lost its data while it was out of reach."""
         self._tenants.lost()
 
     async def catch_up(self) -> None:
-        """Tell the store some of what it missed, the oldest first."""
-        for record, debt in [*islice(self._ledger.owed.items(), TOLD_AT_ONCE)]:
-            left_s = debt.kept.fresh_until - self._wall()
+        """Sends some of the owed answers to the store, oldest first."""
+        for record, unsynced in [*islice(self._offline.owed.items(), SENT_AT_ONCE)]:
+            left_s = unsynced.kept.fresh_until - self._wall()
             try:
                 if left_s > 0 and self._link.is_up:
-                    await self._run_complete(record, debt.held.fence, debt.held, framed(debt.kept), left_s)
+                    await self._run_complete(record, unsynced.held.fence, unsynced.held, framed(unsynced.kept), left_s)
             except StoreGone:
                 return
-            if self._link.is_up and self._ledger.owed.get(record) is debt:
-                self._ledger.settle(record)
+            if self._link.is_up and self._offline.owed.get(record) is unsynced:
+                self._offline.settle(record)
 
     def tick(self) -> None:
-        """What is here of it is kept in order."""
-        self._ledger.tick(self._wall())
+        """Sweeps the claims and answers in this process's memory."""
+        self._offline.tick(self._wall())
 
     def stats(self) -> dict[str, int]:
-        """Those that run and those that are done, and the bytes that the latter take: as last told, and what is here.
+        """Returns the number of records and their bytes: those that the store last reported, and those owed to it.
 
-        `early` counts those that went before their time at this replica's doing.
+        `early` counts the answers that this replica evicted before their time.
         """
-        ledger, early = self._ledger, self._early
-        entries, taken = len(ledger.owed), ledger.owed_bytes
+        offline, early = self._offline, self._early
+        entries, taken = len(offline.owed), offline.owed_bytes
         if not self._link.is_up:
-            return {"entries": len(ledger.held) + entries, "bytes": taken, "early": early}
+            return {"entries": len(offline.held) + entries, "bytes": taken, "early": early}
         return {"entries": self._tenants.entries + entries, "bytes": self._tenants.bytes + taken, "early": early}
 
-    async def _sweep(self, tenant: TenantShelf) -> None:
-        """Some of what has run out or is too much goes. Raises StoreGone."""
-        lost = await tenant.shelf.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
-        self._tenants.told(tenant, tenant.shelf.entries, tenant.shelf.bytes)
+    async def _sweep(self, tenant: TenantRecords) -> None:
+        """Drops some of a tenant's expired records and some above its bound. Raises StoreGone."""
+        lost = await tenant.lru.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
+        self._tenants.told(tenant, tenant.lru.entries, tenant.lru.bytes)
         if lost:
             self._warn(lost)
 
     def _keys(self, record: bytes) -> tuple[bytes, ...]:
-        return self._tenants.shelf_of(record).keys(record)
+        return self._tenants.records_of(record).keys(record)
 
     def _parts_of(self, record: bytes) -> bytes:
-        return self._tenants.shelf_of(record).shelf.parts(record[:ID_BYTES])
+        return self._tenants.records_of(record).lru.parts(record[:ID_BYTES])
 
     def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
         return self._link.run(
@@ -181,7 +182,7 @@ class RedisRecords:
         by: float,
         asked: asyncio.Future[Any],
     ) -> None:
-        """The store has answered a claim, or it is ours to answer."""
+        """Resolves a claim by the store's reply, or in this process where there is none."""
         until = self._wall() + lease_s
         try:
             reply = asked.result()
@@ -189,26 +190,29 @@ class RedisRecords:
             self._fall_back(future, record, HeldRecord(fingerprint, 0, nonce, until))
             return
         if reply[0] == b"done" and is_head(reply[2]):
-            self._chores.start(self._read_long(future, record, HeldRecord(fingerprint, 0, nonce, until), by, reply))
+            self._background.start(self._read_long(future, record, HeldRecord(fingerprint, 0, nonce, until), by, reply))
             return
         claim = self._claim_of(reply)
-        if claim.fence and future.done():  # nobody is left who would run
-            self._chores.start(self._released(record, claim.fence, nonce))
+        if claim.fence and future.done():  # the caller has left, so the record has to be free again
+            self._background.start(self._released(record, claim.fence, nonce))
             return
         if claim.fence:
-            self._ledger.held[record] = HeldRecord(fingerprint, claim.fence, nonce, until)
+            self._offline.held[record] = HeldRecord(fingerprint, claim.fence, nonce, until)
         _resolve(future, claim)
 
     def _fall_back(self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord) -> None:
-        """The claim is answered here; by its nonce it is known in the store, if that has heard of it."""
+        """Resolves the claim without the store, which recognises its nonce if the command has reached it."""
         if not future.done():
-            known = self._ledger.look(record, claimed.asked, self._wall(), is_alone=True)
-            future.set_result(known or self._ledger.take(record, claimed.asked, claimed.nonce, claimed.until))
+            known = self._offline.look(record, claimed.asked, self._wall(), is_alone=True)
+            future.set_result(known or self._offline.take(record, claimed.asked, claimed.nonce, claimed.until))
 
     async def _read_long(
         self, future: asyncio.Future[Claim], record: bytes, claimed: HeldRecord, by: float, reply: Sequence[bytes]
     ) -> None:
-        """Where it does not come by then the call runs, as if nobody had answered; but it is there, and was paid for."""
+        """Reads a long answer; if it does not arrive in time the call runs again, as without the store.
+
+        It is worth the longer wait, because the answer exists and was paid for.
+        """
         try:
             value = await self._parts.read(self._parts_of(record), reply[2], by + LONG_READ_S)
         except StoreGone:
@@ -224,7 +228,7 @@ class RedisRecords:
                 return Claim("running", lease_left_s=float(reply[1]))
             case b"done":
                 kept = unframed(reply[2])
-                if kept is None:  # nobody can read it: whoever asks runs, and keeps nothing
+                if kept is None:  # it is unreadable: the caller runs the request, and keeps no answer (no fence)
                     return Claim("claimed")
                 return Claim("done", kept=moved(kept, self._wall() + float(reply[1]) - kept.fresh_until))
         return Claim("mismatch")
@@ -238,7 +242,7 @@ class RedisRecords:
         except StoreGone:
             return held is not None
         if not is_ours:
-            self._ledger.drop(record, held)
+            self._offline.drop(record, held)
         return bool(is_ours)
 
     async def _completed(self, record: bytes, fence: int, held: HeldRecord | None, kept: Kept) -> bool:
@@ -251,27 +255,27 @@ class RedisRecords:
             try:
                 is_kept = await self._run_complete(record, fence, held, value, kept.fresh_until - self._wall())
             except StoreGone:
-                pass  # whether or not it has heard: it is told again, and knows it by its nonce
+                pass  # the answer is sent again, and the nonce shows whether it arrived the first time
             else:
-                self._ledger.drop(record, held)
+                self._offline.drop(record, held)
                 return is_kept
         if held is None or not value:
-            self._ledger.drop(record, held)
+            self._offline.drop(record, held)
             return False
-        self._ledger.owe(record, held, kept, size)
+        self._offline.owe(record, held, kept, size)
         return True
 
     async def _run_complete(
         self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float
     ) -> bool:
-        """Whether the store keeps it. Raises StoreGone."""
+        """Sends the answer; returns whether the store keeps it. Raises StoreGone."""
         asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
         size = len(value) + ENTRY_BYTES
-        tenant = self._tenants.shelf_of(record)
+        tenant = self._tenants.records_of(record)
         await self._tenants.note(tenant, left_s)
         value, staged = await self._parts.stage(self._parts_of(record), value)
         keys, id = (*tenant.keys(record), staged), record[:ID_BYTES]
-        for _ in range(MOST_TURNS):
+        for _ in range(MOST_STEPS):
             bound = self._tenants.bound_of(tenant)
             reply = await self._link.run(
                 COMPLETE, keys, (self._now(), id, asked, nonce, fence, left_s, size, bound, value)
@@ -281,26 +285,26 @@ class RedisRecords:
             if lost:
                 self._warn(int(lost))
             if gone:
-                self._chores.start(self._drop(tenant, gone))
+                self._background.start(self._drop(tenant, gone))
             if state == b"lost":
                 raise StoreGone("what was put aside is gone")
             if state != b"again":
                 return bool(state == b"kept")
         return False
 
-    async def _drop(self, tenant: TenantShelf, gone: Sequence[bytes]) -> None:
-        with suppress(StoreGone):  # whoever sweeps next finds them
-            await tenant.shelf.drop(gone)
+    async def _drop(self, tenant: TenantRecords, gone: Sequence[bytes]) -> None:
+        with suppress(StoreGone):  # a later sweep finds the values
+            await tenant.lru.drop(gone)
 
     async def _released(self, record: bytes, fence: int, nonce: bytes) -> None:
         try:
             entries, taken = await self._link.run(RELEASE, self._keys(record), (record[:ID_BYTES], nonce, fence))
         except StoreGone:
             return  # its lease ends by itself
-        self._tenants.told(self._tenants.shelf_of(record), entries, taken)
+        self._tenants.told(self._tenants.records_of(record), entries, taken)
 
     def _warn(self, count: int = 1) -> None:
-        """So many answers go although they were to be given again: counted, and said once."""
+        """Counts answers that are evicted before their time, and logs the first."""
         self._early += count
         if not self._has_warned:
             self._has_warned = True

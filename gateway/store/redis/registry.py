@@ -1,7 +1,7 @@
-"""Names that something is kept under in slots of their own, so that all of it can be found again.
+"""Registers the names whose entries are in slots of their own, so that all of them can be found again.
 
-Invariants: a name is noted before anything is kept under it, and for longer than that is; there are so many at most, and
-no operation reads them all.
+Invariants: a name is registered before an entry is kept under it, and for longer than the entry; the number of names is
+bounded, and no operation reads them all.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ log = logging.getLogger("gateway.store")
 REGISTER = load_script("register")
 
 LEAST_S = 3600.0
-"""So long at least before it is noted again."""
+"""The least number of seconds between two registrations of a name."""
 MOST_NOTED = 10_000
-"""Of so many names it is known here until when they are noted."""
+"""Names whose registration this process remembers, at most."""
 MOST_NAMES = 100_000
-"""Beyond that, nothing is kept under a new one until others run out."""
+"""Registered names, at most; entries of further names are not kept until others expire."""
 PAGE = 500
-"""Names that are read at once, about; in well under a millisecond."""
+"""About the number of names that one operation reads, in well under a millisecond."""
 FIRST = b"0"
-"""Where reading begins; and ends."""
+"""The cursor at which a scan begins, and which ends it."""
 
 
 class Registry:
-    """One list of names."""
+    """One list of names in the store."""
 
     __slots__ = ("_has_warned", "_key", "_link", "_noted", "_now")
 
@@ -42,7 +42,7 @@ class Registry:
         self._has_warned = False
 
     async def note(self, name: bytes, left_s: float) -> None:
-        """Something of this name is kept for so long from now on. Raises StoreGone, also where it must not be."""
+        """Registers a name whose entries live `left_s` seconds from now. Raises StoreGone; StoreRefused: too many names."""
         loop_s = asyncio.get_running_loop().time()
         if self._noted.get(name, 0.0) > loop_s + left_s:
             return
@@ -55,12 +55,12 @@ class Registry:
         self._noted[name] = loop_s + for_s
 
     async def page(self, cursor: bytes) -> tuple[bytes, list[bytes]]:
-        """Where to go on, and some of them; who goes on until `FIRST` has had all. Raises StoreGone."""
+        """Returns the next cursor and some names; the scan is complete when the cursor is `FIRST`. Raises StoreGone."""
         after, found = await self._link.command(b"ZSCAN", self._key, cursor, b"COUNT", PAGE)
         return after, found[::2]
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
-        """All of them, some more than once. Raises StoreGone."""
+        """Yields all names, some more than once. Raises StoreGone."""
         cursor, names = await self.page(FIRST)
         yield names
         while cursor != FIRST:
@@ -68,11 +68,11 @@ class Registry:
             yield names
 
     def lost(self) -> None:
-        """The store may have lost them: all are noted anew."""
+        """Has all names registered anew, because the store may have lost them."""
         self._noted.clear()
 
     def _warn(self) -> None:
-        """Said once: something is not kept."""
+        """Logs once that entries are not kept."""
         if not self._has_warned:
             self._has_warned = True
             log.warning(

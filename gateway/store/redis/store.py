@@ -1,9 +1,8 @@
-"""A store in the Redis that replicas share: one truth for all of them, and each goes on alone while it is out of reach.
+"""A store in the Redis that replicas share; while it is out of reach, each replica goes on alone.
 
-It decides who does what in the background, and in which order things begin and end; how things are kept is the business of
-the modules beside it. Invariants: nothing raises, and no call waits longer than one operation's timeout, once; while the
-store is away what a call needs is in this process's memory. Prompts are not keys: those are digests, and so is whatever else
-comes from users.
+It orders start and stop, and the work in the background; the modules beside it keep the data. Invariants: no method raises,
+and no call waits longer than one operation's timeout, once; while the store is gone, calls use this process's memory. Keys
+hold neither prompts nor other text of users, only digests.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from gateway.store.redis.records import RedisRecords
 from gateway.store.redis.vectors import RedisVectors
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 
-Chore = Callable[[], Awaitable[object]]
-"""What may raise StoreGone."""
+Work = Callable[[], Awaitable[object]]
+"""A piece of background work, which may raise StoreGone."""
 
 SWEPT_AT_ONCE = 4
-"""Shelves and partitions that are looked through in a tick, in turn."""
+"""LRUs and partitions that one tick sweeps, in turn."""
 SETTLE_AGAIN_S = 0.005
-"""At the end, between two attempts to tell what is owed."""
+"""Seconds between two attempts to send owed answers when the gateway stops."""
 
 
 class RedisStore:
-    """`gateway.ports.SharedStore`. To be made and used in one event loop; raises ValueError when the url is none.
+    """Implements `gateway.ports.SharedStore` in one event loop; raises ValueError for a url that is no store address.
 
-    `wall` gives seconds since the epoch; `now` stands in for the server's clock, and `connect` for its link, in tests.
+    `wall` returns seconds since the epoch; `now` replaces the server's clock, and `connect` the link, in tests.
     """
 
     is_local: bool = False
@@ -52,8 +51,8 @@ class RedisStore:
     ) -> None:
         self._timeout_s = shared.timeout_s
         self._link = link = connect(shared)
-        self._chores = BackgroundTasks()
-        self._turn: Iterator[Chore] = iter(())
+        self._background = BackgroundTasks()
+        self._turn: Iterator[Work] = iter(())
         self._is_tidying = False
         self.replica_id = token_bytes(16)
         self._news = RedisNews(link, self.replica_id)
@@ -62,41 +61,41 @@ class RedisStore:
         def told() -> str:
             return "" if now is None else repr(now())
 
-        self._records = RedisRecords(link, self._chores, wall, told, bounds.records)
-        self._answers = RedisAnswers(link, self._chores, wall, told, bounds.answers)
-        self._vectors = RedisVectors(link, self._chores, wall, told, bounds.vectors, self._news)
+        self._records = RedisRecords(link, self._background, wall, told, bounds.records)
+        self._answers = RedisAnswers(link, self._background, wall, told, bounds.answers)
+        self._vectors = RedisVectors(link, self._background, wall, told, bounds.vectors, self._news)
         self.records: Records = self._records
         self.answers: Answers = self._answers
         self.vectors: Vectors = self._vectors
-        self._objects = RedisObjects(link, self._chores, told, bounds.objects)
+        self._objects = RedisObjects(link, self._background, told, bounds.objects)
         self.objects: Objects = self._objects
         self.leases: Leases = self._leases
         self.news: News = self._news
         link.on_change(self._changed)
 
     async def start(self) -> None:
-        """Connect; returns within half a second whether or not there is anybody, and goes on trying."""
+        """Connects; returns within half a second at the latest, and goes on trying in the background."""
         self._news.start()
         await self._link.start()
 
     def configure(self, bounds: StoreBounds) -> None:
-        """Keep to these from now on; what is too much by now goes step by step."""
+        """Sets new bounds; entries above a lowered bound are evicted step by step."""
         self._records.configure(bounds.records)
         self._answers.configure(bounds.answers)
         self._vectors.configure(bounds.vectors)
         self._objects.configure(bounds.objects)
 
     def tick(self) -> None:
-        """Called about once a second: begins to tell the store what it missed, and to forget what has run out."""
+        """Is called about once a second: starts to send what the store missed, and to sweep expired entries."""
         self._leases.ask(())  # to be counted, though nothing is asked for
         self._records.tick()
         self._answers.tick()
         if self._link.is_up and not self._is_tidying:
             self._is_tidying = True
-            self._chores.start(self._tidy())
+            self._background.start(self._tidy())
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """What the store has, as last told; while it is away, what this process keeps instead."""
+        """Returns the contents that the store last reported; while it is gone, those of this process's memory."""
         return {
             "answers": self._answers.stats(),
             "records": self._records.stats(),
@@ -104,24 +103,24 @@ class RedisStore:
         }
 
     def on_change(self, changed: Callable[[bool], None]) -> None:
-        """`changed(is_up)` is called, in the loop's thread, when the store goes out of reach and when it is back."""
+        """Has `changed(is_up)` called, in the loop's thread, when the store goes out of reach and when it is back."""
         self._link.on_change(changed)
 
     def health(self) -> StoreHealth:
-        """For `/readyz` and the metrics."""
+        """Returns the store's health for `/readyz` and the metrics."""
         link = self._link
         counts = self._leases.replicas, link.operations, link.failures
         return StoreHealth(link.is_up, link.since, link.reason, *counts, is_deaf=link.is_deaf)
 
     @property
     def owed(self) -> int:
-        """Answers that were paid for while the store was away, and that it has still to be told of."""
+        """Returns the number of answers that the store still has to take."""
         return self._records.owed
 
     async def aclose(self) -> None:
-        """What the store can be told within one operation's timeout it is told; nothing more is taken."""
-        self._chores.start(self._settle_up())
-        await self._chores.aclose(self._timeout_s)
+        """Takes nothing more, sends what it can within one operation's timeout, and closes the link."""
+        self._background.start(self._settle_up())
+        await self._background.aclose(self._timeout_s)
         await self._news.aclose()
         await self._link.aclose()
 
@@ -133,7 +132,7 @@ class RedisStore:
             self._vectors.came_back()
 
     async def _settle_up(self) -> None:
-        """Tell the store what it missed, again and again while it may be about to come back; whoever waits sets the end."""
+        """Sends owed answers, repeatedly while the store may be about to come back; the caller sets the end."""
         while (self._records.owed or self._objects.owed) and self._link.is_up:
             await asyncio.gather(self._records.catch_up(), self._objects.catch_up())
             await asyncio.sleep(SETTLE_AGAIN_S)
@@ -159,14 +158,14 @@ class RedisStore:
             turn = [*islice(self._turn, SWEPT_AT_ONCE)]
         await asyncio.gather(*map(_quietly, turn))
 
-    def _sweeps(self) -> Iterator[Chore]:
-        """All there is to look through, once."""
+    def _sweeps(self) -> Iterator[Work]:
+        """Yields every sweep once."""
         yield from self._records.sweeps()
         yield from self._answers.sweeps()
         yield from self._vectors.sweeps()
 
 
-async def _quietly(chore: Chore) -> None:
-    """It is done, or will be in a later turn."""
+async def _quietly(work: Work) -> None:
+    """Runs the work; where the store is gone, a later turn does it."""
     with suppress(StoreGone):
-        await chore()
+        await work()

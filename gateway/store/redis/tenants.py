@@ -1,8 +1,8 @@
-"""A shelf of records for each tenant, each in a slot of its own, and how much of the room each of them may take.
+"""The records of each tenant, each in a slot of its own, and the bound of each.
 
-In a cluster tenants spread over the servers, and no script sees two of them: so what all take together is known here as last
-told, and a tenant that has too much gives some of it up with its next record, or when it is looked through. Invariant: the
-bounds given out add up to the whole, but for tenants that nobody here has heard of yet.
+In a cluster the tenants spread over the servers, and no script sees two of them. So this process adds up the sizes as last
+reported, and a tenant above its bound shrinks with its next record, or with a sweep. Invariant: the bounds of all tenants add
+up to the whole, except for tenants that this process does not know yet.
 """
 
 from __future__ import annotations
@@ -11,58 +11,58 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from gateway.ports import TENANTS_SHARE
-from gateway.store.redis.lru import Now, Shelf
+from gateway.store.redis.lru import Now, SharedLru
 from gateway.store.redis.registry import FIRST, Registry
 from gateway.store.redis_link.link import Link, StoreRefused
 
 MOST_KNOWN = 4096
-"""Of so many tenants it is known here what they take; those unheard of for longest are forgotten first."""
+"""Tenants whose sizes this process knows, at most; the longest unused are forgotten first."""
 ID_BYTES = 32
-"""Of a record's id; what stands behind them names the tenant."""
+"""The length of a record's id; the bytes behind it name the tenant."""
 
 
-class TenantShelf:
+class TenantRecords:
     """The records of one tenant."""
 
-    __slots__ = ("bytes", "entries", "fence", "name", "running", "shelf")
+    __slots__ = ("bytes", "entries", "fence", "lru", "name", "running")
 
     def __init__(self, link: Link, name: bytes, now: Now) -> None:
         base = link.key("records", name)
         self.name = name
-        self.shelf = Shelf(link, base, now)
+        self.lru = SharedLru(link, base, now)
         self.running, self.fence = base + b":running", base + b":fence"
-        """The keys of those that run, and of the last fence."""
+        """The keys of the claims and of the last fence."""
         self.entries = self.bytes = 0
-        """What `Tenants` has counted of it."""
+        """The size that `Tenants` counts."""
 
     def keys(self, record: bytes) -> tuple[bytes, ...]:
-        """All that a script on this record needs."""
-        shelf, id = self.shelf, record[:ID_BYTES]
-        return (*shelf.keys, shelf.value(id), self.running, self.fence, shelf.parts(id))
+        """Returns the keys of a script on this record."""
+        lru, id = self.lru, record[:ID_BYTES]
+        return (*lru.keys, lru.value(id), self.running, self.fence, lru.parts(id))
 
 
 class Tenants:
-    """The shelves of all tenants, as far as they are known."""
+    """The records of all known tenants."""
 
     def __init__(self, link: Link, now: Now, bound: int) -> None:
         self.bound = bound
-        """Bytes, of all together."""
+        """The bytes of all tenants together, at most."""
         self.entries = 0
         self.bytes = 0
-        """Of those known, as last told."""
+        """The bytes of the known tenants, as last reported."""
         self._link = link
         self._now = now
-        self._known: OrderedDict[bytes, TenantShelf] = OrderedDict()
+        self._known: OrderedDict[bytes, TenantRecords] = OrderedDict()
         self._registry = Registry(link, link.key("record_tenants"), now)
         self._cursor = FIRST
         self._found: list[bytes] = []
 
-    def shelf_of(self, record: bytes) -> TenantShelf:
-        """Where a record is kept."""
-        return self._shelf(record[ID_BYTES:])
+    def records_of(self, record: bytes) -> TenantRecords:
+        """Returns the tenant's part of the store that keeps a record."""
+        return self._records(record[ID_BYTES:])
 
-    def told(self, tenant: TenantShelf, entries: int, taken: int) -> None:
-        """These are a tenant's numbers; one that has something is known from now on."""
+    def told(self, tenant: TenantRecords, entries: int, taken: int) -> None:
+        """Notes a tenant's size; one with entries is known from now on."""
         self._forget(tenant.name)
         if not entries:
             return
@@ -73,8 +73,8 @@ class Tenants:
         if len(self._known) > MOST_KNOWN:
             self._forget(next(iter(self._known)))
 
-    def bound_of(self, tenant: TenantShelf) -> int:
-        """What a tenant may have: all that others leave, but not nearly all where there are others; an equal part at least."""
+    def bound_of(self, tenant: TenantRecords) -> int:
+        """Returns a tenant's bound: the bytes that others leave, up to the tenants' share, and an equal part at least."""
         known = self._known.get(tenant.name)
         others = self.bytes - (0 if known is None else known.bytes)
         if others <= 0:
@@ -82,32 +82,32 @@ class Tenants:
         count = len(self._known) + (known is None)
         return int(max(self.bound / count, min(TENANTS_SHARE * self.bound, self.bound - others)))
 
-    async def note(self, tenant: TenantShelf, left_s: float) -> None:
-        """It will have something for so long: other replicas are to find it. Raises StoreGone."""
+    async def note(self, tenant: TenantRecords, left_s: float) -> None:
+        """Registers a tenant with records for `left_s` seconds, so that other replicas find it. Raises StoreGone."""
         try:
             await self._registry.note(tenant.name, left_s)
-        except StoreRefused:  # there are too many tenants to be found: its records go by themselves when they run out
+        except StoreRefused:  # there are too many tenants to register: the records of this one end by themselves
             return
 
     def lost(self) -> None:
-        """The store may have lost all it had."""
+        """Has all tenants registered anew, because the store may have lost its data."""
         self._registry.lost()
 
     async def discover(self) -> None:
-        """Learn of some of the tenants that other replicas serve. Raises StoreGone."""
+        """Finds some of the tenants that other replicas serve. Raises StoreGone."""
         self._cursor, self._found = await self._registry.page(self._cursor)
 
-    def all(self) -> Iterator[TenantShelf]:
-        """Those known and those found last."""
+    def all(self) -> Iterator[TenantRecords]:
+        """Yields the known tenants and those found last."""
         for name in dict.fromkeys((*self._known, *self._found)):
-            yield self._shelf(name)
+            yield self._records(name)
 
     def _forget(self, name: bytes) -> None:
-        """Count a tenant no more."""
+        """Removes a tenant from the count."""
         gone = self._known.pop(name, None)
         if gone is not None:
             self.entries -= gone.entries
             self.bytes -= gone.bytes
 
-    def _shelf(self, name: bytes) -> TenantShelf:
-        return self._known.get(name) or TenantShelf(self._link, name, self._now)
+    def _records(self, name: bytes) -> TenantRecords:
+        return self._known.get(name) or TenantRecords(self._link, name, self._now)

@@ -22,40 +22,40 @@ from gateway.words import Kept
 STAGE = load_script("stage")
 
 ENTRY_BYTES = 768
-"""What an entry takes besides its value: its key, and its places in the lists, about (measured)."""
+"""About the bytes of an entry besides its value: its key, and its places in the lists (measured)."""
 MOST_BYTES = 16 * 1024 * 1024 + 64 * 1024
-"""A longer value is not kept: a body of 16 MiB, and what is known about it."""
+"""The longest value that is kept: a body of 16 MiB and its description."""
 CLOCKS_AGREE_S = 0.5
-"""Less than this between two clocks is not told from the way to the store and back."""
+"""A difference in seconds below which two clocks agree: it may be the time of the round trip."""
 _LENGTH = Struct(">I")
 PART_BYTES = 128 * 1024
-"""Takes some tenths of a millisecond."""
+"""The length of a chunk, which takes some tenths of a millisecond to transfer."""
 AT_ONCE = 4
-"""Parts on their way."""
+"""Chunks in flight at once."""
 STAGED_MS = 60_000
 _HEAD = Struct(">4s16sII")
 _MARK = b"\xff\xff\xff\xff"
-"""Before a head; no value begins so. Keep in sync with `lua/shelf.lua`."""
+"""The first bytes of a head, with which no value begins. Keep in sync with `lua/lru.lua`."""
 
 
 def framed(kept: Kept) -> bytes:
-    """All of it."""
+    """Returns the whole answer as one value."""
     known = about(kept)
     return b"".join((_LENGTH.pack(len(known)), known, kept.body))
 
 
 def unframed(value: bytes) -> Kept | None:
-    """The answer, with its times as they were written; None: this is none."""
+    """Returns the answer, with its times as they were written; None for bytes that are none."""
     try:
         (length,) = _LENGTH.unpack_from(value)
         start = _LENGTH.size + length
         return restored(value[_LENGTH.size : start], value[start:])
-    except Exception:  # noqa: BLE001  # whoever wrote it, no call fails of it
+    except Exception:  # noqa: BLE001  # another release or program may have written it; a call must not fail of that
         return None
 
 
 def moved(kept: Kept, shift_s: float) -> Kept:
-    """The same answer by a clock that is so far ahead of the one that wrote it."""
+    """Shifts the answer's times to a clock that is `shift_s` ahead of the writer's, and returns it."""
     if abs(shift_s) >= CLOCKS_AGREE_S:
         kept.stored_at += shift_s
         kept.fresh_until += shift_s
@@ -64,22 +64,22 @@ def moved(kept: Kept, shift_s: float) -> Kept:
 
 
 def owner(model: str, tenant: str) -> bytes:
-    """Whose an entry is: 32 bytes, 16 for each name."""
+    """Returns the owner of an entry: 32 bytes, 16 for each name."""
     return name_digest(model) + name_digest(tenant)
 
 
 def name_digest(name: str | None) -> bytes:
-    """16 bytes for a name, none for none."""
+    """Returns 16 bytes for a name, none for None."""
     return b"" if name is None else blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def is_head(value: bytes) -> bool:
-    """Whether this stands for a value in parts."""
+    """Tells whether the value is the head of a long value in chunks."""
     return len(value) == _HEAD.size and value.startswith(_MARK)
 
 
 class ChunkedValue:
-    """Of one link."""
+    """Writes and reads the long values of one link."""
 
     __slots__ = ("_link",)
 
@@ -87,7 +87,7 @@ class ChunkedValue:
         self._link = link
 
     async def stage(self, place: bytes, value: bytes) -> tuple[bytes, bytes]:
-        """What stands for the value, and the key of its parts until they are in their place. Raises StoreGone."""
+        """Returns the head of a long value (or the short value itself) and the key of its staged chunks. Raises StoreGone."""
         if len(value) <= PART_BYTES:
             return value, place + b":none"
         nonce = token_bytes(16)
@@ -103,9 +103,9 @@ class ChunkedValue:
         return _HEAD.pack(_MARK, nonce, len(starts), len(value)), staged
 
     async def read(self, place: bytes, head: bytes, by: float) -> bytes | None:
-        """The value that a head stands for; None: it is not there any more. Raises StoreGone, also where it takes longer.
+        """Returns the value of a head, None where its chunks are gone. Raises StoreGone, also when it has not arrived by `by`.
 
-        `by`: the loop's time; whoever asked for it has waited for the head already.
+        `by` is a time of the loop, because the caller has waited for the head already.
         """
         try:
             async with asyncio.timeout_at(by):

@@ -1,8 +1,7 @@
-"""The rows of the semantic index, shared: a list per partition in the store, and news of each row for those who have it in
-memory.
+"""The rows of the semantic index in Redis: one LRU per partition, and news of each row for replicas with the index in memory.
 
-Nothing is kept while the store is out of reach: the index has what it has. Invariants: a partition keeps to its rows with
-every write; what is written there is noted before, so that a purge finds all of it.
+While the store is out of reach no row is kept; the index in memory goes on. Invariants: a partition keeps to its bound with
+every write; a partition is registered before it is written, so that a purge finds it.
 """
 
 from __future__ import annotations
@@ -16,39 +15,39 @@ from struct import Struct, error
 from typing import Any
 
 from gateway.ports import Later, News, NewsItem, VectorRow
-from gateway.store.redis.lru import Now, Shelf, shelf_script
+from gateway.store.redis.lru import Now, SharedLru, lru_script
 from gateway.store.redis.purges import Purges, Selection, encode_selection
 from gateway.store.redis.registry import FIRST, Registry
 from gateway.store.redis.values import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 
-ADD = shelf_script("vectors_add", "vectors")
-LOAD = shelf_script("vectors_load", "vectors")
-REMOVE = shelf_script("vectors_remove", "vectors")
-SWEEP = shelf_script("vectors_sweep", "vectors")
-FORGET = shelf_script("vectors_forget", "vectors")
+ADD = lru_script("vectors_add", "vectors")
+LOAD = lru_script("vectors_load", "vectors")
+REMOVE = lru_script("vectors_remove", "vectors")
+SWEEP = lru_script("vectors_sweep", "vectors")
+FORGET = lru_script("vectors_forget", "vectors")
 
 ROWS_AT_ONCE = 128
-"""Loaded in one step: about a millisecond of the store's time."""
+"""Rows loaded in one step, which takes about a millisecond of the store's time."""
 PURGE_S = 60.0
-"""For so long the news of a purge is of use: what is loaded later is without it."""
-MOST_SHELVES = 4096
-"""Of so many partitions the numbers are known."""
+"""Seconds for which the news of a purge lasts: an index loaded later does not have the purged rows."""
+MOST_PARTITIONS = 4096
+"""Partitions whose sizes this process knows, at most."""
 PURGED_AT_ONCE = 32
-"""Partitions."""
+"""Partitions that a purge handles at once."""
 _HEAD = Struct(">32s32sddIII")
 _LEFT = Struct(">d")
 
 
 def encode_row(row: VectorRow) -> bytes:
-    """For the store; `decode_row` reads it."""
+    """Returns the row as a value of the store, which `decode_row` reads."""
     model, tenant = (name.encode("utf-8", "surrogatepass") for name in (row.model, row.tenant))
     head = _HEAD.pack(row.id, row.partition, row.stored_at, row.expires_at, len(model), len(tenant), len(row.facts))
     return b"".join((head, model, tenant, row.facts, row.vector))
 
 
 def decode_row(data: bytes, left_s: float, wall: float) -> VectorRow:
-    """The row, which has `left_s` left, with its times by this process's clock. Raises ValueError."""
+    """Returns the row, which has `left_s` seconds left, with its times by this process's clock. Raises ValueError."""
     try:
         id, partition, stored_at, expires_at, *lengths = _HEAD.unpack_from(data)
     except error as failure:
@@ -66,121 +65,124 @@ def decode_row(data: bytes, left_s: float, wall: float) -> VectorRow:
 
 
 def encode_news(data: bytes, left_s: float) -> bytes:
-    """Of a row that others should have in memory as well."""
+    """Returns the details of the news of a row, for other replicas' indexes."""
     return _LEFT.pack(left_s) + data
 
 
 def decode_news(detail: bytes, wall: float) -> VectorRow:
-    """The row that a news item of the kind `vector` tells of, by this process's clock. Raises ValueError."""
+    """Returns the row of a news item of the kind `vector`, by this process's clock. Raises ValueError."""
     if len(detail) < _LEFT.size:
         raise ValueError("no row")
     return decode_row(detail[_LEFT.size :], _LEFT.unpack_from(detail)[0], wall)
 
 
 class RedisVectors:
-    """`gateway.ports.Vectors`."""
+    """Implements `gateway.ports.Vectors`."""
 
     def __init__(
-        self, link: Link, chores: BackgroundTasks, wall: Callable[[], float], now: Now, most: int, news: News
+        self, link: Link, background: BackgroundTasks, wall: Callable[[], float], now: Now, most: int, news: News
     ) -> None:
         self._link = link
-        self._chores = chores
+        self._background = background
         self._wall = wall
         self._now = now
         self._most = most
         self._news = news
-        self._shelves: OrderedDict[bytes, Shelf] = OrderedDict()
+        self._lrus: OrderedDict[bytes, SharedLru] = OrderedDict()
         self._partitions = Registry(link, link.key("partitions"), now)
         self._cursor = FIRST
         self._found: list[bytes] = []
         self._purges = Purges(link, self._forget)
 
     def configure(self, most: int) -> None:
-        """Keep to so many rows in a partition."""
+        """Bounds the rows of a partition."""
         self._most = most
 
     def add(self, row: VectorRow) -> Later[None]:
-        """Keep it, instead of one with its id in its partition, and tell the others."""
+        """Keeps the row in place of one with its id in its partition, and sends it to the other replicas."""
         left_s = row.expires_at - self._wall()
         if not self._link.is_up or left_s <= 0:
             return None
         data = encode_row(row)
         self._news.tell(NewsItem("vector", row.partition.hex(), left_s, encode_news(data, left_s)))
-        return self._chores.start(self._add(row, data, left_s))
+        return self._background.start(self._add(row, data, left_s))
 
     def load(self, partition: bytes, most: int) -> Later[Sequence[VectorRow]]:
-        """The rows of a partition that have not expired, the newest `most` of them, oldest first.
+        """Returns the newest `most` rows of a partition that have not expired, oldest first.
 
-        In as many operations as it takes: nobody waits for it but whoever builds an index.
+        It takes as many operations as there are steps: only the build of an index waits for it, no call does.
         """
         if not self._link.is_up or self._purges.is_pending:
             return ()
-        return self._chores.start(self._load(partition, most))
+        return self._background.start(self._load(partition, most))
 
     def remove(self, partition: bytes, ids: Sequence[bytes]) -> Later[None]:
-        """Forget these of a partition."""
+        """Forgets these rows of a partition."""
         if not self._link.is_up or not ids:
             return None
-        return self._chores.start(self._remove(partition, ids))
+        return self._background.start(self._remove(partition, ids))
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> Later[int]:
-        """As that of the answers; the key is the row's id. All others hear of it when it is done: then none can load it."""
-        return self._chores.start(self._purges.forget(Selection(key, model, tenant)))
+        """Forgets every row that matches all given arguments; `key` is the row's id.
+
+        The other replicas hear of it when it is done, because then none can load a purged row again.
+        """
+        return self._background.start(self._purges.forget(Selection(key, model, tenant)))
 
     def came_back(self) -> None:
-        """The store is within reach again, and may have lost what it had."""
+        """Has all partitions registered anew, because the store may have lost its data."""
         self._partitions.lost()
 
     async def catch_up(self) -> None:
-        """Carry out what the store has not heard."""
+        """Carries out the purges that the store missed."""
         await self._purges.catch_up()
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:
-        """What has to be done now and then, a partition at a time; each may raise StoreGone."""
-        for partition in dict.fromkeys((*self._shelves, *self._found)):
+        """Yields one sweep per partition; each may raise StoreGone."""
+        for partition in dict.fromkeys((*self._lrus, *self._found)):
             yield partial(self._sweep, partition)
 
     async def discover(self) -> None:
-        """Learn of some of the partitions that others have made: they are looked through with those known. Raises StoreGone."""
+        """Finds some of the partitions of other replicas, which are swept as well. Raises StoreGone."""
         self._cursor, self._found = await self._partitions.page(self._cursor)
 
     def stats(self) -> dict[str, int]:
-        """As last told; none while the store is away."""
-        shelves = self._shelves.values() if self._link.is_up else ()
-        return {"entries": sum(one.entries for one in shelves), "bytes": sum(one.bytes for one in shelves)}
+        """Returns the numbers that the store last reported; zeros while it is gone."""
+        known = self._lrus.values() if self._link.is_up else ()
+        return {"entries": sum(one.entries for one in known), "bytes": sum(one.bytes for one in known)}
 
-    def _shelf(self, partition: bytes) -> Shelf:
-        return self._shelves.get(partition) or Shelf(self._link, self._link.key("rows", partition), self._now)
+    def _lru(self, partition: bytes) -> SharedLru:
+        return self._lrus.get(partition) or SharedLru(self._link, self._link.key("rows", partition), self._now)
 
-    def _told(self, partition: bytes, shelf: Shelf, entries: int, taken: int) -> None:
-        """These are its numbers; they are known from now on, unless there is nothing."""
+    def _told(self, partition: bytes, lru: SharedLru, entries: int, taken: int) -> None:
+        """Notes a partition's size; one with rows is known from now on."""
         if not entries:
-            self._shelves.pop(partition, None)
+            self._lrus.pop(partition, None)
             return
-        if partition not in self._shelves and len(self._shelves) >= MOST_SHELVES:
-            self._shelves.popitem(last=False)
-        self._shelves.setdefault(partition, shelf).told(entries, taken)
+        if partition not in self._lrus and len(self._lrus) >= MOST_PARTITIONS:
+            self._lrus.popitem(last=False)
+        self._lrus.setdefault(partition, lru).told(entries, taken)
 
-    def _keys(self, shelf: Shelf) -> tuple[bytes, ...]:
-        return (*shelf.keys, shelf.value(b""))
+    def _keys(self, lru: SharedLru) -> tuple[bytes, ...]:
+        return (*lru.keys, lru.value(b""))
 
     async def _add(self, row: VectorRow, data: bytes, left_s: float) -> None:
-        shelf, whose = self._shelf(row.partition), owner(row.model, row.tenant)
+        lru, whose = self._lru(row.partition), owner(row.model, row.tenant)
         try:
             await self._partitions.note(row.partition, left_s)
             numbers = await self._link.run(
-                ADD, self._keys(shelf), (self._now(), row.id, left_s, len(data) + ENTRY_BYTES, whose, self._most, data)
+                ADD, self._keys(lru), (self._now(), row.id, left_s, len(data) + ENTRY_BYTES, whose, self._most, data)
             )
         except StoreGone:
             return
-        self._told(row.partition, shelf, *numbers)
+        self._told(row.partition, lru, *numbers)
 
     async def _load(self, partition: bytes, most: int) -> Sequence[VectorRow]:
-        shelf, rows, before = self._shelf(partition), list[VectorRow](), b""
+        lru, rows, before = self._lru(partition), list[VectorRow](), b""
         try:
             while len(rows) < most:
                 wanted = min(ROWS_AT_ONCE, most - len(rows))
-                before, *found = await self._link.run(LOAD, self._keys(shelf), (self._now(), wanted, before))
+                before, *found = await self._link.run(LOAD, self._keys(lru), (self._now(), wanted, before))
                 wall = self._wall()
                 rows += [
                     decode_row(data, float(left), wall) for left, data in zip(found[::2], found[1::2], strict=True)
@@ -192,21 +194,21 @@ class RedisVectors:
         return () if self._purges.is_pending else rows[::-1]
 
     async def _remove(self, partition: bytes, ids: Sequence[bytes]) -> None:
-        shelf = self._shelf(partition)
+        lru = self._lru(partition)
         try:
             for start in range(0, len(ids), ROWS_AT_ONCE):
-                numbers = await self._link.run(REMOVE, self._keys(shelf), ids[start : start + ROWS_AT_ONCE])
-                self._told(partition, shelf, *numbers)
+                numbers = await self._link.run(REMOVE, self._keys(lru), ids[start : start + ROWS_AT_ONCE])
+                self._told(partition, lru, *numbers)
         except StoreGone:
             pass  # they run out by themselves
 
     async def _sweep(self, partition: bytes) -> None:
-        shelf = self._shelf(partition)
-        self._told(partition, shelf, *await self._link.run(SWEEP, self._keys(shelf), (self._now(), self._most)))
+        lru = self._lru(partition)
+        self._told(partition, lru, *await self._link.run(SWEEP, self._keys(lru), (self._now(), self._most)))
 
     async def _forget(self, selection: Selection) -> int:
-        """In all partitions that anybody keeps. Raises StoreGone."""
-        count = await self._forget_in([*self._shelves], selection)
+        """Forgets in every partition that some replica has. Raises StoreGone."""
+        count = await self._forget_in([*self._lrus], selection)
         count += sum([await self._forget_in(names, selection) async for names in self._partitions.pages()])
         self._news.tell(NewsItem("purge", "", PURGE_S, encode_selection(selection)))
         return count
@@ -219,14 +221,14 @@ class RedisVectors:
         return count
 
     async def _forget_of(self, partition: bytes, selection: Selection) -> int:
-        shelf = self._shelf(partition)
+        lru = self._lru(partition)
         model, tenant = name_digest(selection.model), name_digest(selection.tenant)
         count, cursor = 0, b"0"
         while True:
             cursor, entries, taken, gone = await self._link.run(
-                FORGET, self._keys(shelf), (model, tenant, selection.key or b"", cursor)
+                FORGET, self._keys(lru), (model, tenant, selection.key or b"", cursor)
             )
-            self._told(partition, shelf, entries, taken)
+            self._told(partition, lru, entries, taken)
             count += int(gone)
             if cursor == b"0":
                 return count

@@ -1,4 +1,4 @@
--- The rows of a partition: a shelf in the order of their coming, whose values are together in KEYS[5].
+-- The rows of a partition: an LRU in the order of their arrival, whose values are together in KEYS[5].
 local ROWS = KEYS[5]
 
 local function check_rows()

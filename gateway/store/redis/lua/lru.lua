@@ -1,4 +1,4 @@
--- A shelf: which entries there are, which of them goes first, when each runs out, and how many bytes they take. What is not
+-- An LRU: which entries there are, which of them goes first, when each runs out, and how many bytes they take. What is not
 -- listed here is not there, whatever its value's key still holds.
 --
 -- KEYS[1]  order: id -> the lower, the sooner it goes
@@ -7,7 +7,7 @@
 -- KEYS[4]  gone:  ids that are listed no more, whose values have still to be dropped
 local ORDER, ENDS, FACTS, GONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SPARE_MS, GONE_MS = 3600000, 86400000
-local AT_ONCE = 64 -- entries that go in one run: about a millisecond. Keep in sync with redis_shelf.py
+local AT_ONCE = 64 -- entries that go in one run: about a millisecond. Keep in sync with lru.py
 
 -- A number without loss, for a reply.
 local function exactly(number)
