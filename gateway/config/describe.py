@@ -1,6 +1,6 @@
-"""A snapshot as plain data, for `/admin/config` and the command line.
+"""Describes a snapshot as plain data, for `/admin/config` and the command line.
 
-Every dataclass is walked field by field, so that a new field is shown without a word here. Invariant: no secret at any depth:
+Every dataclass is walked field by field, so that a new field is shown without a change here. Invariant: no secret at any depth:
 fields that are not part of the `repr` are left out, credentials are `set` or not, headers are names, URLs lose their user and
 password.
 """
@@ -21,7 +21,7 @@ from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Provid
 
 
 def plain(value: object) -> Any:
-    """The value as JSON has it; of dataclasses those fields that may be printed."""
+    """Returns the value as JSON has it; of a dataclass, the fields that are part of its `repr`."""
     if is_dataclass(value) and not isinstance(value, type):
         return shown(value)
     if isinstance(value, Enum):
@@ -34,13 +34,13 @@ def plain(value: object) -> Any:
 
 
 def shown(item: Any, *without: str, **instead: Any) -> dict[str, Any]:
-    """The fields of a dataclass that may be printed, but those `without`; some with another value, or under another name."""
+    """Returns a dataclass's printable fields except `without`; `instead` replaces or adds values."""
     names = [one.name for one in fields(item) if one.repr and one.name not in (*without, *instead)]
     return {name: plain(getattr(item, name)) for name in names} | instead
 
 
 def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
-    """Everything that is in force, ready for JSON."""
+    """Returns the whole snapshot, ready for JSON."""
     models = (*snapshot.models.values(), *(model for _, model in snapshot.patterns))
     return shown(
         snapshot,
@@ -62,7 +62,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
 
 
 def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:
-    """Whose the objects at providers are."""
+    """Returns the owners of objects at providers."""
     rules = snapshot.objects
     if rules is None:
         return "of the only tenant"
@@ -71,7 +71,7 @@ def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:
 
 
 def describe_provider(provider: Provider) -> dict[str, Any]:
-    """A provider without its credential."""
+    """Returns a provider without its credential."""
     return shown(
         provider,
         *("name", "is_self_hosted", "is_stand_in"),
@@ -84,7 +84,7 @@ def describe_provider(provider: Provider) -> dict[str, Any]:
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """A model, its targets and the plan its calls follow."""
+    """Returns a model, its targets and the plan its calls follow."""
     return shown(
         model,
         *("name", "choice", "caching", "for_callers", "withheld", "skipped", "credentials_of"),
@@ -98,7 +98,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def describe_target(target: Target) -> dict[str, Any]:
-    """A target with its limits, its clocks and, where its model is fixed, its price."""
+    """Returns a target with its limits, its clocks and, where its model is fixed, its price."""
     return shown(
         target,
         "thinks",
@@ -112,7 +112,7 @@ def describe_target(target: Target) -> dict[str, Any]:
 
 
 def describe_retries(retries: Retries) -> dict[str, Any]:
-    """How often a call is tried and what each class of error deserves, in the words of retries.yaml."""
+    """Returns the rules of retries, in the words of retries.yaml."""
     budget = ("budget_percent_of_active", "budget_min_concurrent", "tokens", "retry_tokens", "timeout_tokens")
     return shown(
         retries,
@@ -125,7 +125,7 @@ def describe_retries(retries: Retries) -> dict[str, Any]:
 
 
 def describe_caching(caching: Caching) -> dict[str, Any]:
-    """What is kept and shared, in the words of cache.yaml; the version stands for where the calls go, too."""
+    """Returns the rules of reuse, in the words of cache.yaml; the version also stands for the places that calls go to."""
     return shown(
         caching,
         *("name", "keep_s", "lease_s", "max_record_bytes"),
@@ -139,7 +139,7 @@ def describe_caching(caching: Caching) -> dict[str, Any]:
 
 
 def describe_key(key: Key) -> dict[str, Any]:
-    """A key by name: neither its secret nor the digest of it."""
+    """Returns a key without its secret and its digest."""
     return shown(key, "allows", limits=_limits(key.limits))
 
 
@@ -154,7 +154,7 @@ def _server(server: Server) -> dict[str, Any]:
 
 
 def _errors(models: tuple[Model, ...]) -> dict[str, dict[str, str]]:
-    """By kind of provider, as far as there are targets: what each rule says, in the order in which they are asked."""
+    """Returns the error class of each rule, in the order of evaluation, for each kind of provider with targets."""
     tables = {target.counting.kind or "other": target.errors for model in models for target in model.targets}
     return {kind: {rule.name: str(rule.error_class) for rule in table.rules} for kind, table in tables.items()}
 
@@ -170,7 +170,7 @@ def _those_set(item: Any, *without: str) -> dict[str, Any]:
 
 
 def _clocks_by(target: Target) -> dict[str, dict[str, dict[str, float]]]:
-    """By endpoint and lane, what differs from the target's own clocks."""
+    """Returns the clocks that differ from the target's own, by endpoint and lane."""
     usual = shown(target.clocks)
     by: dict[str, dict[str, dict[str, float]]] = {}
     for (endpoint, lane), clocks in target.clocks_by.items():
@@ -180,7 +180,7 @@ def _clocks_by(target: Target) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    """Those that are set, and which of them fail closed, if any."""
+    """Returns the limits that are set, and those of them that fail closed, if any."""
     return _those_set(limits, *(() if limits.fail_closed else ("fail_closed",)))
 
 

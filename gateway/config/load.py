@@ -1,7 +1,7 @@
-"""Config files in, one `PolicySnapshot` out: read, check everything, and only then build.
+"""Loads the config files into one `PolicySnapshot`: it reads them, checks everything, and only then builds.
 
-Nothing is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
-or `ConfigError` carries every problem of every file, each on its line.
+No provider is connected and no price looked up before the whole config is sound. Invariant: either a snapshot is returned,
+or `ConfigError` carries every problem of every file, each with its line.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from gateway.config.schema import ConfigFile
 from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of
 from gateway.config.sections.notices import find_notices
 from gateway.config.sections.objects import object_notices, object_rules
-from gateway.config.sections.passthrough import passthrough_section, passthrough_target
 from gateway.config.sections.prices import price_finder
-from gateway.config.sections.sections import key_section, provider_section, server_section
+from gateway.config.sections.sections import (
+    key_section,
+    passthrough_section,
+    passthrough_target,
+    provider_section,
+    server_section,
+)
 from gateway.config.sections.state import state_section
 from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
@@ -44,7 +49,7 @@ def load_snapshot(
     now_wall: float,
     host: str | None = None,
 ) -> PolicySnapshot:
-    """Read and compile the config at `path`.
+    """Reads and compiles the config at `path`.
 
     `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `now_wall` is in
     seconds; `host` is where the process listens whatever the file says. Raises ConfigError with all problems, and
@@ -109,7 +114,7 @@ def load_snapshot(
 
 
 def locate_policies(path: FilePath, environ: Mapping[str, str]) -> FilePath | None:
-    """The policy folder the config names, as far as it can be read; for those who watch it."""
+    """Returns the policy folder that the config names; None where the config cannot be read, or there is no folder."""
     document = _read(path, environ, [])
     named = document.at(("policies",)) if document else None
     return path.parent / named if isinstance(named, str) and named and "\0" not in named else None
@@ -121,7 +126,7 @@ def _read(path: FilePath, environ: Mapping[str, str], problems: list[Problem]) -
 
 
 def _config_error(problems: Iterable[Problem]) -> ConfigError:
-    """In the order of the files as they were met, and of their lines."""
+    """Returns the error with its problems in the order in which the files were read, and of their lines."""
     order = {file: number for number, file in enumerate(dict.fromkeys(problem.file for problem in problems))}
     ranked = sorted(problems, key=lambda problem: (order[problem.file], problem.line))
     return ConfigError(list(dict.fromkeys(str(problem) for problem in ranked)))
@@ -145,7 +150,7 @@ def _connect_all(
     providers: Mapping[str, Provider],
     connect: Callable[[Provider, str | None], Upstream],
 ) -> dict[Pair, Upstream]:
-    """One upstream for each provider and model, shared by all targets that name them; problems are noted."""
+    """Returns one upstream for each provider and model, which all targets of that pair share; notes problems."""
     upstreams: dict[Pair, Upstream] = {}
     for provider, model in dict.fromkeys(pairs):
         try:
@@ -156,27 +161,27 @@ def _connect_all(
 
 
 def _reason(error: Exception) -> str:
-    """The kind of error only: its text may hold a URL with a password in it."""
+    """Returns the kind of error without its text, which may hold a URL with a password."""
     if isinstance(error, ImportError):
         return "a Python package that it needs is not installed"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
 def _load_tokenizers(routes: Mapping[str, Route], policies: PolicySets) -> Tokenizers | None:
-    """For the models that are to be counted exactly; None when there are none."""
+    """Loads tokenizers for the models that are counted exactly; None when there are none."""
     exact = {name: route for name, route in routes.items() if policies.admission[route.entry.admission].is_exact}
     return load_tokenizers(dict.fromkeys(place.model for place in places_of(exact))) if exact else None
 
 
 def _look_up_known_prices(targets: Iterable[Target]) -> None:
-    """So that no call has to: the finders remember."""
+    """Looks up the prices of fixed models now, so that no call has to: the finders cache them."""
     for target in targets:
         if target.model is not None:
             target.find_rates(target.model)
 
 
 def _digest(documents: Iterable[Document]) -> str:
-    """SHA-256 over all resolved content. Every value goes in hashed, so that no secret can be read off the input."""
+    """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret."""
     total = sha256()
     for document in documents:
         total.update(f"{FilePath(document.file).name}\n".encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
 """Loads the config again when its files change, and keeps the old one when the new one is bad.
 
-No thread and no task: the app asks `changed()` once a second and calls `reload()` then and on SIGHUP. Invariant: what
-is in force is replaced only by a snapshot that compiled whole.
+It needs no thread and no task: the app calls `changed()` once a second, and `reload()` when that is true and on SIGHUP.
+Invariant: the snapshot in force is replaced only by one that compiled whole.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gateway.errors import ConfigError
 from gateway.policy.snapshot import PolicySnapshot
 
 _Stamp = dict[str, tuple[int, int, int] | None]
-"""Modification time in nanoseconds, size and inode of every file; None: not there."""
+"""The modification time in nanoseconds, size and inode of every file; None: the file does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadReport:
-    """How one reload went; `version` and `digest` are those in force after it (0 and empty: none yet)."""
+    """The outcome of one reload; `version` and `digest` are those in force after it (0 and empty: none yet)."""
 
     status: Literal["loaded", "unchanged", "failed"]
     version: int
@@ -35,8 +35,8 @@ class ReloadReport:
 class Reloader:
     """Watches the files of one config.
 
-    `load` compiles, `install` puts a snapshot in force, `report` hears of every reload. `current` is what is in force
-    already, if anything.
+    `load` compiles, `install` puts a snapshot in force, `report` is called after every reload. `current` is the snapshot
+    that is in force already, if any.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Reloader:
         self.last: ReloadReport | None = None
 
     def changed(self) -> bool:
-        """Whether the files differ from those last loaded, and have been at rest since the previous call.
+        """Tells whether the files differ from those last loaded, and have not changed since the previous call.
 
-        A file that is still being written looks different from one call to the next, so it waits for its turn.
+        A file that is still being written differs from one call to the next, so it is loaded only when it is complete.
         """
         stamp = self._stamp()
         at_rest = stamp == self._seen_before
@@ -74,9 +74,9 @@ class Reloader:
         return stamp != self._loaded and at_rest
 
     def reload(self) -> ReloadReport:
-        """Compile the files as they are and put the result in force, unless it is bad or the same as before."""
+        """Compiles the files and puts the result in force, unless it is bad or the same as before."""
         self._policies = locate_policies(self._path, self._environ) or self._policies
-        self._loaded = self._stamp()  # taken first: what changes while we read is noticed afterwards
+        self._loaded = self._stamp()  # taken first, so that a change during the read is noticed afterwards
         try:
             snapshot = self._load()
         except ConfigError as error:

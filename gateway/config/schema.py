@@ -1,7 +1,7 @@
-"""The shape of every entry a user writes: strict, and unknown fields are refused.
+"""The shape of every entry that a user writes; it is strict, and unknown fields are refused.
 
-Entries are flat on purpose: what is inside a section or a list is checked entry by entry, each on its own. What
-entries say about each other is not known here.
+Entries are flat on purpose: the contents of a section or a list are checked entry by entry. It must not know how entries
+relate to each other.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ Kind = Literal[
     "tgi",
     "other",
 ]
-"""Whose rules a provider counts by, and whose words its errors use."""
+"""The kind of a provider: the rules by which it counts, and the words of its errors."""
 Windows = Literal["continuous", "minute", "azure"]
 
 
 class Entry(BaseModel):
-    """What all entries share: an empty value, or an empty variable, is the same as none."""
+    """The base of all entries: an empty value, or an empty variable, counts as a missing one."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     stand_ins: ClassVar[Section] = {}
-    """For required fields that are bad or missing, so that what else the entry says can still be checked."""
+    """Values for required fields that are bad or missing, so that the entry's other fields can still be checked."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,12 +82,12 @@ class Entry(BaseModel):
 
     @classmethod
     def spelled_out(cls, data: object) -> object:
-        """The entry in full, where it has a short form."""
+        """Returns the entry in full, where it is written in a short form."""
         return data
 
 
 class ConfigFile(Entry):
-    """config.yaml; what is inside the sections is checked entry by entry."""
+    """The file config.yaml; the contents of its sections are checked entry by entry."""
 
     server: Section = {}
     admin: Section = {}
@@ -137,19 +137,19 @@ class ProviderEntry(Entry):
 
 
 class PassthroughEntry(Entry):
-    """Where the endpoints go that the gateway knows nothing of."""
+    """The provider that gets calls to endpoints unknown to the gateway."""
 
     provider: Text
     admin: Flag = False
 
     @classmethod
     def spelled_out(cls, data: object) -> object:
-        """The provider's name alone."""
+        """Accepts the provider's name alone."""
         return {"provider": data} if isinstance(data, str) else data
 
 
 class PriceEntry(Entry):
-    """US dollars per million tokens."""
+    """Prices in US dollars per million tokens."""
 
     input_usd_per_million: Usd
     output_usd_per_million: Usd = 0.0
@@ -157,7 +157,7 @@ class PriceEntry(Entry):
 
 
 class LimitedEntry(Entry):
-    """What a target or a key may use."""
+    """The limits of a target or a key."""
 
     rpm: Amount | None = None
     tpm: Amount | None = None
@@ -180,7 +180,7 @@ class TargetEntry(LimitedEntry):
 
     @classmethod
     def spelled_out(cls, data: object) -> object:
-        """`openai/gpt-4o`: a provider and what it calls the model."""
+        """Accepts `openai/gpt-4o`: a provider and its name for the model."""
         if not isinstance(data, str):
             return data
         provider, _, model = data.partition("/")
@@ -188,7 +188,7 @@ class TargetEntry(LimitedEntry):
 
 
 class CapabilitiesEntry(Entry):
-    """What a target can do; `context_window` in tokens, input and output together."""
+    """The capabilities of a target; `context_window` is in tokens, input and output together."""
 
     tools: Flag = True
     images: Flag = True
@@ -236,7 +236,7 @@ class AdmissionSet(Entry):
 
 
 class CountingEntry(Entry):
-    """How providers of one kind count; what it leaves out is built in, by kind."""
+    """The counting of one kind of provider; fields that are left out have the kind's built-in values."""
 
     charge: ChargeRule | None = None
     excludes_cached: Flag | None = None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.reading.units import parse_duration, parse_size
+from gateway.config.reading.fields import parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

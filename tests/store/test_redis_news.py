@@ -13,7 +13,7 @@ import pytest
 
 from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
-from gateway.store.redis.news import MEMORY_S, MOST_KEPT, MOST_DELAYED, OVER_S, RedisNews, ServerTime
+from gateway.store.redis.news import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from gateway.store.redis_link.link import Link
 from tests.store.redis_servers import RedisServer, proxied, redis_cluster, redis_server
 

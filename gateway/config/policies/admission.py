@@ -1,7 +1,7 @@
-"""How providers count, as `admission.yaml` says it by kind, and which kind a provider is.
+"""Reads `admission.yaml`: the rules by which each kind of provider counts, and the kind of a provider.
 
-The built-in rules are those the providers document, or show in their answers. Keep them in step with
-policies/admission.yaml, which spells them out and says where they come from.
+The built-in rules are those that providers document or show in their answers. Keep them in step with
+policies/admission.yaml, which spells them out with their sources.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FindTokenizer = Callable[[str], Callable[[str], int] | None]
 
 @dataclass(frozen=True, slots=True)
 class CountingRule:
-    """How providers of one kind count a call against their limits."""
+    """The rules by which providers of one kind count a call against their limits."""
 
     charge: ChargeRule
     excludes_cached: bool = False
@@ -89,7 +89,7 @@ class AdmissionRules:
     rules: Mapping[Kind, CountingRule]
 
     def counting(self, kind: Kind, *, adaptive: bool, find_tokenizer: FindTokenizer | None) -> Counting:
-        """How a target at a provider of this kind is counted; `find_tokenizer` is used where the set is exact."""
+        """Returns the counting of a target at a provider of this kind; `find_tokenizer` is used where the set is exact."""
         rule = self.rules[kind]
         return Counting(
             kind="" if kind == "other" else kind,
@@ -105,7 +105,7 @@ class AdmissionRules:
 
 
 def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
-    """What the entry says, else what the address tells; the emulator counts as OpenAI does."""
+    """Returns the entry's `kind`, else that of its address; the emulator counts as OpenAI does."""
     if entry.kind is not None:
         return entry.kind
     if provider.base_url.startswith(EMULATOR):
@@ -116,24 +116,24 @@ def kind_of_provider(entry: ProviderEntry, provider: Provider) -> Kind:
 
 
 def kind_of_host(host: str) -> Kind:
-    """Whose host it is, as far as we know: `other` where we don't."""
+    """Returns the kind of a known host, else `other`."""
     ours = (kind for pattern, kind in _HOSTS.items() if fnmatchcase(f".{host}", pattern))
     known = provider_of(f"//{host}") or next(ours, "other")
     return next((kind for kind in KINDS if kind == known), "other")
 
 
 def limits_by_kind(kind: Kind) -> LimitsAre:
-    """Whose the limits of such a provider are: hosted ones count by credential, a server of one's own counts everybody."""
+    """Returns the scope of a provider's limits: hosted providers count by credential, a self-hosted server all callers."""
     return "server" if kind in SELF_HOSTED else "account"
 
 
 def windows_of(style: Style) -> str:
-    """The name of a style in admission.yaml."""
+    """Returns the name of a style in admission.yaml."""
     return next(name for name, known in WINDOWS.items() if known == style)
 
 
 def read_admission(document: Document | None) -> dict[str, AdmissionRules]:
-    """Every set of admission.yaml; None: there is no such file."""
+    """Reads every set of admission.yaml; None: the file does not exist."""
     sets = check_sets(AdmissionSet, document)
     for name, entry in sets.items():
         if document is not None and entry.tokenizer == "exact" and not tokenizers.is_installed():

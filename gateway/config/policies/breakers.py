@@ -1,6 +1,6 @@
-"""What `breakers.yaml` says: by set, when a target is left alone after failures, and how it is tried again.
+"""Reads `breakers.yaml`: by set, when a breaker opens after failures, and how its target is probed.
 
-A model picks a set, and its targets get it; what a set leaves out is built in.
+A model picks a set, and its targets get it; fields that a set leaves out have built-in values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BreakersSet(Entry):
 
 
 class HoldEntry(Entry):
-    """By lane; what it leaves out is built in."""
+    """The waits by lane; a lane that is left out has its built-in value."""
 
     critical: Duration | None = None
     interactive: Duration | None = None
@@ -67,7 +67,7 @@ class HoldEntry(Entry):
 
 
 def read_breakers(document: Document | None) -> dict[str, BreakerRules]:
-    """Every set of breakers.yaml; None: there is no such file."""
+    """Reads every set of breakers.yaml; None: the file does not exist."""
     return {name: _rules(document, name, entry) for name, entry in check_sets(BreakersSet, document).items()}
 
 
@@ -92,7 +92,7 @@ def _rules(document: Document | None, name: str, entry: BreakersSet) -> BreakerR
 
 
 def _hold_for_s(entry: HoldEntry) -> dict[Lane, float]:
-    """Every lane's; the highest has that of `interactive` where it is not named itself."""
+    """Returns the seconds of every lane; the highest lane has those of `interactive` where it is not named itself."""
     said_s = {lane: value for lane in LANES if (value := getattr(entry, lane)) is not None}
     merged = {**_BUILT_IN.hold_for_s, **said_s}
     return {**merged, _HIGHEST: said_s.get(_HIGHEST, merged["interactive"])}

@@ -1,8 +1,8 @@
-"""What `cache.yaml` says: by set, what is kept of a model's calls and shared between them.
+"""Reads `cache.yaml`: by set, which answers of a model are kept and shared between its calls.
 
-A model picks a set; what a set leaves out is built in. What a semantic cache needs besides (a model that embeds, a package,
-a folder) is asked for only where some model picks its set. Invariants: a set that compiles can be acted on; a model that goes
-elsewhere than before has another version, so that nothing is answered by a place it no longer goes to.
+A model picks a set; fields that a set leaves out have built-in values. The other needs of a semantic cache (an embedding
+model, a package, a folder) are checked only where some model picks its set. Invariants: a set that compiles can be acted on; a
+model whose calls go to other places has another version, so that no answer of a former place is given again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gateway.policy.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Model, StoreBounds
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
-"""What a folder with a local embedding model must hold."""
+"""The files of a folder with a local embedding model."""
 
 _BUILT_IN: Final = Caching()
 _SEMANTIC: Final = SemanticRule("")
@@ -93,20 +93,20 @@ class SemanticEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class CachePolicies:
-    """All of cache.yaml."""
+    """The contents of cache.yaml."""
 
     sets: Mapping[str, Caching]
     record_bytes: int
-    """Of all idempotency records together."""
+    """The bytes of all idempotency records together, at most."""
     document: Document | None = field(default=None, compare=False, repr=False)
-    """Where it was read from, for what can only be said of it together with the config; None: all is built in."""
+    """The file, for problems that only show together with the config; None: everything is built in."""
 
 
 # --- reading ---
 
 
 def read_caching(document: Document | None, beside: FilePath) -> CachePolicies:
-    """Every set of cache.yaml (None: there is no such file); a local model's folder is found from the folder `beside`."""
+    """Reads every set of cache.yaml (None: it does not exist); a local model's folder is relative to the folder `beside`."""
     entries = check_sets(CacheSet, document)
     records = {name: check_part(IdempotencyEntry, document, (name, "idempotency")) for name in entries}
     record_bytes = records["default"].max_bytes
@@ -172,7 +172,7 @@ def _found_from(beside: FilePath, embeddings: str) -> str:
 
 
 def check_caching(cache: CachePolicies, picked: Mapping[str, str | None]) -> None:
-    """Note what the picked sets lack; `picked` has the set of every entry of `models`, None where it cannot be read."""
+    """Notes problems of the picked sets; `picked` maps every entry of `models` to its set, None where it is unreadable."""
     for name, caching in cache.sets.items():
         if cache.document is not None and caching.semantic is not None and name in picked.values():
             _check_semantic(cache.document, (name, "semantic"), caching.semantic, cache.sets, picked)
@@ -221,7 +221,7 @@ def _check_model(
 
 
 def _entry_for(model: str, names: Iterable[str]) -> str | None:
-    """The entry of `models` that serves this name: the exact one, else the longest matching pattern."""
+    """Returns the entry of `models` that serves this name: the exact one, else the longest matching pattern."""
     fitting = [name for name in names if name == model or fnmatchcase(model, name)]
     return min(fitting, key=lambda name: (name != model, -len(name), name), default=None)
 
@@ -230,7 +230,7 @@ def _entry_for(model: str, names: Iterable[str]) -> str | None:
 
 
 def with_routes(caching: Caching, places: Iterable[tuple[str, str, str]]) -> Caching:
-    """The set as a model has it whose calls may go to these places (provider, address, model): its version tells them, too."""
+    """Returns the set for a model whose calls may go to these places (provider, address, model), with a version of both."""
     parts = [caching.version, *(part for place in dict.fromkeys(places) for part in place)]
     total = sha256()
     for part in (part.encode("utf-8", "surrogatepass") for part in parts):
@@ -239,7 +239,7 @@ def with_routes(caching: Caching, places: Iterable[tuple[str, str, str]]) -> Cac
 
 
 def store_bounds(models: Iterable[Model], record_bytes: int) -> StoreBounds:
-    """What the store may keep: answers for each set that keeps some for any model, and vectors as the largest asks."""
+    """Returns the store's bounds: answers for each set that a model uses, and vectors as the largest set asks."""
     used = {model.caching.name: model.caching for model in models}
     keeping = {name: one for name, one in used.items() if one.exact.requests != "off" or one.semantic is not None}
     sizes = [one.semantic.max_entries for one in keeping.values() if one.semantic is not None]

@@ -1,4 +1,4 @@
-"""The shape of one rule in `errors/*.yaml`, and how its fields are read; what rules mean together is not known here."""
+"""The shape of one rule in `errors/*.yaml`, and how its fields are read; it must not know how rules work together."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TIME = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 
 def _texts(value: object) -> object:
-    """Numbers are good texts here: providers write their codes either way."""
+    """Accepts numbers as texts, because providers write their codes either way."""
     return [str(item) if _is_number(item) else item for item in _as_list(value)]
 
 
 def _as_list(value: object) -> list[object]:
-    """One thing may stand for a list of it."""
+    """Accepts a single item in place of a list."""
     return value if isinstance(value, list) else [value]
 
 
@@ -76,7 +76,7 @@ def _status_range(item: object) -> Iterable[int]:
 
 
 def _time_of_day(value: object) -> float:
-    """Seconds after midnight; unquoted, YAML reads some times as numbers."""
+    """Returns seconds after midnight; YAML reads some unquoted times as numbers."""
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise said(f'{quoted(value)} is no time of day: write for example "08:00", in quotes; it is in UTC')
@@ -101,7 +101,7 @@ Phrases = Annotated[tuple[Phrase, ...], BeforeValidator(_phrases_with_words), Fi
 
 
 class RuleEntry(Entry):
-    """One rule; `class` is a word of Python's, so unknown names are looked for by hand."""
+    """One rule; `class` is a keyword of Python, so unknown fields are found by hand."""
 
     model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
     stand_ins: ClassVar[Section] = {"class": "unknown"}

@@ -1,8 +1,8 @@
-"""What the files under `errors/` say: by kind of provider, what its error answers mean.
+"""Reads the files under `errors/`: by kind of provider, the meaning of its error answers.
 
 The built-in tables are such files too and ship with the gateway; each is read when a target first needs it. A user's file
-goes before the built-in one of the same name, rule by rule: a built-in rule is left out where the user's file has one of
-its name. Invariant: every table ends with the rules of default.yaml, and holds a bounded number of phrases.
+goes before the built-in one of the same name, rule by rule: a built-in rule is dropped where the user's file has one of
+its name. Invariant: every table ends with the rules of default.yaml, and has a bounded number of phrases.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gateway.policy.errors.rules import ErrorRule
 DEFAULT: Final = "default"
 NAMES: Final = (DEFAULT, *KINDS)
 MAX_PHRASES = 300
-"""In a file: every one of them may have to be looked for in every error."""
+"""Phrases in a file, at most, because every error may be searched for each of them."""
 _OWN = "own "
 
 
 class ErrorTables:
-    """The table of every kind, made when it is first asked for.
+    """The error table of every kind of provider, compiled when it is first asked for.
 
     Keep it for as long as a config is loaded: the tables are what targets keep.
     """
@@ -38,14 +38,14 @@ class ErrorTables:
         self, own: Mapping[str, tuple[ErrorRule, ...]], documents: tuple[Document, ...], folder: FilePath
     ) -> None:
         self.documents = documents
-        """The user's files."""
+        """The user's files, by kind."""
         self._own = own
         self._folder = folder
         self._built_in: dict[str, tuple[ErrorRule, ...]] = {}
         self._made: dict[str, ErrorTable] = {}
 
     def of(self, kind: str) -> ErrorTable:
-        """The rules for providers of this kind, an empty one for nobody in particular, and then those for everybody."""
+        """Returns the table of this kind of provider (empty: of none in particular), which ends with the default rules."""
         kind = kind or "other"
         table = self._made.get(kind)
         if table is None:
@@ -59,7 +59,7 @@ class ErrorTables:
         return (*own, *(rule for rule in self._read_built_in(name) if rule.name not in replaced))
 
     def _read_built_in(self, name: str) -> tuple[ErrorRule, ...]:
-        """Raises RuntimeError where the installation is broken: these files are tested before they are shipped."""
+        """Reads a built-in file; raises RuntimeError where it is missing or bad, because then the installation is broken."""
         rules = self._built_in.get(name)
         if rules is None:
             file = self._folder / f"{name}.yaml"
@@ -73,14 +73,14 @@ class ErrorTables:
 
 
 def built_in_folder() -> FilePath:
-    """Where the built-in tables are: beside the package in a checkout, inside it where it is installed."""
+    """Returns the folder of the built-in tables: beside the package in a checkout, inside it where it is installed."""
     package = FilePath(__file__).resolve().parents[2]
     installed = package / "_policies" / "errors"
     return installed if installed.is_dir() else package.parent / "policies" / "errors"
 
 
 def read_error_tables(files: Iterable[FilePath], environ: Mapping[str, str], problems: list[Problem]) -> ErrorTables:
-    """The tables with the user's own files, those of `errors/` in the policy folder. What is wrong with them is noted."""
+    """Returns the tables with the user's own files, those of `errors/` in the policy folder; notes their problems."""
     folder = built_in_folder()
     documents: dict[str, Document] = {}
     for file in files:
@@ -98,7 +98,7 @@ def read_error_tables(files: Iterable[FilePath], environ: Mapping[str, str], pro
 
 
 def _read_rules(document: Document, table: str, prefix: str) -> tuple[ErrorRule, ...]:
-    """The rules of a file as far as they are sound, in its order."""
+    """Returns the sound rules of a file, in its order."""
     if not isinstance(document.data, dict):
         document.complain(
             (), f"expected named rules such as `busy: {{status: 503, class: overloaded}}`, not {quoted(document.data)}"

@@ -1,6 +1,6 @@
-"""Reads the policy folder into named sets; what a file or a field leaves out comes from the built-in defaults.
+"""Reads the policy folder into named sets; missing files and fields have built-in values.
 
-A file that nobody knows is a mistake, not a comment. Invariant: every kind of set has a `default`.
+A file with an unknown name is a mistake, not a comment. Invariant: every kind of set has a `default`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class PolicySets:
 
 
 def list_policy_files(folder: FilePath) -> list[FilePath]:
-    """The YAML files of a folder, hidden ones left out (Kubernetes keeps its swaps there). Raises OSError."""
+    """Returns the YAML files of a folder without hidden ones (Kubernetes swaps files there). Raises OSError."""
     return sorted(
         file for file in folder.iterdir() if file.suffix in {".yaml", ".yml"} and not file.name.startswith(".")
     )
 
 
 def list_error_files(folder: FilePath) -> list[FilePath]:
-    """The error tables below a policy folder; none where it has no such folder. Raises OSError."""
+    """Returns the error tables below a policy folder; none where it has no such folder. Raises OSError."""
     return list_policy_files(folder / ERRORS) if (folder / ERRORS).is_dir() else []
 
 
 def read_policies(
     folder: FilePath | None, environ: Mapping[str, str], problems: list[Problem], beside: FilePath = FilePath()
 ) -> PolicySets:
-    """All sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
+    """Reads all sets; without a folder, the built-in ones. Raises OSError when the folder cannot be listed.
 
-    What they name by a relative path is found from the folder `beside`, that of the config.
+    Relative paths in the files start at the folder `beside`, that of the config.
     """
     documents: dict[str, Document] = {}
     for file in list_policy_files(folder) if folder else ():

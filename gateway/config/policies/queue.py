@@ -1,7 +1,7 @@
-"""What `queue.yaml` says: how calls are held, by set, and what the delay queue as a whole may hold.
+"""Reads `queue.yaml`: how calls are held, by set, and the bounds of the delay queue as a whole.
 
-A model picks how its calls are held. The rest concerns all calls at once, so only the set `default` decides it; another
-set may repeat that, but not contradict it.
+A model picks the set by which its calls are held. The other fields concern all calls at once, so only the set `default`
+decides them; another set may repeat them, but not contradict.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LaneEntries(Entry):
 
 
 class LaneEntry(Entry):
-    """One lane; what it leaves out is built in, by lane."""
+    """One lane; fields that it leaves out have the lane's built-in values."""
 
     deadline: PositiveDuration | None = None
     prefer_primary_for: Duration | None = None
@@ -66,24 +66,24 @@ class ShedEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicies:
-    """All of queue.yaml."""
+    """The contents of queue.yaml."""
 
     holding: Mapping[str, Holding]
-    """By set."""
+    """The rules of holding, by set."""
     bounds: QueueBounds
     lane_deadline_s: Mapping[Lane, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """One set as it was written; the lanes are those it names."""
+    """One set as it was written, with the lanes that it names."""
 
     entry: QueueSet
     lanes: Mapping[Lane, LaneEntry]
     shed: ShedEntry
 
     def of_all(self) -> Iterator[tuple[Path, object]]:
-        """What it says about all calls at once, and where."""
+        """Yields the fields that concern all calls at once, each with its path."""
         for field in _OF_ALL:
             if field in self.entry.model_fields_set:
                 yield (field,), getattr(self.entry, field)
@@ -97,7 +97,7 @@ class _Set:
 
 
 def read_queue(document: Document | None) -> QueuePolicies:
-    """Every set of queue.yaml; None: there is no such file."""
+    """Reads every set of queue.yaml; None: the file does not exist."""
     sets = {name: _set(document, name, entry) for name, entry in check_sets(QueueSet, document).items()}
     first = sets["default"]
     deadlines_s = _by_lane(first, "deadline", BUILT_IN_DEADLINES_S)
@@ -145,7 +145,7 @@ def _bounds(one: _Set) -> QueueBounds:
 
 
 def _by_lane(one: _Set, field: str, built_in: Mapping[Lane, float]) -> dict[Lane, float]:
-    """Every lane's; the highest has that of `interactive` where it is not named itself."""
+    """Returns the field of every lane; the highest lane has that of `interactive` where it is not named itself."""
     said = _said(one, field)
     merged = {**built_in, **said}
     return {**merged, _HIGHEST: said.get(_HIGHEST, merged["interactive"])}

@@ -1,7 +1,7 @@
-"""What `retries.yaml` says: by set, how often a call is tried, what each class of error deserves, and what that may cost.
+"""Reads `retries.yaml`: by set, the attempts of a call, the action for each class of error, and the budget of retries.
 
-A model picks a set; what a set leaves out is built in. Invariant: a set that compiles can be acted on; no action asks for
-what its class can never bring.
+A model picks a set; fields that a set leaves out have built-in values. Invariant: a set that compiles can be acted on; no
+action needs something that its class of error never has.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, ClassRul
 
 _BUILT_IN: Final = Retries()
 ACTIONS: Final[Mapping[str, Action]] = {a.value: a for a in Action if a is not Action.RETRY}
-"""Those that are written by name; to retry is written as the number of attempts."""
+"""The actions that are written by name; a retry is written as the number of attempts."""
 ALIASES: Final = {"rate_limit": (ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS)}
 CLASSES: Final[Mapping[str, tuple[ErrorClass, ...]]] = {**ALIASES, **{str(one): (one,) for one in ErrorClass}}
-"""Every name that `by_class` may use; a class of its own wins over the alias."""
+"""Every name that `by_class` may use; a class's own entry wins over that of its alias."""
 
 _ABOUT_RATES: Final = frozenset((*ALIASES["rate_limit"], ErrorClass.QUOTA_EXHAUSTED))
 _ABOUT_SIZE: Final = frozenset((ErrorClass.CONTEXT_LENGTH_EXCEEDED, ErrorClass.PAYLOAD_TOO_LARGE))
@@ -104,7 +104,7 @@ class BudgetEntry(Entry):
 
 
 class ClassEntry(Entry):
-    """What a class deserves, where it is to be tried again; what it leaves out is built in, by class."""
+    """The retries of one class of error; fields that are left out have the class's built-in values."""
 
     attempts: Attempts | None = None
     first: Literal["immediate", "backoff"] | None = None
@@ -131,7 +131,7 @@ class HedgeEntry(Entry):
 
 
 def read_retries(document: Document | None) -> dict[str, Retries]:
-    """Every set of retries.yaml; None: there is no such file."""
+    """Reads every set of retries.yaml; None: the file does not exist."""
     return {name: _retries(document, name, entry) for name, entry in check_sets(RetriesSet, document).items()}
 
 
@@ -163,7 +163,7 @@ def _hedging(entry: HedgeEntry) -> Hedging:
 
 
 def _by_class(document: Document, path: Path) -> dict[str, ClassRule]:
-    """For every class: what is said of it, else of its alias, else built in."""
+    """Returns the rule of every class: its own entry, else that of its alias, else the built-in one."""
     rules: dict[str, ClassRule] = {}
     for name, classes in CLASSES.items():  # the aliases first
         rules |= {one: _rule(document, (*path, name), rules.get(one, BUILT_IN_RULES[one]), one) for one in classes}
@@ -209,7 +209,7 @@ def _tries(document: Document, path: Path, built_in: ClassRule) -> ClassRule | N
 
 
 def _nonsense(error_class: ErrorClass, rule: ClassRule) -> Iterator[str]:
-    """What the rule asks for that its class can never bring, each with the remedy."""
+    """Yields a problem, with its remedy, for everything the rule needs that its class never has."""
     if rule.action is Action.HOLD and error_class not in _ABOUT_RATES:
         yield "hold waits for a limit to refill, and this class is about none: write {attempts: N} or next_target"
     elif rule.action is Action.CONTEXT_FALLBACKS and error_class not in _ABOUT_SIZE:
@@ -224,7 +224,7 @@ def _nonsense(error_class: ErrorClass, rule: ClassRule) -> Iterator[str]:
 
 
 def _by_cost(document: Document, path: Path, listed: list[Any] | None, *, has_attempts: bool) -> tuple[CostRule, ...]:
-    """A set that says how many attempts a call has means it, whatever the call costs."""
+    """Returns the rules by cost; a set with `attempts` but no rules has none, so that its attempts hold for all calls."""
     if listed is None:
         return () if has_attempts else _BUILT_IN.by_cost
     rules: list[CostRule] = []

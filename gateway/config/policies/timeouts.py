@@ -1,9 +1,9 @@
-"""What `timeouts.yaml` says: the clocks of one attempt, by set, and where an endpoint or a lane has its own.
+"""Reads `timeouts.yaml`: the clocks of one attempt, by set, and those of single endpoints and lanes.
 
-Precedence, field by field: what is written in the file goes before what is built in; within each, an endpoint's own word
-goes before the lane's, and that before the set's. So a limit that somebody wrote is only ever replaced by a more particular
-one that was written too. An endpoint goes first because it says what kind of work is done: an embedding that takes minutes
-is dead in every lane. Invariant: every set has `default` clocks, those of an endpoint and a lane that nobody names.
+Precedence, field by field: the file's values go before built-in ones; within each, an endpoint's value goes before the
+lane's, and that before the set's. So a written limit is only ever replaced by a more specific written one. The endpoint goes
+first because it tells the kind of work: an embedding that takes minutes is dead in every lane. Invariant: every set has
+`default` clocks, for endpoints and lanes that it does not name.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DripEntry(Entry):
 
 
 class SuspectEntry(Entry):
-    """When a target is suspect that nothing is heard of."""
+    """The rules by which a silent target becomes suspect."""
 
     after: Times | None = None
     in_flight: Annotated[int, BeforeValidator(_number), Field(ge=2, le=100_000)] | None = None
@@ -103,19 +103,19 @@ class Timeouts:
 
     default: Clocks
     by: Mapping[tuple[str, Lane], Clocks]
-    """By endpoint and lane, only those that differ from `default`."""
+    """The clocks by endpoint and lane, where they differ from `default`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What a set says, as far as it says it."""
+    """The fields that a set names."""
 
     of_all: _Said
     lanes: Mapping[str, _Said]
     endpoints: Mapping[str, _Said]
 
     def about(self, endpoint: str, lane: str) -> _Said:
-        """What holds for calls to this endpoint in this lane."""
+        """Returns the fields for calls to this endpoint in this lane."""
         return {**self.of_all, **self.lanes.get(lane, {}), **self.endpoints.get(endpoint, {})}
 
 
@@ -135,7 +135,7 @@ BUILT_IN: Final = _Words(
 
 
 def read_timeouts(document: Document | None) -> dict[str, Timeouts]:
-    """Every set of timeouts.yaml; None: there is no such file."""
+    """Reads every set of timeouts.yaml; None: the file does not exist."""
     return {name: _timeouts(_words(document, name, entry)) for name, entry in check_sets(TimeoutsSet, document).items()}
 
 
@@ -162,7 +162,7 @@ def _words(document: Document | None, name: str, entry: TimeoutsSet) -> _Words:
 
 
 def _sections(kind: type[Entry], document: Document, path: Path) -> Iterator[tuple[str, _Said]]:
-    """What each of the lanes, or endpoints, says that are named there."""
+    """Yields the fields of each lane, or endpoint, that is named there."""
     if not isinstance(document.at(path), dict) or check(kind, document, path) is None:
         return
     for place in kind.model_fields:

@@ -1,6 +1,6 @@
-"""Checks one entry at a time and says in words what pydantic found.
+"""Checks one entry at a time, and puts pydantic's findings into words.
 
-A bad field is noted and left out, so that one mistake does not hide the next.
+A bad field is noted and dropped, so that one mistake does not hide the next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BOUNDS = {
 
 
 def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
-    """The entry at this path, without its bad fields: those are noted. None when too little remains."""
+    """Returns the entry at this path without its bad fields, which are noted; None when too little remains."""
     data = document.at(path)
     data = {} if data is None else data
     try:
@@ -62,7 +62,7 @@ def check(kind: type[EntryT], document: Document, path: Path) -> EntryT | None:
 
 
 def check_sets(kind: type[EntryT], document: Document | None) -> dict[str, EntryT]:
-    """The named sets of a policy file (None: there is none), always with a `default`.
+    """Returns the named sets of a policy file (None: it does not exist), always with a `default`.
 
     A set that cannot be used keeps its name, so that picking it is not a second mistake.
     """
@@ -76,7 +76,7 @@ def check_sets(kind: type[EntryT], document: Document | None) -> dict[str, Entry
 
 
 def check_part(kind: type[EntryT], document: Document | None, path: Path) -> EntryT:
-    """The mapping at this path as far as it is sound; what it leaves out, or is not there, is built in."""
+    """Returns the sound part of the mapping at this path; missing fields have built-in values."""
     if document is None or not isinstance(document.at(path), dict):
         return kind()
     return check(kind, document, path) or kind()

@@ -1,6 +1,6 @@
 """Puts environment variables into a document: `${VAR}`, `${VAR:-default}`, `os.environ/VAR`, `env.VAR`.
 
-`${}` works anywhere in a text, the other two only as the whole value; `$$` is a dollar. What a variable holds is data:
+`${}` works anywhere in a text, the other two only as the whole value; `$$` is a dollar. The value of a variable is data:
 it is never read as YAML or substituted again. Invariant: a value that cannot be resolved is a problem that names the
 variable, and nothing else.
 """
@@ -19,13 +19,13 @@ _WHOLE_VALUE = re.compile(r"(?:os\.environ/|env\.)(?P<name>[A-Za-z_][A-Za-z0-9_]
 
 
 class EnvText(str):
-    """Text with a variable in it. Fields that take numbers read its digits: a variable cannot say it is a number."""
+    """Text from a variable; fields that take numbers read its digits, because a variable has no type."""
 
     __slots__ = ()
 
 
 def substitute(document: Document, environ: Mapping[str, str]) -> Document:
-    """The same document with its variables filled in; what is missing becomes None and a problem."""
+    """Returns the document with its variables filled in; a missing variable becomes None and a problem."""
     pass_ = _Pass(document, environ)
     data = pass_.resolve(document.data, ())
     return replace(document, data=data, origins=pass_.origins, broken=frozenset(pass_.broken))
@@ -76,5 +76,5 @@ class _Pass:
         return value
 
     def _takes_default(self, match: re.Match[str]) -> bool:
-        """As in a shell: the default stands in for a variable that is not set or empty."""
+        """Tells whether the default is used: as in a shell, for a variable that is unset or empty."""
         return match["default"] is not None and not self._environ.get(match["name"])

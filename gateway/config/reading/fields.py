@@ -1,7 +1,8 @@
-"""The types of single fields: how a value is read, and the words for what is wrong with it.
+"""The types of single fields: how a value is read, and the message for a bad one.
 
-Strict: a number in quotes is no number, unless it came from a variable. Invariant: no message repeats the value of a
-field that may hold a secret.
+Reading is strict: a number in quotes is no number, unless it came from a variable; a duration or size has a unit, because a
+later reader would have to guess that of a bare number. Invariant: no message repeats the value of a field that may hold a
+secret.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -17,7 +18,6 @@ from pydantic_core import PydanticCustomError
 
 from gateway.config.reading.env import EnvText
 from gateway.config.reading.problems import quoted
-from gateway.config.reading.units import parse_duration, parse_size
 from gateway.policy.reuse.rules import Which
 
 MIN_SECRET_CHARS = 16
@@ -30,20 +30,51 @@ _THE_QUESTION = frozenset({"model", "messages", "input", "prompt"})
 _PLACEHOLDER = re.compile(
     r"(?i:sk-)?(?:(?i:replace|change)[-_ ]?(?i:me)(?![A-Za-z])|(?i:your[-_ ](?:\w+[-_ ])?key)|<)|(?i:sk-)?(.)\1{7,}\Z"
 )
-"""What files that are meant to be filled in hold in a secret's place: known to everybody, or one repeated character."""
+"""Matches placeholders of secrets in example files: well-known phrases, or one repeated character."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _FACTOR = re.compile(r"[0-9]{1,4}(\.[0-9]{1,3})?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
+_BARE_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,9})?")
+_DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_DURATION_S = 366 * 86400.0
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(B|kB|MB|GB|KiB|MiB|GiB)", re.IGNORECASE)
+_BYTES: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+MAX_SIZE_BYTES = 2**40
+
+
+def parse_duration(text: object) -> float:
+    """Returns seconds. Raises ValueError, whose message continues a sentence that begins with the value."""
+    match = _DURATION.fullmatch(str(text))
+    if match is None:
+        what = "has no unit" if _BARE_NUMBER.fullmatch(str(text)) else "is not a duration"
+        raise ValueError(f"{what}: write for example 300ms, 30s, 5m, 6h or 1d")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > MAX_DURATION_S:
+        raise ValueError("is too long: at most 366d")
+    return seconds
+
+
+def parse_size(text: object) -> int:
+    """Returns bytes. Raises ValueError, whose message continues a sentence that begins with the value."""
+    match = _SIZE.fullmatch(str(text))
+    if match is None:
+        what = "has no unit" if _BARE_NUMBER.fullmatch(str(text)) else "is not a size"
+        raise ValueError(f"{what}: write for example 500kB, 20MB or 512MiB")
+    size = int(float(match[1]) * _BYTES[match[2].lower()])
+    if size > MAX_SIZE_BYTES:
+        raise ValueError("is too large: at most 1024GiB")
+    return size
 
 
 def said(message: str) -> PydanticCustomError:
-    """A problem in its own words, without the value."""
+    """Returns a problem whose message does not show the value."""
     return PydanticCustomError("said", "{message}", {"message": message})
 
 
 def _about_value(message: str) -> PydanticCustomError:
-    """A problem whose sentence begins with the value: never for a field that may hold a secret."""
+    """Returns a problem whose message begins with the value: never for a field that may hold a secret."""
     return PydanticCustomError("about_value", "{message}", {"message": message})
 
 
@@ -93,7 +124,7 @@ def _section_or_off(value: object) -> object:
 
 
 def _times(value: object) -> float:
-    """`4x` is a factor."""
+    """Reads a factor such as `4x`."""
     text = str(value)
     if not text.endswith("x") or not _FACTOR.fullmatch(text[:-1]) or not 1 <= float(text[:-1]) <= 1000:
         raise _about_value("is not so many times what is usual: write for example 4x, at least 1x")
@@ -108,7 +139,7 @@ def _fail_closed(value: object) -> object:
 
 
 def _which(value: object) -> object:
-    """YAML reads a bare `off` as false."""
+    """Accepts false for `off`, as which YAML reads a bare `off`."""
     return "off" if value is False else value
 
 
@@ -117,7 +148,7 @@ def _interim(value: object) -> object:
 
 
 def _version(value: object) -> object:
-    """`1` is as good a name for a version as `"1"`; `1.10` would be that of `1.1`."""
+    """Accepts a whole number as a version's name; a bare `1.10` is refused, because YAML reads it as 1.1."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -142,7 +173,7 @@ def _header_safe(text: str) -> str:
 
 
 def _real_secret(text: str) -> str:
-    """The text itself. Raises for one that stands in a file until somebody puts a secret there."""
+    """Returns the text; raises for the placeholder of a secret."""
     if _PLACEHOLDER.match(text):
         raise said(
             "is a placeholder, which anybody could guess: put a real secret in its place (openssl rand -hex 24 makes one)"
@@ -151,12 +182,12 @@ def _real_secret(text: str) -> str:
 
 
 def is_label(text: str) -> bool:
-    """It can go into a header, a metric and a log line as it is."""
+    """Tells whether the text can go into a header, a metric and a log line as it is."""
     return bool(text) and text.isascii() and text.isprintable()
 
 
 def is_pattern(name: str) -> bool:
-    """`fnmatch` would not take it literally."""
+    """Tells whether `fnmatch` treats the name as a pattern."""
     return any(c in name for c in "*?[")
 
 
@@ -177,7 +208,7 @@ def _two_or_more(keys: list[str | None]) -> list[str | None]:
 
 
 def _digest(value: object) -> object:
-    """The SHA-256 of a caller's secret, which may be given as such."""
+    """Returns the SHA-256 of a caller's secret; the field may also hold the digest itself."""
     if not isinstance(value, str):
         return value
     if value.startswith("sha256:"):
@@ -196,7 +227,7 @@ def _attempts(number: int) -> int:
 
 
 def _split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
-    """The parts of a URL; raises when it is not one of these schemes with a host and nothing odd in it."""
+    """Returns the parts of a URL; raises when it is not of these schemes, has no host, or holds odd characters."""
     choice = ", ".join(f"{scheme}://" for scheme in schemes)
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise said("holds characters that a URL cannot have")
@@ -231,7 +262,7 @@ def _proxy_url(url: str) -> str:
 
 
 def _headers(headers: dict[str, str]) -> dict[str, str]:
-    """Those with a value. Names are compared without case."""
+    """Returns the headers with a value; names are compared without case."""
     seen = set()
     for name, value in headers.items():
         low, shown = name.lower(), quoted(name)
@@ -250,7 +281,7 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _listen(value: object) -> object:
-    """`host:port`, IPv6 in brackets."""
+    """Reads `host:port`, with IPv6 in brackets."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})", value)
@@ -260,7 +291,7 @@ def _listen(value: object) -> object:
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach it."""
+    """Tells whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -284,7 +315,7 @@ Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65535)]
 Duration = Annotated[float, BeforeValidator(_duration)]
 PositiveDuration = Annotated[float, BeforeValidator(_positive_duration)]
 FirstEvent = Annotated[float | None, BeforeValidator(_first_event)]
-"""None: `auto`."""
+"""Seconds until the first event; None: `auto`."""
 Times = Annotated[float, BeforeValidator(_times)]
 Interim = Annotated[Literal["off", "102", "103"], BeforeValidator(_interim)]
 SectionOrOff = Annotated[Any, BeforeValidator(_section_or_off)]

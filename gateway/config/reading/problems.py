@@ -1,4 +1,4 @@
-"""What is wrong with the config, and where: a document with the line of everything in it, and how to say a problem.
+"""The problems of a config: documents that know the line of every value, and how a problem is worded.
 
 A problem is one printable line, `file:line: path: message`. Invariant: a value that came from the environment is never
 shown, only the expression that fetched it, because it may be a secret in the wrong place.
@@ -33,20 +33,20 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML file as plain data, with the place of every value and the list its problems go to."""
+    """One YAML file as plain data, with the line of every value and the list that its problems go to."""
 
     file: str
-    """As the user named it."""
+    """The path as the user named it."""
     data: Any = field(repr=False)
     lines: Mapping[Path, int]
     problems: list[Problem]
     origins: Mapping[Path, str] = field(default_factory=dict)
     """The expression of each value that came from the environment."""
     broken: frozenset[Path] = frozenset()
-    """Values that could not be substituted: already a problem, so not worth a second one."""
+    """The paths of values that could not be substituted: that is noted already, so they get no second problem."""
 
     def at(self, path: Path) -> Any:
-        """The value there; None when there is none."""
+        """Returns the value at the path; None when there is none."""
         value = self.data
         for step in path:
             if isinstance(value, dict):
@@ -58,7 +58,7 @@ class Document:
         return value
 
     def line_of(self, path: Path) -> int:
-        """The line of this path, else of the nearest thing around it."""
+        """Returns the line of this path, else of the nearest enclosing value."""
         for end in range(len(path), -1, -1):
             line = self.lines.get(path[:end])
             if line is not None:
@@ -66,23 +66,23 @@ class Document:
         return 0
 
     def complain(self, path: Path, message: str) -> None:
-        """Note one problem, unless the value is one that is already known to be broken."""
+        """Notes one problem, unless the value is already known to be broken."""
         if path not in self.broken:
             text = f"{path_text(path)}: {message}" if path else message
             self.problems.append(Problem(self.file, self.line_of(path), text))
 
     def show(self, path: Path, value: object) -> str:
-        """The value as a problem may show it."""
+        """Returns the value as a problem may show it."""
         origin = self.origin_of(path)
         return f"the value of {origin}" if origin else quoted(value)
 
     def origin_of(self, path: Path) -> str | None:
-        """The expression that fetched the value there, or the short form that it was a part of; None: it is literal."""
+        """Returns the expression that fetched the value, or the short form that it was a part of; None: it is literal."""
         return self.origins.get(path) or self.origins.get(path[:-1])
 
 
 def path_text(path: Path) -> str:
-    """`models."gpt-4.1".targets[0]`: names that are not plain words are quoted."""
+    """Returns the path as text, such as `models."gpt-4.1".targets[0]`; names that are not plain words are quoted."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -93,7 +93,7 @@ def path_text(path: Path) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in the words of YAML, cut where it gets long."""
+    """Returns a value in the words of YAML, cut where it gets long."""
     if value is None or isinstance(value, (bool, int, float, str)):
         text = json.dumps(value[:_SHOWN_CHARS] if isinstance(value, str) else value, ensure_ascii=False)
         return text if not isinstance(value, str) or len(value) <= _SHOWN_CHARS else f'{text[:-1]}…"'
@@ -101,7 +101,7 @@ def quoted(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for "expected ..., not ..."."""
+    """Returns the type of a value in words, for "expected ..., not ..."."""
     if isinstance(value, bool):
         return "true or false"
     names = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
@@ -109,12 +109,12 @@ def kind_of(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line: anything a terminal could act on is escaped."""
+    """Returns the text on one line, with everything escaped that a terminal could act on."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`; did you mean "openai"?`, else what there is, ready to be appended to a message."""
+    """Returns `; did you mean "openai"?`, else the known names, ready to be appended to a message."""
     names = list(known)
     close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _SHOWN_CHARS else []
     if close:

@@ -1,8 +1,8 @@
 """Reads one YAML file into plain data and remembers the line of every value.
 
-It knows nothing of what the values mean. Only plain YAML is accepted: no tags, no duplicate keys, text keys only;
-aliases and merge keys work, but what they expand to is counted. Invariant: whatever the file holds, the outcome is a
-document or a problem, never another exception.
+It must not know what the values mean. Only plain YAML is accepted: no tags, no duplicate keys, text keys only; aliases and
+merge keys work, but the nodes that they expand to are counted. Invariant: any file yields a document or a problem, never
+another exception.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Unusable(Exception):
 
 
 def read_document(path: FilePath, problems: list[Problem]) -> Document | None:
-    """The file's content; None, with a problem added, when it cannot be used at all."""
+    """Returns the file's content; None, with a problem added, when it cannot be used at all."""
     try:
         root = _compose(_read_text(path))
         builder = _Builder(str(path), problems)
@@ -86,7 +86,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    """The file's node tree. Depth is checked on the event stream first: composing recurses."""
+    """Returns the file's node tree; the depth is checked on the event stream first, because composing recurses."""
     try:
         _check_depth(yaml.parse(text, Loader=_Loader))
         root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
@@ -117,7 +117,7 @@ def _in_words(error: yaml.MarkedYAMLError) -> str:
 
 
 def _line_of(mark: Any) -> int:
-    """Any: the two parsers have a class of marks each, and the stubs mix them up."""
+    """Returns the line of a mark; its type is Any because the two parsers' mark classes are mixed up in the stubs."""
     return mark.line + 1 if mark is not None else 0
 
 
@@ -136,7 +136,7 @@ class _Builder:
         self._scalars = yaml.constructor.SafeConstructor()
 
     def build(self, node: yaml.Node, path: Path, depth: int) -> Any:
-        """The node's value; raises _Unusable when the whole grows past its caps."""
+        """Returns the node's value; raises _Unusable when the document exceeds its caps."""
         line = _line_of(node.start_mark)
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
@@ -180,7 +180,7 @@ class _Builder:
         return built
 
     def _merge(self, into: dict[str, Any], node: yaml.Node, path: Path, depth: int) -> None:
-        """`<<: *base`: names that are not there yet; of several bases the first one wins."""
+        """Handles `<<: *base`: adds the names that are not there yet; of several bases the first one wins."""
         for base in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(base, yaml.MappingNode):
                 self._complain(_line_of(node.start_mark), "`<<` takes a mapping or a list of mappings")

@@ -1,7 +1,7 @@
-"""Several credentials of one provider: each is an account of its own, and stands beside the others as a provider does.
+"""The credentials of a provider: with several, each is an account and becomes a provider of its own.
 
-The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message here may hold any
-of a credential. Invariant: a group has one member at least, and its first is named as the group.
+The first keeps the provider's name, the others are numbered: `openai`, `openai#2`, `openai#3`. No message may hold a part of a
+credential. Invariant: a group has one member at least, and its first is named as the group.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _PLAIN_HEADERS = frozenset(
         "x-title",
     }
 )
-"""Names of the application and of versions, which answers may well hold."""
+"""Headers that name the application or a version, which answers may hold."""
 Groups = Mapping[str, tuple[Provider, ...]]
 """The providers of the config by their names there, each with its credentials in order."""
 
 
 def check_credentials(document: Document, path: Path, entry: ProviderEntry) -> None:
-    """Note what is wrong between the credentials of the provider at this path."""
+    """Notes contradictions between the credentials of the provider at this path."""
     if entry.api_key and entry.api_keys:
         document.complain((*path, "api_keys"), "and api_key exclude each other: list them all in api_keys")
     first: dict[str, int] = {}
@@ -52,10 +52,10 @@ def check_credentials(document: Document, path: Path, entry: ProviderEntry) -> N
 
 
 def check_presence(document: Document, path: Path, entry: ProviderEntry, has_keys: bool) -> None:
-    """Note a credential that is written down but empty, where nothing could take its place.
+    """Notes a credential that is configured but empty, where no caller's credential could replace it.
 
     Without `keys` the caller's own credential is passed through. With them callers send secrets of the gateway, which no
-    provider knows: every call would fail, or be answered by whatever else is there.
+    provider knows, so every call to this provider would fail.
     """
     if not has_keys or entry.emulate_without_key or secrets_of(entry):
         return
@@ -73,15 +73,15 @@ def check_presence(document: Document, path: Path, entry: ProviderEntry, has_key
 
 
 def secrets_of(entry: ProviderEntry) -> list[str]:
-    """The credentials in order, those that a variable left empty aside; none: the caller's own."""
+    """Returns the credentials in order without empty ones; an empty list means the caller's own."""
     return [secret for secret in (entry.api_key, *entry.api_keys) if secret]
 
 
 def other_secrets_of(document: Document, path: Path, entry: ProviderEntry) -> tuple[str, ...]:
-    """What else is sent to a provider and is nobody's business: values of headers, and the proxy's password.
+    """Returns the other secrets that a provider gets: values of headers, and the proxy's password.
 
-    A header is secret when its name says so, or when its value comes out of a variable; names that are known to tell
-    nothing are not.
+    A header is secret when its name says so, or when its value comes from a variable, unless its name is known to be
+    harmless.
     """
     fetched = {name for name in entry.headers if document.origin_of((*path, "headers", name))}
     secret = [name for name in entry.headers if _is_secret(name, name in fetched)]
@@ -97,7 +97,7 @@ def _is_secret(header: str, is_fetched: bool) -> bool:
 
 
 def _parts(name: str, value: str) -> list[str]:
-    """What is secret in it: the token behind a scheme (`Bearer …`), the values of cookies."""
+    """Returns the secret parts of a header: the token behind a scheme (`Bearer …`), the values of cookies."""
     if name.lower() == "cookie":
         return [pair.partition("=")[2].strip() for pair in value.split(";")]
     scheme, _, token = value.partition(" ")
@@ -105,7 +105,7 @@ def _parts(name: str, value: str) -> list[str]:
 
 
 def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]:
-    """This provider once for each credential; without any, as it is. None of them may be repeated by another's answers."""
+    """Returns the provider once per credential (without any, as it is); answers are searched for the secrets of all."""
     shared = tuple(dict.fromkeys((*provider.secrets, *secrets)))
     group = tuple(
         replace(
@@ -120,10 +120,10 @@ def group_of(provider: Provider, secrets: Sequence[str]) -> tuple[Provider, ...]
 
 
 def is_first(provider: str) -> bool:
-    """Whether the provider of this name stands for its group: what concerns all of a group need be said only once."""
+    """Tells whether the provider is the first of its group: notices about a group are given once."""
     return "#" not in provider  # which the config's own names cannot have
 
 
 def account_of(provider: Provider) -> str:
-    """Whose account pays for what is sent there; empty: the caller's own."""
+    """Returns the account that pays for calls to the provider; empty: the caller's own."""
     return provider.name if provider.api_key else ""

@@ -1,4 +1,4 @@
-"""The models and where their calls may go: targets, fallbacks and the plan made of both.
+"""The models and their plans: the order of targets and fallbacks that a call may use.
 
 First everything is checked, by name alone; then, when the whole config is sound, targets are built and connected.
 Invariant: a plan holds each target once and never depends on a fallback that leads back to itself.
@@ -19,8 +19,7 @@ from gateway.config.reading.fields import is_label, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sections.credentials import Groups
-from gateway.config.sections.fail_closed import check_fail_closed
-from gateway.config.sections.shared_limits import share_limits
+from gateway.config.sections.shared_limits import check_fail_closed, share_limits
 from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
 from gateway.config.sections.vendors import bind_credentials
 from gateway.policy.snapshot import Model, Target
@@ -36,7 +35,7 @@ class Route:
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
-    """Longest first; of two as long, the first in the alphabet."""
+    """Returns the patterns, longest first, then alphabetically."""
     names = sorted((name for name in models if is_pattern(name)), key=lambda name: (-len(name), name))
     return tuple((re.compile(translate(name)), models[name]) for name in names)
 
@@ -45,7 +44,7 @@ def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str]
 
 
 def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -> dict[str, Route]:
-    """Every entry that can be read; whatever is wrong with it or between entries is noted in the document."""
+    """Returns every readable entry, and notes the problems of entries and between them."""
     routes: dict[str, Route] = {}
     for name in config.models:
         if not is_label(name):
@@ -89,7 +88,7 @@ def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> Tar
 
 
 def _check_names(document: Document, config: ConfigFile, name: str, entry: ModelEntry, policies: PolicySets) -> None:
-    """What the entry picks by name must be there."""
+    """Notes names of the entry that do not exist."""
     for field, names in (("fallbacks", entry.fallbacks), ("context_fallbacks", entry.context_fallbacks)):
         for index, other in enumerate(names):
             if other not in config.models:
@@ -123,7 +122,7 @@ def _check_cycles(document: Document, routes: Mapping[str, Route], field: str) -
 
 
 def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The names of one cycle in the order of falling back, each once; empty when there is none."""
+    """Returns the names of one cycle in the order of falling back, each once; empty when there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -136,7 +135,7 @@ def _find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def places_of(routes: Mapping[str, Route]) -> Iterator[TargetPlace]:
-    """All places, those of several models as often."""
+    """Yields the places of all models; a place of several models occurs several times."""
     for route in routes.values():
         yield from route.places
 
@@ -144,7 +143,7 @@ def places_of(routes: Mapping[str, Route]) -> Iterator[TargetPlace]:
 def build_models(
     routes: Mapping[str, Route], policies: PolicySets, parts: TargetParts
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
-    """The models of sound routes, and a word on targets that several models describe differently."""
+    """Returns the models of sound routes, and notices about targets that several models describe differently."""
     apart = {name: build_targets(route.places, route.entry, policies, parts) for name, route in routes.items()}
     targets, notices = share_limits(apart)
     return {name: _model(route, routes, targets, policies, parts.groups) for name, route in routes.items()}, notices
@@ -178,7 +177,7 @@ def _model(
 
 
 def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, str, str]]:
-    """Where the targets are; which of a provider's credentials pays decides nothing about an answer."""
+    """Yields the places of the targets, once per provider: the credential that pays does not change an answer."""
     providers = {one.name: one for group in groups.values() for one in group}
     for target in targets:
         provider = providers[target.provider]
@@ -188,7 +187,7 @@ def _places(targets: Iterable[Target], groups: Groups) -> Iterator[tuple[str, st
 def _follow(
     name: str, field: str, routes: Mapping[str, Route], targets: Mapping[str, tuple[Target, ...]]
 ) -> tuple[Target, ...]:
-    """Its own targets, then depth first along the names in this field; of targets with one name the first stays."""
+    """Returns a model's targets, then depth first those of the models in this field; of equal names the first stays."""
     plan: dict[str, Target] = {}
     seen: set[str] = set()
     ahead = [name]

@@ -1,4 +1,4 @@
-"""What is accepted but worth a word at start: sentences for a person, none of them with a secret in it."""
+"""Notices at start about things that are accepted but noteworthy; no notice holds a secret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.policy.snapshot import Key, Model, Provider, SharedState
 
 _READABLE_BY_OTHERS = 0o044
 _URLS = frozenset({"proxy", "state", "redis"})
-"""Fields that hold a secret only where there is a user or password in them."""
+"""Fields whose value is secret only with a user or password in it."""
 
 
 def find_notices(
@@ -27,7 +27,7 @@ def find_notices(
     keys: Mapping[bytes, Key],
     shared: SharedState | None,
 ) -> tuple[str, ...]:
-    """All notices about a sound config."""
+    """Returns all notices about a sound config."""
     notices = [*_provider_notices(providers), *_credential_notices(providers, models), *_state_notices(shared)]
     literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
@@ -80,7 +80,7 @@ def _state_notices(shared: SharedState | None) -> Iterator[str]:
 
 
 def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
-    """Whoever has limits that fail closed, in the words of the config."""
+    """Yields the targets and keys with limits that fail closed, in the words of the config."""
     for model in models.values():
         own = (target for target in model.targets if target.limits.fail_closed and is_first(target.provider))
         yield from (f"target {target.name}" for target in own)

@@ -1,6 +1,6 @@
-"""`objects`: which of a provider's objects are everybody's, and whether it matters at all.
+"""Reads `objects`: the objects at providers that all tenants share.
 
-It does where several tenants share an account at a provider. Otherwise there are no rules, and nothing is asked or kept.
+Owners matter only where several tenants share an account at a provider; elsewhere there are no rules and no records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARED = "shared"
 
 
 class ObjectsEntry(Entry):
-    """Whose the objects at providers are: each tenant's own, but for these."""
+    """The shared objects at providers; all others belong to the tenant that made them."""
 
     shared: Names | None = None
 
@@ -28,7 +28,7 @@ class ObjectsEntry(Entry):
 def object_rules(
     document: Document, config: ConfigFile, providers: Mapping[str, Provider], keys: Iterable[Key]
 ) -> ObjectRules | None:
-    """The rules, None where all callers are one tenant; what is wrong with the section is noted in the document."""
+    """Returns the rules, None where all callers are one tenant; notes the section's problems."""
     is_open, shared = _section(document, config.objects)
     keys = tuple(keys)
     tenants = frozenset(key.tenant for key in keys)
@@ -46,7 +46,7 @@ def object_rules(
 
 
 def object_notices(rules: ObjectRules | None, state: str) -> Iterator[str]:
-    """What is worth a word about them."""
+    """Yields notices about the rules."""
     if rules is None:
         return
     if rules.is_open:

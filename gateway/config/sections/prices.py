@@ -1,4 +1,4 @@
-"""What tokens cost, from the price list that comes with the genai-prices package: offline, never the network.
+"""The prices of tokens, from the list in the genai-prices package; the network is never used.
 
 Rates are plain numbers per token, resolved once per model name and remembered, because working one out takes up to a
 millisecond. Tiers above a prompt length are not followed: the base rate counts. Invariant: a hostile stream of model
@@ -27,7 +27,7 @@ _PER_MILLION = 1e-6
 
 
 def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates | None]:
-    """Looks up a model's rates as the provider of this URL, else of this dialect, charges them at `now_wall`."""
+    """Returns a function that looks up a model's rates at `now_wall`, by the provider's URL, else by its dialect."""
     # Imported here because it takes 100 ms and 12 MB, which a config whose targets all state their price need not pay.
     from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
 
@@ -51,14 +51,14 @@ def price_finder(provider: Provider, now_wall: float) -> Callable[[str], Rates |
 
 
 def fixed_rates(input_usd: float, output_usd: float, cached_input_usd: float | None) -> Callable[[str], Rates | None]:
-    """The same rates for every model; arguments are per million tokens."""
+    """Returns a function with the same rates for every model; the arguments are per million tokens."""
     cached = input_usd if cached_input_usd is None else cached_input_usd
     rates = Rates(input_usd * _PER_MILLION, output_usd * _PER_MILLION, cached * _PER_MILLION)
     return lambda _model: rates
 
 
 def _rates(price: ModelPrice) -> Rates | None:
-    """None where the model is not sold by input tokens (by the image, the minute, the call)."""
+    """Returns the rates; None where the model is not sold by input tokens (but by image, minute or call)."""
     if price.input_mtok is None:
         return None
     paid = _per_token(price.input_mtok)
@@ -67,6 +67,6 @@ def _rates(price: ModelPrice) -> Rates | None:
 
 
 def _per_token(price: Decimal | TieredPrices | None) -> float:
-    """Of tiered prices the base one."""
+    """Returns the price per token; of tiered prices, the base one."""
     per_million: Any = getattr(price, "base", price)
     return float(per_million) * _PER_MILLION if per_million is not None else 0.0

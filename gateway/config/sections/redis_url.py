@@ -1,6 +1,6 @@
 """The address of a Redis as a URL: one server, the sentinels of a service, or nodes of a cluster.
 
-Knows the grammar only; nothing is looked up or connected. Invariant: no message repeats any of the URL, which may carry a
+It knows the grammar only, and looks up or connects nothing. Invariant: no message repeats any of the URL, which may hold a
 password.
 """
 
@@ -21,7 +21,7 @@ _SERVICE = re.compile(r"/[A-Za-z0-9._-]+(?:/|/[0-9]{1,5})?")
 
 
 class RedisUrl(NamedTuple):
-    """The parts of a URL that can be used. `login` is what stands before the `@`, None where there is no `@`."""
+    """The parts of a sound URL; `login` is the text before the `@`, None where there is no `@`."""
 
     scheme: str
     login: str | None
@@ -34,18 +34,18 @@ class RedisUrl(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the hosts, or their addresses, without brackets and ports."""
+        """Returns the hosts' names or addresses, without brackets and ports."""
         found = (_HOST.fullmatch(host) for host in self.hosts.split(","))
         return [match["name"].strip("[]") for match in found if match]
 
     def with_login(self, username: str | None, password: str | None) -> str:
-        """The URL with these instead of its own, each with any characters."""
+        """Returns the URL with this login instead of its own; name and password may hold any characters."""
         login = f"{quote(username or '', safe='')}:{quote(password or '', safe='')}"
         return f"{self.scheme}://{login}@{self.hosts}{self.path}"
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """The parts of a sound URL. Raises ValueError, whose message says what is wrong without the URL."""
+    """Returns the parts of a URL. Raises ValueError, whose message does not repeat the URL."""
     if not text.startswith(SCHEMES):
         raise ValueError(f"must begin with {', '.join(SCHEMES)}")
     match = _PARTS.fullmatch(text) if text.isascii() and text.isprintable() else None

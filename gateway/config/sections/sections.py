@@ -1,6 +1,6 @@
-"""The server, the providers and the keys: their entries, and what these must not say about each other.
+"""Reads the sections server, providers, keys and passthrough, and checks their entries against each other.
 
-Whatever is wrong is noted in the document; what is returned then is only good for finding more problems.
+Problems are noted in the document; after a problem, the returned values only serve to find more problems.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from gateway.config.policies.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
+from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check
 from gateway.config.reading.fields import EMULATOR, is_loopback, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean, quoted
-from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, ProviderEntry, ServerEntry
+from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, PassthroughEntry, ProviderEntry, ServerEntry
 from gateway.config.sections.credentials import (
     Groups,
+    account_of,
     check_credentials,
     check_presence,
     group_of,
     other_secrets_of,
     secrets_of,
 )
-from gateway.config.sections.fail_closed import check_fail_closed
-from gateway.config.sections.targets import limits_of
+from gateway.config.sections.shared_limits import check_fail_closed
+from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.config.sections.vendors import check_accepted
 from gateway.policy.openai.large_body import LARGE_BYTES
-from gateway.policy.snapshot import Key, Provider, Server
+from gateway.policy.snapshot import Key, Provider, Server, Target
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def server_section(document: Document, config: ConfigFile, chosen_host: str | None) -> Server:
-    """The edge; `chosen_host` is where the process listens whatever the file says."""
+    """Returns the server's settings; `chosen_host`, the host the process listens at, goes before the file's."""
     server = check(ServerEntry, document, ("server",)) or ServerEntry()
     admin = check(AdminEntry, document, ("admin",)) or AdminEntry()
     path: Path = ("server", "host")
@@ -63,7 +65,7 @@ def server_section(document: Document, config: ConfigFile, chosen_host: str | No
 
 
 def provider_section(document: Document, config: ConfigFile) -> tuple[Groups, dict[str, Kind]]:
-    """Every provider that can be read with its credentials, and by the same names of which kind each is."""
+    """Returns every readable provider with its credentials, and the kind of each, by name."""
     if not config.providers:
         document.complain(("providers",), "is missing: at least one provider is needed")
     if not config.models:
@@ -103,7 +105,7 @@ def _check_provider(document: Document, name: str, entry: ProviderEntry) -> None
 
 
 def is_file(path: str) -> bool:
-    """There is one of this name."""
+    """Tells whether the path is an existing file."""
     try:
         return FilePath(path).is_file()
     except (OSError, ValueError):
@@ -111,7 +113,7 @@ def is_file(path: str) -> bool:
 
 
 def beside(document: Document, file: str) -> str:
-    """The path of a file that the document names: from the document's own folder."""
+    """Returns the path of a file that the document names relative to its own folder."""
     return str(FilePath(document.file).parent / file)
 
 
@@ -137,7 +139,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
 
 
 def key_section(document: Document, config: ConfigFile, server: Server) -> dict[bytes, Key]:
-    """The callers by the digest of their secret."""
+    """Returns the callers by the digest of their secret."""
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
     places: dict[int, Key] = {}
@@ -161,7 +163,7 @@ def key_section(document: Document, config: ConfigFile, server: Server) -> dict[
 
 
 def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
-    """Calls of a key that names tenants are its tenant's, with `/` and the name behind: nobody else may be called so."""
+    """Notes tenants named `OWNER/...` where calls of the tenant OWNER may name their own tenants below it."""
     named = {key.tenant for key in keys.values() if key.names_tenants}
     for index, key in keys.items():
         owner = next((one for one in named if key.tenant.startswith(f"{one}/")), None)
@@ -173,7 +175,7 @@ def _check_tenants(document: Document, keys: Mapping[int, Key]) -> None:
 
 
 def _check_allowed(document: Document, config: ConfigFile, path: Path, allowed: list[str]) -> None:
-    """A plain name that no entry of `models` could serve is a slip of the pen."""
+    """Notes plain names that no entry of `models` can serve, which are typing errors."""
     for number, name in enumerate(allowed):
         if not is_pattern(name) and not any(fnmatchcase(name, model) or name == model for model in config.models):
             here = (*path, "models", number)
@@ -195,4 +197,44 @@ def _key(entry: KeyEntry) -> Key:
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
+    )
+
+
+def passthrough_section(
+    document: Document, config: ConfigFile, providers: Mapping[str, Provider]
+) -> PassthroughEntry | None:
+    """Returns the entry where its provider can be used, else None; notes its problems."""
+    if config.passthrough is None:
+        return None
+    entry = check(PassthroughEntry, document, ("passthrough",))
+    if entry is None:
+        return None
+    path: Path = ("passthrough", "provider") if isinstance(document.at(("passthrough",)), dict) else ("passthrough",)
+    provider = providers.get(entry.provider)
+    if entry.provider not in config.providers:
+        suggestion = "" if document.origin_of(path) else did_you_mean(entry.provider, config.providers)
+        document.complain(path, f"no provider {document.show(path, entry.provider)}{suggestion}")
+    elif provider is not None and provider.dialect == "azure" and provider.api_version is not None:
+        document.complain(
+            path, f"{provider.name} has an api_version: Azure's deployments have none of the other endpoints"
+        )
+    return entry if provider is not None else None
+
+
+def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetParts) -> Target:
+    """Returns the target of unknown endpoints, which learns no limits: its answers may report those of any endpoint."""
+    kind = parts.kinds[provider.group]
+    timeouts = policies.timeouts["default"]
+    counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
+    return Target(
+        name=f"{provider.name}/*",
+        provider=provider.name,
+        model=None,
+        upstream=parts.upstreams[provider.name, None],
+        clocks=timeouts.default,
+        clocks_by=timeouts.by,
+        counting=replace(counting, learns=False),
+        account=account_of(provider),
+        breaker=policies.breakers["default"],
+        errors=policies.errors.of(kind),
     )

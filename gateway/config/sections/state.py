@@ -1,6 +1,6 @@
-"""The `state` section: where what outlives a call is kept, and how the Redis is reached that replicas share.
+"""Reads the `state` section: the store of state that outlives a call, and the address of a shared Redis.
 
-Either one text (`memory`, `sqlite:///FILE`, the URL of a Redis) or, for a Redis, a section. Nothing is connected here: a
+The section is one text (`memory`, `sqlite:///FILE`, the URL of a Redis) or, for a Redis, a mapping. No connection is made: a
 config is sound whether or not its Redis can be reached. Invariant: neither URL nor password is in any message.
 """
 
@@ -57,7 +57,7 @@ Login = Annotated[Text, AfterValidator(_login)]
 
 
 class RedisEntry(Entry):
-    """The Redis that replicas share; its URL alone says as much as a section with nothing else in it."""
+    """The Redis that replicas share; its URL alone means the same as a section with nothing else in it."""
 
     stand_ins: ClassVar[Section] = {"redis": "redis://none"}
 
@@ -72,7 +72,7 @@ class RedisEntry(Entry):
 
 
 def state_section(document: Document, config: ConfigFile) -> tuple[str, SharedState | None]:
-    """Where it is kept: `memory`, `sqlite:///` and the absolute path of a file, or `redis` and which one."""
+    """Returns the kind of store: `memory`, `sqlite:///` with an absolute path, or `redis` with its settings."""
     state = config.state
     if isinstance(state, dict):
         entry = check(RedisEntry, document, _HERE)

@@ -1,6 +1,6 @@
-"""Targets made of what their entries say, one for each credential of their provider.
+"""Builds targets from their checked entries, one for each credential of their provider.
 
-What is made here was checked before. Invariant: the targets of one model have names of their own, and those of a lower
+Invariant: the targets of one model have different names, and those of a lower
 tier come first; within a tier, in the order of the file.
 """
 
@@ -13,8 +13,8 @@ from gateway.config.policies.admission import FindTokenizer
 from gateway.config.policies.folder import PolicySets
 from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sections.credentials import Groups, account_of
-from gateway.config.sections.fail_closed import closed_limits
 from gateway.config.sections.prices import fixed_rates
+from gateway.config.sections.shared_limits import closed_limits
 from gateway.exchange import Upstream
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
@@ -22,7 +22,7 @@ from gateway.policy.openai.thinking import is_thinker
 from gateway.policy.snapshot import Provider, Rates, Target
 
 Pair = tuple[str, str | None]
-"""A provider's name and what it calls the model; None: as the client asked."""
+"""The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
 
 
@@ -37,15 +37,15 @@ class TargetPlace:
 
     @property
     def pair(self) -> Pair:
-        """Of two entries with the same one, one is too many."""
+        """Returns provider and model, which identify an entry among those of a model."""
         return self.entry.provider, self.model
 
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """What targets are made of besides what their entries say.
+    """The parts of targets that are not in their entries.
 
-    Groups, kinds and prices are found by a provider's name in the config, upstreams by that of the credential.
+    Groups, kinds and prices are indexed by a provider's name in the config, upstreams by that of the credential.
     """
 
     groups: Groups
@@ -56,20 +56,20 @@ class TargetParts:
 
 
 def pairs_of(places: Iterable[TargetPlace], groups: Groups) -> Iterator[Pair]:
-    """Every provider and model that some target needs."""
+    """Yields every provider and model that some target needs."""
     for place in places:
         for provider in groups[place.entry.provider]:
             yield provider.name, place.model
 
 
 UNTOLD_BURST_S = 10.0
-"""A provider's burst that nobody tells; many take no more at once than a few seconds' worth of their limit."""
+"""Seconds' worth of its limit that a provider takes at once where no burst is known; many take only a few."""
 
 
 def build_targets(
     places: tuple[TargetPlace, ...], entry: ModelEntry, policies: PolicySets, parts: TargetParts
 ) -> tuple[Target, ...]:
-    """The targets of one model."""
+    """Returns the targets of one model."""
     built = [
         _build(place, provider, entry, policies, parts)
         for place in places
@@ -113,7 +113,7 @@ def _build(
 
 
 def limits_of(entry: LimitedEntry) -> Limits:
-    """The limits that targets and keys have in common."""
+    """Returns the limits that targets and keys have in common."""
     return Limits(
         requests_per_min=entry.rpm,
         tokens_per_min=entry.tpm,

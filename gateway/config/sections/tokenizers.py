@@ -22,7 +22,7 @@ LOAD_S: Final = 10.0
 MAX_REMEMBERED: Final = 4096
 MAX_NAME_CHARS: Final = 200
 WHOLE_CHARS: Final = 32_768
-"""Longer texts are counted by samples: a megabyte would hold up every other call for half a second."""
+"""Characters above which a text is counted by samples: a megabyte would block the event loop for half a second."""
 
 _OF_ANY_NAME = "o200k_base"  # for targets that take any model's name: the one of all current models
 _SAMPLES = 8
@@ -31,19 +31,19 @@ CountTokens = Callable[[str], int]
 
 
 class Tokenizers(NamedTuple):
-    """What was loaded; `find` gives a model's by its name, None where it is not known. Remembers."""
+    """The loaded tokenizers; `find` returns (and caches) that of a model, None where it is unknown."""
 
     find: Callable[[str], CountTokens | None]
     notices: tuple[str, ...]
 
 
 def is_installed() -> bool:
-    """Whether exact counts can be had at all."""
+    """Tells whether tiktoken is installed, so that exact counts are possible."""
     return find_spec("tiktoken") is not None
 
 
 def load_tokenizers(models: Iterable[str | None], *, wait_s: float = LOAD_S) -> Tokenizers:
-    """Loads what these models need (None: a target for any name); whatever is not there after `wait_s` is left out."""
+    """Loads these models' vocabularies (None: a target for any name), without those that take longer than `wait_s`."""
     try:
         tiktoken: Any = import_module("tiktoken")  # an extra: neither mypy nor a config without it need know it
     except ImportError:
@@ -76,7 +76,7 @@ def load_tokenizers(models: Iterable[str | None], *, wait_s: float = LOAD_S) -> 
 
 
 def _load_all(names: list[str], load: Callable[[str], Any], wait_s: float) -> tuple[dict[str, CountTokens], list[str]]:
-    """One after the other, in a thread that is left behind when the network keeps it."""
+    """Loads one after the other, in a thread that is abandoned when the network does not answer."""
     loaded: dict[str, CountTokens] = {}
     reasons: dict[str, str] = {}
 

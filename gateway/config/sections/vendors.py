@@ -1,9 +1,9 @@
-"""Where callers' own credentials may go: a credential stays with one vendor, whatever a call falls back to.
+"""Keeps callers' own credentials with one vendor, whatever targets a call falls back to.
 
-Whose credentials they are is told by the first target without an `api_key`. Of one vendor are the accounts of one provider,
-providers at the same scheme, host and port, those whose hosts belong to the same known company (two regions of one), and all
-servers of the operator's own house. The emulator is nobody: what it is sent goes nowhere. A declared `kind` of a hosted
-provider does not count, for anybody's server may be told to behave like another's.
+The first target without an `api_key` determines the vendor of the credentials. Providers are of one vendor if they are
+accounts of one provider, have the same scheme, host and port, have hosts of the same known company (two regions of one), or
+are servers of the operator's own house. The emulator may see every credential, because it sends nothing on. A declared `kind`
+of a hosted provider does not count, because any server may be told to behave like another's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_accepted(document: Document, config: ConfigFile, path: Path, entry: ProviderEntry) -> None:
-    """Note what `accepts_callers_of` names that is not there."""
+    """Notes names in `accepts_callers_of` that do not exist."""
     for index, name in enumerate(entry.accepts_callers_of):
         if name not in config.providers:
             here = (*path, "accepts_callers_of", index)
@@ -32,7 +32,7 @@ def check_accepted(document: Document, config: ConfigFile, path: Path, entry: Pr
 
 
 def bind_credentials(model: Model, groups: Groups) -> Model:
-    """The model with the form of it that calls with a credential of their own use; as it is where that may go everywhere."""
+    """Returns the model with a reduced form for calls with the caller's own credential, where that may not go everywhere."""
     providers = {one.name: one for group in groups.values() for one in group}
     keyless = {
         target.name: providers[target.provider]
@@ -64,7 +64,7 @@ def _without(targets: Sequence[Target], skipped: Mapping[str, Provider]) -> tupl
 
 
 def _may_see(provider: Provider, first: Provider, groups: Groups) -> bool:
-    """Whether the provider may see credentials that are those of the first."""
+    """Tells whether the provider may see credentials of the first provider's vendor."""
     vendor = _vendor_of(first)
     return _vendor_of(provider) == vendor or any(
         _vendor_of(groups[name][0]) == vendor for name in provider.accepts_callers_of
@@ -72,7 +72,7 @@ def _may_see(provider: Provider, first: Provider, groups: Groups) -> bool:
 
 
 def _vendor_of(provider: Provider) -> tuple[str, str, int]:
-    """Equal for providers of one vendor: scheme, who it is, and the port."""
+    """Returns the vendor's identity, which is equal for its providers: scheme, company or host, and port."""
     if provider.is_self_hosted:
         return "", "its own house", 0
     url = urlsplit(provider.base_url)
@@ -87,7 +87,7 @@ def _is_emulator(provider: Provider) -> bool:
 
 
 def _sentence(skipped: Mapping[str, Provider], first: Provider) -> str:
-    """What our errors end with, where more targets could have been tried."""
+    """Returns the sentence at the end of errors where further targets were withheld from the caller's credential."""
     names = dict.fromkeys(provider.group for provider in skipped.values())
     remedies = " and ".join(f"providers.{name}.accepts_callers_of: [{first.group}]" for name in names)
     return (

@@ -51,7 +51,7 @@ class File:
         """The connection was opened after a failure and can only read."""
         self._is_full_sync = False
         self.starts = 0
-        """How often the file has been opened."""
+        """The number of times the file has been opened."""
         self.totals: Sequence[Total] = ()
         """The contents of the tables as of the last write."""
 
