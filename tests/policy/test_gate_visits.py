@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits.gate import Gate, Grant
+from gateway.policy.limits.gate import Gate, GateState, Grant
 from gateway.policy.limits.limits import Style
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
@@ -147,3 +147,27 @@ def test_the_short_way_is_never_open_where_a_rate_is_searched_for() -> None:
 
     assert gate.enter(10, None, 0.0) is not None
     assert not is_short(gate)
+
+
+def test_each_row_of_the_table_of_states_is_met() -> None:
+    """Refusals pause, pauses end behind a ramp, several refusals make one call go first, and success makes all well."""
+    gate = Gate("a", Limits(requests_per_min=6000.0), Counting(), 0.0)
+    assert gate.state(0.0) is GateState.NORMAL
+    now, states = 0.0, []
+    for _ in range(2):
+        grant = gate.enter(1, None, now)
+        assert grant is not None
+        gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], now, WALL)
+        states += [gate.state(now), gate.state(now + 1.25)]
+        now += 100.0
+    assert states == [GateState.PAUSED, GateState.RESUMING] * 2
+
+    probe = gate.enter(1, None, now)
+    assert probe is not None
+    assert gate.state(now) is GateState.PROBING
+    gate.finish(probe, [], None, now + 0.5, lambda: WALL)
+    assert gate.state(now + 0.5) is GateState.NORMAL
+
+    gate.exhaust(60.0, now + 1.0)
+    assert gate.state(now + 1.0) is GateState.SPENT
+    assert Gate("b", Limits(), Counting(), 0.0).state(0.0) is GateState.SEARCHING

@@ -79,6 +79,30 @@ class Refusal(Enum):
     """The account is spent until its reset."""
 
 
+class GateState(Enum):
+    """What a gate is about, as far as calls are concerned; of several that hold, the first in this table.
+
+    | state     | why                                    | what goes                          | until                        |
+    |-----------|----------------------------------------|------------------------------------|------------------------------|
+    | SPENT     | the account has no quota left          | nothing                            | its reset, or half an hour   |
+    | PAUSED    | a refusal asked for it, or a back-off  | nothing                            | the latest of all hints      |
+    | RESUMING  | a pause is over                        | at most 1.2 times the rate         | 1 s behind the first call    |
+    | PROBING   | refused in several epochs, served in   | one call at a time, 1 s each       | one is not refused           |
+    |           | none between                           |                                    |                              |
+    | SEARCHING | nobody tells a rate that is believed   | what the search for a rate allows  | a limit is told, and holds   |
+    | NORMAL    | none of these                          | what the limits allow              |                              |
+
+    A cap that follows latency, and the breakers, hold calls up besides, in any state.
+    """
+
+    SPENT = "spent"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    PROBING = "probing"
+    SEARCHING = "searching"
+    NORMAL = "normal"
+
+
 class GateNews(Protocol):
     """Who carries to other replicas what this one has learned. Sync, and cheap."""
 
@@ -108,9 +132,9 @@ class Grant:
     __slots__ = (
         "at",
         "cost",
+        "epoch",
         "estimate",
         "first_byte_s",
-        "flight",
         "gate",
         "headers",
         "is_again",
@@ -137,7 +161,7 @@ class Grant:
         self.cost = cost
         self.at = at
         self.mark = mark
-        self.flight = gate.flight
+        self.epoch = gate.epoch
         self.estimate = estimate
         self.max_tokens = max_tokens
         self.permit = permit
@@ -160,7 +184,6 @@ class Gate:
     """One target's limits, levels and pauses; kept over reloads under the target's name."""
 
     __slots__ = (
-        "_barren",
         "_cap",
         "_has_streams",
         "_is_distrusted",
@@ -168,19 +191,20 @@ class Gate:
         "_let_in",
         "_pause",
         "_probed_at",
-        "_probes",
         "_ramp",
+        "_refusals_in_a_row",
         "_refused_share",
         "_resume_due",
         "_search",
+        "_sent_since_refusal",
         "_squares",
         "_strays",
         "answer_s",
         "calibration",
         "counting",
         "counts_tokens",
+        "epoch",
         "exhausted_until",
-        "flight",
         "in_flight",
         "is_plain",
         "limits",
@@ -215,8 +239,8 @@ class Gate:
         self.in_flight = 0
         self.used_at = now
         """When a call went there last."""
-        self.flight = 0
-        """Counts the refusals that ended a flight: calls of one flight were sent before they could learn of it."""
+        self.epoch = 0
+        """Counts the refusals that ended an epoch: the calls of one epoch were sent before they could learn of it."""
         self.exhausted_until = -inf
         self.paused = 0
         """How often it was paused, for the metrics."""
@@ -231,8 +255,8 @@ class Gate:
         self._ramp: Ramp | None = None
         self._is_distrusted = False
         self._resume_due = False
-        self._barren = 0
-        self._probes = 0
+        self._refusals_in_a_row = 0  # of epochs, with no success between
+        self._sent_since_refusal = 0  # of those, calls of this epoch that have not ended
         self._probed_at = -inf
         self._squares = 0.0
         self._has_streams = False
@@ -261,16 +285,20 @@ class Gate:
 
     def _review(self, now: float) -> None:
         """Looks whether the short way is open again. Whatever shuts it does so at once."""
-        self.is_plain = (
-            self._search is None
-            and self._ramp is None
-            and self._cap is None
-            and not self._resume_due
-            and self._barren <= 1
-            and self._pause.until <= now
-            and self.exhausted_until <= now
-            and self.limits.buckets is not None
-        )
+        is_normal = self.state(now) is GateState.NORMAL
+        self.is_plain = is_normal and self._cap is None and self.limits.buckets is not None
+
+    def state(self, now: float) -> GateState:
+        """Which row of the table it is in."""
+        if self.exhausted_until > now:
+            return GateState.SPENT
+        if self._pause.until > now:
+            return GateState.PAUSED
+        if self._resume_due or self._ramp is not None:
+            return GateState.RESUMING
+        if self._refusals_in_a_row > 1:
+            return GateState.PROBING
+        return GateState.NORMAL if self._search is None else GateState.SEARCHING
 
     @property
     def paused_until(self) -> float:
@@ -338,7 +366,7 @@ class Gate:
             wait_s = _longer(wait_s, self._ramp.wait_s(now))
         if wait_s == inf:
             return inf
-        if self._barren > 1 and self._probes:
+        if self._refusals_in_a_row > 1 and self._sent_since_refusal:
             wait_s = _longer(wait_s, max(0.0, self._probed_at + REFUSED_WITHIN_S - now))
         if not self.vitals.is_clear:
             vitals_s = self.vitals.wait_s(now, rank)
@@ -364,9 +392,9 @@ class Gate:
             return paused_until - now
         if self._resume_due:
             self._resume(now, paused_until)
-        if self._barren > 1 and self._probes and now - self._probed_at >= REFUSED_WITHIN_S:
+        if self._refusals_in_a_row > 1 and self._sent_since_refusal and now - self._probed_at >= REFUSED_WITHIN_S:
             # A refusal comes fast; a probe that was not refused after a while has been let in, however long the answer takes.
-            self._barren = 1
+            self._refusals_in_a_row = 1
         keep = keep_tokens + self._margin(cost) if self.counts_tokens else keep_tokens
         wait_s = self.limits.want(cost, now, keep_percent, keep, keep_requests)
         if wait_s == inf:
@@ -421,7 +449,7 @@ class Gate:
         if not limits.take_at_once(cost, now, margin):
             return self._enter_slowly(estimate, max_tokens, now, keep_percent, rank, answers=answers)
         self.in_flight += 1
-        self._probes += 1
+        self._sent_since_refusal += 1
         self._probed_at = self.used_at = now
         self._squares += cost.input_tokens * cost.input_tokens
         mark = self._sample(now) if now >= self._learns_from else None
@@ -462,7 +490,7 @@ class Gate:
             if self._ramp.is_over(now):
                 self._ramp = None
         self.in_flight += 1
-        self._probes += 1
+        self._sent_since_refusal += 1
         self._probed_at = self.used_at = now
         self._squares += cost.input_tokens * cost.input_tokens
         mark = self._sample(now) if now >= self._learns_from else None
@@ -518,8 +546,8 @@ class Gate:
         An error comes faster than any answer: it teaches nothing else.
         """
         self._let_in += 1
-        if grant.flight == self.flight:
-            self._barren = 0
+        if grant.epoch == self.epoch:
+            self._refusals_in_a_row = 0
         if grant.mark is not None:
             self._learn(read_limit_headers(headers, wall_now, self.counting.kind), grant, now)
         if is_error:
@@ -551,7 +579,7 @@ class Gate:
         """The provider refused the call for its rate or its account: settles the grant and pauses the target.
 
         The latest of all hints wins. A refused call keeps what it took of the requests, because most providers count it;
-        its tokens only where no header tells the level, and once for all calls of one flight: whatever made our level too
+        its tokens only where no header tells the level, and once for all calls of one epoch: whatever made our level too
         high (a provider's clock starts with the first arrival, ours with the first dispatch) is so put right.
         """
         self._forget(grant, now)
@@ -564,8 +592,8 @@ class Gate:
         keeps_tokens = (
             diagnosis.error_class == ErrorClass.RATE_LIMIT_TOKENS
             and learned is None
-            and grant.flight == self.flight
-            and not self._barren
+            and grant.epoch == self.epoch
+            and not self._refusals_in_a_row
         )
         is_exhausted = diagnosis.error_class == ErrorClass.QUOTA_EXHAUSTED or (delay_s or 0.0) > LONGEST_HOLD_S
         grant.is_told = not is_exhausted
@@ -612,19 +640,19 @@ class Gate:
         """By hand: whatever it was left alone for is over."""
         self._pause.end()
         self.exhausted_until = -inf
-        self._barren = 0
+        self._refusals_in_a_row = 0
 
     def kept(self, now: float) -> IdleGateState | None:
         """What is to be known of it when it is used again; None: nothing. Only to be asked when no call is in flight."""
         used = self.limits.used(now)
         if self.paused_until <= now and not used:
             return None
-        return IdleGateState(now, self._pause.until, self.exhausted_until, self._barren, used)
+        return IdleGateState(now, self._pause.until, self.exhausted_until, self._refusals_in_a_row, used)
 
     def remember(self, kept: IdleGateState, now: float) -> None:
         """It is used again, under the same name; a quota that was spent is spent until it resets."""
         self.limits.use_again(kept.used, now)
-        self._barren = kept.refusals
+        self._refusals_in_a_row = kept.refusals
         self.is_plain = False
         if kept.paused_until > now:
             self._wait_until(kept.paused_until, now)
@@ -649,8 +677,8 @@ class Gate:
             self.settle(grant, usage, now)
             return
         self._let_in += 1
-        if grant.flight == self.flight:
-            self._barren = 0
+        if grant.epoch == self.epoch:
+            self._refusals_in_a_row = 0
         if grant.mark is not None:
             self._learn(read_limit_headers(headers, wall_now(), self.counting.kind), grant, now)
         took_s = now - grant.at
@@ -663,8 +691,8 @@ class Gate:
             return
         grant.is_open = False
         self.in_flight -= 1
-        if grant.flight == self.flight:
-            self._probes -= 1
+        if grant.epoch == self.epoch:
+            self._sent_since_refusal -= 1
         if grant.retry is not None:
             grant.retry.end()
         cost, counting = grant.cost, self.counting
@@ -778,8 +806,8 @@ class Gate:
             grant.retry.end()
         tokens = grant.cost.input_tokens
         self._squares = max(0.0, self._squares - tokens * tokens) if self.in_flight else 0.0
-        if grant.flight == self.flight:
-            self._probes -= 1
+        if grant.epoch == self.epoch:
+            self._sent_since_refusal -= 1
         if self._search is not None and not grant.is_told:
             self._search.left(now)
         self.limits.settle(grant.cost, actual, now, grant.at)
@@ -795,22 +823,22 @@ class Gate:
         self._refused_share *= (1 - _FADE) ** let_in
         if self._is_stray(grant, let_in, now):
             return
-        is_first_of_flight = grant.flight == self.flight
-        if is_first_of_flight:
-            self.flight += 1
-            self._probes = 0
-            self._barren += 1
-        if is_for_tokens or not self.limits.burst_refused(now, is_first=is_first_of_flight):
+        is_first_of_epoch = grant.epoch == self.epoch
+        if is_first_of_epoch:
+            self.epoch += 1
+            self._sent_since_refusal = 0
+            self._refusals_in_a_row += 1
+        if is_for_tokens or not self.limits.burst_refused(now, is_first=is_first_of_epoch):
             self._refused_share += (1 - self._refused_share) * _FADE  # else too many went at once: no word on the rate
-        own_s = min(FIRST_BACKOFF_S * 2 ** min(self._barren - 1, 10), LONGEST_BACKOFF_S)
+        own_s = min(FIRST_BACKOFF_S * 2 ** min(self._refusals_in_a_row - 1, 10), LONGEST_BACKOFF_S)
         if delay_s is not None:  # one that asks for no time at all, again and again, is not taken at its word
-            self._hold_off(now + (delay_s if self._barren < 2 else max(delay_s, min(own_s, 1.0))), now)
+            self._hold_off(now + (delay_s if self._refusals_in_a_row < 2 else max(delay_s, min(own_s, 1.0))), now)
         if self._search is not None:
             self._look_elsewhere(self._search, now)
             return
-        if delay_s is None and is_first_of_flight:
+        if delay_s is None and is_first_of_epoch:
             self._hold_off(now + own_s, now)
-        if self._refused_share > _UNEXPLAINED and self._barren == 1 and self.counting.learns:
+        if self._refused_share > _UNEXPLAINED and self._refusals_in_a_row == 1 and self.counting.learns:
             # It does serve us, but not as much as we were told: somebody else uses the account, or the config is wrong.
             self._is_distrusted = True
             self._search = RateSearch(now, strays=self._strays)
@@ -823,7 +851,7 @@ class Gate:
         strays = self._strays
         if self._search is not None:
             is_limit = self._search.refused(grant.at, now)
-        elif grant.flight == self.flight:
+        elif grant.epoch == self.epoch:
             strays.accepted = let_in
             is_limit = strays.refused(has_room=True)  # by all that is known there was
         else:
@@ -845,9 +873,9 @@ class Gate:
     def _spend_until(self, until: float) -> None:
         self.exhausted_until = until
         self.is_plain = False
-        self.flight += 1  # at its end one call goes first
-        self._probes = 0
-        self._barren = max(self._barren, 2)
+        self.epoch += 1  # at its end one call goes first
+        self._sent_since_refusal = 0
+        self._refusals_in_a_row = max(self._refusals_in_a_row, 2)
 
     def _wait_until(self, until: float, now: float) -> None:
         if self._pause.until <= now < until:
