@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.flow.admission.gates import MOST_NAMED
-from gateway.flow.fleet import news
+from gateway.flow.fleet import hand_news
 from gateway.flow.fleet.codec import (
     BreakerMove,
     read_hand,
@@ -20,7 +20,9 @@ from gateway.flow.fleet.codec import (
     write_limits,
     write_move,
 )
-from gateway.flow.fleet.news import FIRST_GO, HAND_S, LIMIT_GRAIN_S, MOST_KEPT, REMIND_S, FleetNews
+from gateway.flow.fleet.hand_news import HAND_S, REMIND_S
+from gateway.flow.fleet.news import FIRST_GO, LIMIT_GRAIN_S, FleetNews
+from gateway.flow.fleet.news_memory import MOST_KEPT
 from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.rules import BreakerRules
@@ -231,10 +233,10 @@ def test_the_ends_that_are_known_are_bounded() -> None:
         group = fleet(clock, size=1)
         heard = group.replicas[0].gossip
         for number in range(3 * MOST_KEPT):
-            heard._note_end(("pause", f"p0/{number}"), clock.now + 1000.0 + number, clock.now)
+            heard._ends.note(("pause", f"p0/{number}"), clock.now + 1000.0 + number, clock.now)
 
-        assert len(heard._ends) <= MOST_KEPT
-        assert ("pause", f"p0/{3 * MOST_KEPT - 1}") in heard._ends
+        assert len(heard._ends.ends) <= MOST_KEPT
+        assert ("pause", f"p0/{3 * MOST_KEPT - 1}") in heard._ends.ends
         await group.settle()
 
     run(story)
@@ -302,7 +304,7 @@ def test_news_of_a_model_nobody_has_asked_for_here_waits_for_the_first_who_does(
         assert line_of(other, "bar").gate.paused_until < clock.now
         assert line_of(other, "baz").gate.vitals.breaker.state == "open"
         assert line_of(other, "qux").gate.vitals.breaker.state == "drained"
-        assert not other.gossip._unmet
+        assert not other.gossip._unmet.items
 
     run(story)
 
@@ -341,12 +343,12 @@ def test_what_is_remembered_of_unknown_gates_is_bounded() -> None:
         heard = group.replicas[0].gossip
         for number in range(MOST_KEPT + 500):
             heard.hear(NewsItem("pause", f"elsewhere/{number}", 5.0))
-        assert len(heard._unmet) == MOST_KEPT
+        assert len(heard._unmet.items) == MOST_KEPT
 
         await asyncio.sleep(6.0)
         heard.hear(NewsItem("pause", "elsewhere/new", 5.0))
 
-        assert len(heard._unmet) == 1
+        assert len(heard._unmet.items) == 1
         await group.settle()
 
     run(story)
@@ -690,7 +692,7 @@ def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) 
         assert (late.breaker_of(0).state, late.breaker_of(1).state) == ("closed", "open")
 
         late.breaker_of(0).force("drained", clock.now)  # of an act that was older still
-        late.gossip._hands.clear()
+        late.gossip._hands.acts.clear()
         late.gossip.hear(hands["hand", "p0/m"][1]._replace(left_s=HAND_S - 3600.0))
         assert (late.breaker_of(0).state, late.gate(0).paused_until > clock.now) == ("closed", True)
         await group.settle()
@@ -718,7 +720,7 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
 
 def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept again soon, and for as long as it holds; nobody hears of what he knows, and at last nobody says anything."""
-    monkeypatch.setattr(news, "HAND_S", 600.0)
+    monkeypatch.setattr(hand_news, "HAND_S", 600.0)
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)
