@@ -1,7 +1,7 @@
-"""The demos' pictures as SVG, a panel per run and a bar per second: calls against the limit, or what became of each call.
+"""The demos' charts as SVG, a panel per run and a bar per second: calls against the limit, or the outcomes of calls.
 
-Pure. A picture brings its own ground, for light and dark pages. Invariants: all panels have the same scales; what is higher
-than its panel is cut off and says its number.
+Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a bar that is
+higher than its panel is cut off and labelled with its number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STYLE = """
 
 
 def storm_chart(runs: Sequence[Run]) -> str:
-    """Calls per second at the provider against its limit, refused ones on top of those answered; at least one run."""
+    """Returns calls per second at the provider against its limit, refused ones on top; there is at least one run."""
     seconds = max(1, ceil(max(run.duration_s for run in runs)))
     bars = [per_second(run.ticks, seconds) for run in runs]
     limit = max(run.rate_per_s for run in runs)
@@ -46,7 +46,7 @@ def storm_chart(runs: Sequence[Run]) -> str:
 
 
 def outage_chart(outage: Outage, trials: Sequence[Trial]) -> str:
-    """What became of the calls made in each second, with what happened to the provider; at least one trial."""
+    """Returns the outcomes of the calls of each second, with the provider's faults; there is at least one trial."""
     seconds = max(1, ceil(outage.seconds))
     fates = [fates_by_second(trial, seconds) for trial in trials]
     scale = (PANEL - LABEL) / max(1, *(sum(fate) for panel in fates for fate in panel))
@@ -63,7 +63,7 @@ def _heading(run: Run | Trial, rest: str) -> str:
 
 
 def _page(title: str, heads: list[str], panels: list[list[str]], seconds: int, legend: list[str]) -> str:
-    """A whole picture; who cannot see it hears its title."""
+    """Returns a whole chart; its title is for screen readers."""
     total, group = len(panels) * (HEADING + PANEL) + BOTTOM, '<g transform="translate(0 {})">\n{}\n</g>'
     parts = [f"<title>{escape(title)}</title>", f"<style>{_STYLE}</style>"]
     parts.append(f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{total - 1}" rx="8"/>')
@@ -78,7 +78,7 @@ def _page(title: str, heads: list[str], panels: list[list[str]], seconds: int, l
 
 
 def _bars(kinds: Sequence[str], counts: Sequence[Sequence[int]], scale: float, most: float) -> Iterator[str]:
-    """Stacked from the first kind up to at most so high; no part without a height."""
+    """Yields bars stacked from the first kind up to `most`, without parts of height 0."""
     slot, gap = PLOT / len(counts), min(1.0, PLOT / len(counts) / 4)
     for second, parts in enumerate(counts):
         lower = 0.0

@@ -1,6 +1,6 @@
-"""The app's side: the openai SDK as it comes, or its documented retry rules where it is not installed.
+"""The app's client: the openai SDK with its defaults, or its documented retry rules where it is not installed.
 
-It must not know what is at the other end. Invariant: `heard` is told of every response, those included that are retried.
+It must not know what it calls. Invariant: `heard` is called with every response, retried ones included.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ _CONNECT_S, _READ_S = 5.0, 600.0
 _LONGEST_WAIT_S = 120.0
 
 Heard = Callable[[int, Mapping[str, str]], None]
-"""Status and headers of a response."""
+"""Is called with the status and headers of a response."""
 Ask = Callable[[int], Awaitable[int]]
 """Makes the call of this number and returns its tokens; raises CallFailedError."""
 Connect = Callable[[str, Heard], AbstractAsyncContextManager[Ask]]
-"""A client of a base URL."""
+"""Opens a client of a base URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How an app uses its client, where that is not the default; `sent` is told of every request that leaves."""
+    """An app's settings of its client where they differ from the defaults; `sent` is called for every request."""
 
     is_streamed: Callable[[int], bool] = lambda _number: False
-    """Whether the call of this number is."""
+    """Tells whether the call of this number is streamed."""
     timeout_s: float | None = None
-    """Of a try; None: the SDK's."""
+    """The timeout in seconds of a try; None: the SDK's."""
     sent: Callable[[], None] = lambda: None
 
 
 class CallFailedError(Exception):
-    """What the app gets when its client gives up."""
+    """The app's error when its client gives up."""
 
 
 def choose_client() -> tuple[str, Client]:
-    """What the demo calls with, in words and in fact."""
+    """Returns the name of the demo's client, and the client."""
     if find_spec("openai") is not None:
         return f"openai {version('openai')} and its own {MAX_RETRIES} retries", sdk_client
     return f"the openai SDK's rules for {MAX_RETRIES} retries over httpx (the SDK is not installed)", plain_client
 
 
 class AnswerBrokenError(CallFailedError):
-    """The answer had begun."""
+    """The client's error after the answer had begun."""
 
 
 class Client(Protocol):
@@ -121,7 +121,7 @@ async def plain_client(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     draw: Callable[[], float] = random.random,
 ) -> AsyncIterator[Ask]:
-    """The SDK's retry rules and nothing else of it, so many times faster; `draw` gives numbers from 0 to 1."""
+    """A client with only the SDK's retry rules, which is many times faster; `draw` returns numbers from 0 to 1."""
 
     read_timeout_s = _READ_S if habits.timeout_s is None else habits.timeout_s
 
@@ -173,9 +173,9 @@ async def plain_client(
 
 
 def retry_wait_s(response: httpx.Response | None, retries: int, u: float, now_wall: float) -> float | None:
-    """How long the SDK waits before its next try, after `retries` of them; None: it gives up.
+    """Returns the seconds that the SDK waits before its next try, after `retries` of them; None: it gives up.
 
-    No response means no connection or a timeout; `u` is a draw from 0 to 1.
+    A `response` of None means no connection or a timeout; `u` is a draw from 0 to 1.
     """
     headers = httpx.Headers() if response is None else response.headers
     told_s = _told_wait_s(headers, now_wall)
@@ -207,5 +207,5 @@ def _told_wait_s(headers: Mapping[str, str], now_wall: float) -> float | None:
 
 
 def _body(number: int) -> dict[str, Any]:
-    """Every call asks something else, so that no cache may answer it."""
+    """Returns the body of a call, different for every number so that no cache may answer it."""
     return {"model": MODEL, "messages": [{"role": "user", "content": f"Tell me about the number {number}."}]}

@@ -1,8 +1,8 @@
 """The scenario "outage": steady traffic while a provider dies, falls silent, crawls, flaps, throttles and errs.
 
-Two worlds at the same time, so that both have the same machine: in one the app calls the provider itself, in the other
-a gateway that knows a second provider. It must not know how anything is shown. Invariant: the same thing happens to the
-primary providers of both worlds at the same time, and both apps have the same client.
+Two worlds run at the same time, so that both have the same machine: in one the app calls the provider itself, in the other
+a gateway that knows a second provider. It must not know how results are shown. Invariant: the primary providers of both
+worlds have the same faults at the same time, and both apps have the same client.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PACE = EmulatorConfig(ttft_s=0.2, tokens_per_second=50.0, output_tokens=8, reco
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What happens to the primary provider from one share of the time to another."""
+    """A fault of the primary provider from one share of the time to another."""
 
     label: str
     start: float
     end: float
     faults: tuple[str, ...] = ()
     takes: float | None = None
-    """The share of the traffic that its rate limit still has room for; None: all, and more."""
+    """The share of the traffic that its rate limit admits; None: more than all of it."""
     is_everywhere: bool = False
-    """It happens to the fallback, too."""
+    """The fallback has the fault, too."""
 
 
 QUIET = Act("", 0.0, 1.0)
@@ -58,13 +58,13 @@ ACTS = (
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """`rate_per_s` calls for `seconds`, every other one streamed."""
+    """The scenario: `rate_per_s` calls for `seconds`, every other one streamed."""
 
     seconds: float = 40.0
     rate_per_s: float = 20.0
     late_s: float = 1.5
     timeout_s: float = 10.0
-    """Of the app's client, for each of its tries."""
+    """The timeout of each try of the app's client."""
     acts: Sequence[Act] = ACTS
     pace: EmulatorConfig = _PACE
 
@@ -73,19 +73,19 @@ class Outage:
         return max(1, round(self.seconds * self.rate_per_s))
 
     def act_at(self, time_s: float) -> Act:
-        """What happens at this time."""
+        """Returns the act at this time."""
         share = time_s / self.seconds
         return next((act for act in self.acts if act.start <= share < act.end), QUIET)
 
     def limits(self, act: Act) -> dict[str, Any]:
-        """The primary's rate limit during an act: requests per minute, and how many of them at once."""
+        """Returns the primary's rate limit during an act: requests per minute, and the burst."""
         per_s = self.rate_per_s * (10.0 if act.takes is None else act.takes)
         return {"rpm": max(1, round(60 * per_s)), "burst": max(1, round(per_s))}
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A way to the providers, and what becomes of the calls that take it."""
+    """One way to the providers, and the trial of the calls that take it."""
 
     trial: Trial
     ask: Ask
@@ -100,7 +100,7 @@ async def run_outage(
     now: Now = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Trial]:
-    """Both worlds at the same time; `begin` is given their trials before the first call, to look on."""
+    """Runs both worlds at the same time; `begin` gets their trials before the first call, to show their progress."""
     trials = [Trial(name, outage.calls, outage.late_s) for name in (DIRECT, THROUGH)]
     begin(trials)
     async with AsyncExitStack() as stack:
@@ -125,7 +125,7 @@ def _begin(worlds: Iterable[World], now: float) -> None:
 
 
 async def play(outage: Outage, worlds: Iterable[World], now: Now, sleep: Sleep) -> None:
-    """Act after act, each at its time."""
+    """Sets the faults of each act at its time."""
     began_at = now()
     for start, end in _scenes(outage.acts):
         act = outage.act_at(start * outage.seconds)
@@ -137,7 +137,7 @@ async def play(outage: Outage, worlds: Iterable[World], now: Now, sleep: Sleep) 
 
 
 def _scenes(acts: Iterable[Act]) -> Iterable[tuple[float, float]]:
-    """The times between which nothing changes."""
+    """Yields the times between which nothing changes."""
     return pairwise(sorted({0.0, 1.0, *(share for act in acts for share in (act.start, act.end))}))
 
 
@@ -168,7 +168,7 @@ async def _through_gateway(stack: AsyncExitStack, outage: Outage, trial: Trial, 
 
 
 def tries_told(headers: Mapping[str, str]) -> tuple[int, int]:
-    """The gateway's tries for an answer, as the answer tells, and how many of them found the primary dead."""
+    """Returns the gateway's tries for an answer, from its headers, and how many of them found the primary dead."""
     trail = headers.get(ATTEMPTS, "")
     return len(trail.split()), len(_REFUSED.findall(trail))
 
@@ -182,7 +182,7 @@ def _habits(outage: Outage, sent: Callable[[], None]) -> Habits:
 
 
 async def _warm_up(worlds: Iterable[World]) -> None:
-    """A client's first calls load half of its package, which is no part of the outage."""
+    """Makes a client's first calls, which load half of its package, before the outage."""
     for world in worlds:
         first = (world.ask(-1 - number) for number in range(_WARM_UP_CALLS))
         await asyncio.gather(*first, return_exceptions=True)  # if they fail, so will those that count

@@ -1,7 +1,7 @@
-"""What happens in the runs of a demo: recorded while they go on, summed up afterwards.
+"""Records the runs of a demo, and sums them up afterwards.
 
-Pure but for `keep_calling`: `now` comes in, in seconds on any monotonic clock. It must not know who answers, nor how figures
-are shown. Invariants: a call is recorded exactly once, with or without an answer; what comes before `begin` is not counted.
+Pure except for `keep_calling`: `now` comes in, in seconds on any monotonic clock. It must not know the provider, nor how
+figures are shown. Invariants: a call is recorded exactly once, with or without an answer; events before `begin` do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OVERHEAD = "x-gateway-overhead-ms"
 
 
 class Tick(NamedTuple):
-    """A short while at the provider, by its end: how many calls it answered, and how many it refused with a 429."""
+    """An interval at the provider: its end, the calls answered in it, and those refused with a 429."""
 
     at_s: float
     answered: int
@@ -31,42 +31,42 @@ class Tick(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """One storm of `calls` at a limit of `rate_per_s` requests."""
+    """The record of one storm of `calls` at a limit of `rate_per_s` requests."""
 
     name: str
     calls: int
     rate_per_s: float
     level: float = 0.0
-    """Calls that the limit had room for when the storm began."""
+    """The calls that the limit admitted at once when the storm began."""
     began_at: float | None = None
     latencies_s: list[float] = field(default_factory=list)
-    """Of the calls that were answered."""
+    """The latencies of the answered calls."""
     failed: int = 0
     tokens: int = 0
     duration_s: float = 0.0
-    """Until the last call ended."""
+    """Seconds until the last call ended."""
     seen_429s: int = 0
-    """Answers with 429 that reached the app's client, whether it tried again or not."""
+    """The 429s that reached the app's client, whether it retried or not."""
     overheads_ms: list[float] = field(default_factory=list)
-    """The gateway's own time for each answer, as the answer tells."""
+    """The gateway's own time for each answer, from its headers."""
     ticks: list[Tick] = field(default_factory=list)
     upstream_calls: int = 0
     upstream_answers: int = 0
     upstream_429s: int = 0
 
     def begin(self, level: float, now: float) -> None:
-        """The storm starts; everything below comes after this."""
+        """Starts the storm; call the methods below after it."""
         self.level, self.began_at = level, now
 
     def heard(self, status: int, headers: Mapping[str, str]) -> None:
-        """A response reached the app's client."""
+        """Records a response that reached the app's client."""
         if status == 429:
             self.seen_429s += 1
         elif status == 200 and OVERHEAD in headers:
             self.overheads_ms.append(float(headers[OVERHEAD]))
 
     def ended(self, tokens: int | None, called_at: float, now: float) -> None:
-        """The app has its answer, or None and an error."""
+        """Records the end of a call; `tokens` is None for an error."""
         if tokens is None:
             self.failed += 1
         else:
@@ -75,14 +75,14 @@ class Run:
         self.duration_s = max(self.duration_s, self.time_s(now))
 
     def counted(self, calls: int, answered: int, refused: int, now: float) -> None:
-        """The provider's counters since the storm began; told often."""
+        """Records the provider's counters since the storm began; call it often."""
         tick = Tick(self.time_s(now), answered - self.upstream_answers, refused - self.upstream_429s)
         if tick.answered or tick.refused:
             self.ticks.append(tick)
         self.upstream_calls, self.upstream_answers, self.upstream_429s = calls, answered, refused
 
     def time_s(self, now: float) -> float:
-        """Seconds since the storm began."""
+        """Returns the seconds since the storm began."""
         return now - self.began_at if self.began_at is not None else 0.0
 
     @property
@@ -91,12 +91,12 @@ class Run:
 
     @property
     def wasted_calls(self) -> int:
-        """Upstream calls that gave nobody an answer."""
+        """Returns the number of upstream calls without an answer for the app."""
         return max(0, self.upstream_calls - self.answered)
 
     @property
     def ideal_s(self) -> float | None:
-        """When the limit alone lets the last call in; None where it makes none of them wait."""
+        """Returns the time at which the limit admits the last call; None where no call has to wait."""
         return (self.calls - self.level) / self.rate_per_s if self.calls > self.level else None
 
     @property
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def added_p50_ms(self) -> float | None:
-        """None where no gateway was."""
+        """Returns the median of the gateway's own time in ms; None for a run without a gateway."""
         return median(self.overheads_ms) if self.overheads_ms else None
 
     def to_mapping(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ _RUN_FIGURES = (
 
 
 def per_second(ticks: Iterable[Tick], seconds: int) -> list[tuple[int, int]]:
-    """Calls answered and refused in each of the first `seconds` seconds; what comes later is in the last."""
+    """Returns the calls answered and refused in each of the first `seconds` seconds; later ones count in the last."""
     counts = [(0, 0)] * seconds
     for at_s, answered, refused in ticks:
         second = min(int(at_s), seconds - 1)
@@ -129,7 +129,7 @@ def per_second(ticks: Iterable[Tick], seconds: int) -> list[tuple[int, int]]:
 
 
 class CallEnd(NamedTuple):
-    """A call: when it was made, how long until its last byte or its error, which of the two, and whether it had begun."""
+    """A call: the time of its start, the seconds until its end, and whether it was answered or broke off."""
 
     made_at_s: float
     latency_s: float
@@ -138,7 +138,7 @@ class CallEnd(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """Of so many calls: answered in time, answered late, failed."""
+    """The outcomes of some calls: answered in time, answered late, failed."""
 
     answered: int
     late: int
@@ -147,7 +147,7 @@ class Fate(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """One run of `calls`; an answer after more than `late_s` is late."""
+    """The record of one run of `calls`; an answer after more than `late_s` is late."""
 
     name: str
     calls: int
@@ -155,26 +155,26 @@ class Trial:
     began_at: float | None = None
     ended: list[CallEnd] = field(default_factory=list)
     tries: int = 0
-    """At providers, on behalf of these calls."""
+    """The tries at providers for these calls."""
     tries_at_dead: int = 0
-    """Of these, how many at one that refused connections."""
+    """The tries at a provider that refused connections."""
 
     def begin(self, now: float) -> None:
-        """The traffic starts; everything below comes after this."""
+        """Starts the traffic; call the methods below after it."""
         self.began_at = now
 
     def tried(self, tries: int, at_dead: int) -> None:
-        """Somebody made so many tries at providers, so many of them at one that refused connections."""
+        """Records tries at providers, and those of them at one that refused connections."""
         if self.began_at is not None:
             self.tries += tries
             self.tries_at_dead += at_dead
 
     def end(self, made_at: float, now: float, *, is_answered: bool, is_broken: bool = False) -> None:
-        """The app has its answer, or an error; broken: it had a part of its answer."""
+        """Records the end of a call; `is_broken`: it failed after a part of its answer."""
         self.ended.append(CallEnd(self.time_s(made_at), now - made_at, is_answered, is_broken))
 
     def time_s(self, now: float) -> float:
-        """Seconds since the traffic started."""
+        """Returns the seconds since the traffic started."""
         return now - self.began_at if self.began_at is not None else 0.0
 
     @property
@@ -183,7 +183,7 @@ class Trial:
 
     @property
     def late(self) -> int:
-        """Of those answered."""
+        """Returns the number of late answers."""
         return fate_of(self.ended, self.late_s).late
 
     @property
@@ -192,12 +192,12 @@ class Trial:
 
     @property
     def broken(self) -> int:
-        """Of those failed; no client and no gateway can try them again unnoticed."""
+        """Returns the number of calls that failed within their answer, which no client or gateway can retry unnoticed."""
         return sum(call.is_broken for call in self.ended)
 
     @property
     def wasted_tries(self) -> int:
-        """Tries that gave nobody an answer."""
+        """Returns the number of tries without an answer for the app."""
         return max(0, self.tries - self.answered)
 
     @property
@@ -213,7 +213,7 @@ class Trial:
         return self._latency_s(0.99)
 
     def _latency_s(self, share: float) -> float | None:
-        """That so many of the answers did not exceed."""
+        """Returns the latency that this share of the answers did not exceed."""
         known = sorted(call.latency_s for call in self.ended if call.is_answered)
         return known[ceil(share * len(known)) - 1] if known else None
 
@@ -240,7 +240,7 @@ _TRIAL_FIGURES = (
 
 
 def fate_of(calls: Iterable[CallEnd], late_s: float) -> Fate:
-    """What became of these calls."""
+    """Returns the outcomes of these calls."""
     answered = late = failed = 0
     for call in calls:
         if not call.is_answered:
@@ -253,7 +253,7 @@ def fate_of(calls: Iterable[CallEnd], late_s: float) -> Fate:
 
 
 def fates_by_second(trial: Trial, seconds: int) -> list[Fate]:
-    """What became of the calls that were made in each of the first `seconds` seconds."""
+    """Returns the outcomes of the calls that were made in each of the first `seconds` seconds."""
     made: list[list[CallEnd]] = [[] for _ in range(seconds)]
     for call in trial.ended:
         made[min(int(call.made_at_s), seconds - 1)].append(call)
@@ -261,7 +261,7 @@ def fates_by_second(trial: Trial, seconds: int) -> list[Fate]:
 
 
 async def keep_calling(trial: Trial, ask: Ask, rate_per_s: float, now: Now, sleep: Sleep) -> None:
-    """Make all calls of a trial that has begun, and wait for the last to end."""
+    """Makes all calls of a trial that has begun, and waits for the last to end."""
     began_at = now()
     async with asyncio.TaskGroup() as tasks:
         for number in range(trial.calls):

@@ -1,4 +1,4 @@
-"""A demo from its first line to its table and its picture: the only place where scenario and presentation meet.
+"""Shows a demo from its first line to its table and its chart: the only place where scenario and presentation meet.
 
 Progress is one line that renews itself on a terminal, plain lines everywhere else. Invariant: whenever `Display.close` returns,
 the terminal is as it was and the cursor on a new line.
@@ -34,7 +34,7 @@ RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 _CLEAR_LINE = "\r\x1b[2K"
 
 Line = Callable[[float, int, str, bool], str]
-"""Shows something at a moment in fewer than so many columns, with these marks, and in colours or without."""
+"""Returns the line at a time, in fewer than so many columns, with these marks, in colours or without."""
 
 
 class Display:
@@ -49,29 +49,29 @@ class Display:
         self._line: Line | None = None
 
     def say(self, text: str) -> None:
-        """Print whole lines."""
+        """Prints whole lines."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def watch(self, run: Run) -> None:
-        """Show this run from now on; the one before is finished."""
+        """Shows this run from now on; the one before is finished."""
         self.follow(partial(run_line, run))
 
     def follow(self, line: Line) -> None:
-        """Show this line from now on; the one before is finished."""
+        """Shows this line from now on; the one before is finished."""
         self.close()
         self._line = line
         self.draw()
 
     async def keep_drawing(self) -> None:
-        """Renew the line until cancelled."""
+        """Renews the line until it is cancelled."""
         with suppress(OSError):  # the reader has gone: whoever writes next is told
             while True:
                 await asyncio.sleep(_RENEW_S if self._is_live else _REPEAT_S)
                 self.draw()
 
     def draw(self) -> None:
-        """Show the line as it stands."""
+        """Shows the line as it stands."""
         if self._line is None:
             return
         columns = shutil.get_terminal_size().columns if self._is_live else 120
@@ -80,7 +80,7 @@ class Display:
         self._stream.flush()
 
     def close(self) -> None:
-        """Draw the last state and leave the line."""
+        """Draws the last state and leaves the line."""
         if self._line is None:
             return
         self.draw()
@@ -90,7 +90,7 @@ class Display:
 
 
 def run_line(run: Run, now: float, columns: int, marks: str, has_colour: bool) -> str:
-    """A run in one line shorter than `columns`; `marks` stand for an answered, a failed and an open call in the bar."""
+    """Returns a run in one line shorter than `columns`; `marks` stand for an answered, a failed and an open call."""
     name = run.name.ljust(_NAME)
     if run.began_at is None:
         return f"{name} getting ready ..."[: columns - 1]
@@ -125,12 +125,12 @@ _RUN_LABELS = (
 
 
 def run_table(runs: Sequence[Run]) -> str:
-    """Lines without a trailing newline, as wide as their longest entries."""
+    """Returns the table of the runs, without a trailing newline."""
     return lay_out([_RUN_LABELS, *map(_run_column, runs)])
 
 
 def lay_out(columns: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first one of labels; a rule below their headings."""
+    """Returns the columns side by side, the first one of labels, with a rule below their headings."""
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["   ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for label, *cells in rows]
@@ -154,13 +154,13 @@ def _run_column(run: Run) -> tuple[str, ...]:
 
 
 def _ideal(run: Run) -> str:
-    """With the ratio only where everything was answered: giving up early is not fast."""
+    """Returns the ideal time, with the ratio to it only where all calls were answered: giving up early is not fast."""
     ratio = f" ({run.duration_s / run.ideal_s:.2f}x)" if run.ideal_s and run.answered == run.calls else ""
     return or_dash(run.ideal_s, "{:.1f} s") + ratio
 
 
 def or_dash(value: float | None, form: str) -> str:
-    """A value in its form; a dash for what there was nothing to measure of."""
+    """Returns a formatted value; a dash where there was nothing to measure."""
     return "-" if value is None else form.format(value)
 
 
@@ -180,7 +180,7 @@ _TRIAL_LABELS = (
 
 
 def trial_table(trials: Sequence[Trial]) -> str:
-    """Lines without a trailing newline; at least one trial."""
+    """Returns the table of at least one trial, without a trailing newline."""
     labels = [label.format(late_s=trials[0].late_s) for label in _TRIAL_LABELS]
     return lay_out([labels, *map(_trial_column, trials)])
 
@@ -202,12 +202,12 @@ def _trial_column(trial: Trial) -> tuple[str, ...]:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Rounded down: only all of them are 100 %."""
+    """Returns a percentage, rounded down so that only all of them are 100 %."""
     return f"{part * 1000 // whole / 10:g} %"
 
 
 def trial_line(outage: Outage, trials: Sequence[Trial], now: float, columns: int, marks: str, has_colour: bool) -> str:
-    """Where the outage stands, in a line shorter than `columns`; `marks` as for a run."""
+    """Returns the progress of the outage in a line shorter than `columns`; `marks` are as for a run."""
     if any(trial.began_at is None for trial in trials):
         return "getting ready ..."[: columns - 1]
     time_s = min(trials[0].time_s(now), outage.seconds)
@@ -227,7 +227,7 @@ def _short(trial: Trial) -> str:
 
 
 def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) -> str:
-    """Run the storm in a loop of its own and save its chart; returns the table, or the figures as JSON.
+    """Runs the storm in a loop of its own and saves its chart; returns the table, or the figures as JSON.
 
     Raises OSError when the chart cannot be written, before anything runs if its folder is missing, and KeyboardInterrupt
     once everything that Ctrl-C ended has ended in order.
@@ -245,7 +245,7 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
 
 
 def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool = False) -> str:
-    """Run the outage and save its chart; returns and raises as `show` does."""
+    """Runs the outage and saves its chart; returns and raises as `show` does."""
     _check_folder(chart)
     client, connect = choose_client()
     trouble = ", ".join(act.label for act in outage.acts)
@@ -294,7 +294,7 @@ async def _run(scenario: Coroutine[Any, Any, Result], display: Display) -> Resul
 
 
 def _end_on_interrupt(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
-    """Ctrl-C ends the task; pressed again, it must not break into the tidying up."""
+    """Has Ctrl-C end the task; pressed again, it must not interrupt the cleanup."""
 
     def interrupt() -> None:
         loop.add_signal_handler(signal.SIGINT, lambda: None)

@@ -1,6 +1,6 @@
-"""What the demos meet: emulated providers, and a gateway before them. All of them run in this process.
+"""The demos' servers: emulated providers, and a gateway before them, all in this process.
 
-It must not know what is measured. Invariant: nothing is left when the context ends, however it ends.
+It must not know the measurements. Invariant: no server is left when its context ends, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.settings import Settings
 
 
 class _Nowhere(StringIO):
-    """Forgets what is written to it."""
+    """A stream that discards its text."""
 
     def write(self, text: str, /) -> int:
         return len(text)
@@ -30,7 +30,7 @@ class _Nowhere(StringIO):
 
 @asynccontextmanager
 async def provider(config: EmulatorConfig) -> AsyncIterator[EmulatorServer]:
-    """A started emulator, its limits full."""
+    """Yields a started emulator with full limits."""
     server = EmulatorServer(config)
     await server.start()
     try:
@@ -41,7 +41,7 @@ async def provider(config: EmulatorConfig) -> AsyncIterator[EmulatorServer]:
 
 @asynccontextmanager
 async def gateway_before(base_url: str, *, rpm: int, burst: int) -> AsyncIterator[str]:
-    """The base URL of a gateway whose config names the provider's limit."""
+    """Yields the base URL of a gateway whose config names the provider's limit."""
     config = {
         "providers": {"provider": _entry(base_url)},
         "models": {MODEL: {"targets": [{"provider": "provider", "model": MODEL, "rpm": rpm, "burst": burst}]}},
@@ -52,7 +52,7 @@ async def gateway_before(base_url: str, *, rpm: int, burst: int) -> AsyncIterato
 
 @asynccontextmanager
 async def gateway_between(primary: str, fallback: str) -> AsyncIterator[str]:
-    """The base URL of a gateway that goes to the provider at `primary` and, where that fails, to the other one."""
+    """Yields the base URL of a gateway that calls the provider at `primary` and, where that fails, the other one."""
     config = {
         "policies": "policies",
         "providers": {"primary": _entry(primary), "fallback": _entry(fallback)},
@@ -68,7 +68,7 @@ async def gateway_between(primary: str, fallback: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def gateway_of(config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
-    """The base URL of a gateway with this config and these policy files; its logs go nowhere."""
+    """Yields the base URL of a gateway with this config and these policy files; its logs are discarded."""
     with TemporaryDirectory(prefix="gateway-demo-") as name, _unheard(logging.getLogger("gateway")):
         folder = Path(name)
         (folder / "policies").mkdir()
@@ -86,7 +86,7 @@ async def gateway_of(config: Mapping[str, Any], policies: Mapping[str, Any] | No
 
 @contextmanager
 def _unheard(logger: logging.Logger) -> Iterator[None]:
-    """A log that nobody asked for would be written in the middle of the line that shows how it goes."""
+    """Silences a logger, whose lines would break the line of progress."""
     handler = logging.NullHandler()
     logger.addHandler(handler)
     try:

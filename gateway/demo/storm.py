@@ -1,6 +1,6 @@
 """The scenario "storm": more calls at once than the limit allows, straight at the provider and through the gateway.
 
-It must not know how anything is shown. Invariant: both runs meet the same limit at the same level, with the same client.
+It must not know how results are shown. Invariant: both runs meet the same limit at the same level, with the same client.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Now = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """`calls` at once against a limit of `rpm` requests per minute, `burst` of them at once."""
+    """The scenario: `calls` at once against a limit of `rpm` requests per minute, `burst` of them at once."""
 
     calls: int = 300
     rpm: int = 600
     burst: int = 10
     pace: EmulatorConfig = _PACE
-    """How fast the provider answers."""
+    """The pace of the provider's answers."""
 
     @property
     def rate_per_s(self) -> float:
@@ -44,7 +44,7 @@ class Storm:
 async def run_storm(
     storm: Storm, connect: Connect, begin: Callable[[Run], None], now: Now = time.monotonic
 ) -> list[Run]:
-    """Both runs, one after the other; `begin` is given each before its first call, to look on."""
+    """Makes both runs, one after the other; `begin` gets each before its first call, to show its progress."""
     _allow_files(storm.calls * _FILES_PER_CALL + 256)
     runs = []
     for name in (DIRECT, THROUGH):
@@ -56,7 +56,7 @@ async def run_storm(
 
 
 async def measure(run: Run, storm: Storm, connect: Connect, now: Now) -> None:
-    """One run, on a stage of its own."""
+    """Makes one run, with servers of its own."""
     await _warm_up(connect)
     async with AsyncExitStack() as stack:
         limited = replace(storm.pace, rpm=storm.rpm, burst=storm.burst, recorded_requests=0)
@@ -81,7 +81,7 @@ async def _warm_up(connect: Connect) -> None:
 
 
 async def fire(run: Run, ask: Ask, now: Now) -> None:
-    """Make all calls of a run at once and wait for the last."""
+    """Makes all calls of a run at once and waits for the last."""
     async with asyncio.TaskGroup() as tasks:
         for number in range(run.calls):
             tasks.create_task(_call(run, ask, number, now))
@@ -107,7 +107,7 @@ async def _call(run: Run, ask: Ask, number: int, now: Now) -> None:
 
 
 def _allow_files(count: int) -> None:
-    """Raise this process's limit of open files as far as it may be."""
+    """Raises this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)

@@ -69,7 +69,7 @@ class Emulator:
         self.stats = Stats(wall)
         self.config = config
         self.on_change: Callable[[], None] = lambda: None
-        """Called after every change of config or start of the schedule; whoever listens for connections hears it."""
+        """Is called after every change of config or start of the schedule, for the listener of connections."""
         self.reset()
 
     def configure(self, config: EmulatorConfig) -> None:
@@ -87,7 +87,7 @@ class Emulator:
         self.on_change()
 
     def connection_fault(self) -> str | None:
-        """What is wrong with the whole server now."""
+        """Returns the present fault of the whole server, if any."""
         return self.faults.connection_fault(self._now())
 
     def reset(self) -> None:
@@ -101,7 +101,7 @@ class Emulator:
         self.on_change()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One call from its first byte to its last."""
+        """Serves one call from its first byte to its last."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return

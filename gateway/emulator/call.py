@@ -1,7 +1,7 @@
 """One call on the wire: its request, and every way to answer it or to fail to.
 
-Knows ASGI and, through `EmulatorServer`, the transport below it. It must not know what is being said. Invariant: a peer
-that leaves before the last byte is noticed at once, counted once, and ends whatever the call was waiting for.
+It knows ASGI and, through `EmulatorServer`, the transport below it. It must not know the contents of bodies. Invariant: a peer
+that leaves before the last byte is noticed at once, counted once, and ends every wait of the call.
 """
 
 from __future__ import annotations

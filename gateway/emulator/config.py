@@ -1,7 +1,7 @@
-"""What the emulator can be told: plain frozen values and the one reader that makes them from untrusted mappings.
+"""The emulator's config: plain frozen values and the one reader that makes them from untrusted mappings.
 
-The CLI's flags and `POST /__emulator/config` come through `from_mapping`. It must not know what the values are used for.
-Invariant: what `from_mapping` returns is valid.
+The CLI's flags and `POST /__emulator/config` come through `from_mapping`. It must not know how the values are used.
+Invariant: a config of `from_mapping` is valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHARGES = ("auto", "max", "sum", "input")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedLimits:
-    """What one API key may ask of one model; None: no limit."""
+    """The limits of one API key for one model; None: no limit."""
 
     rpm: int | None = None  # requests per minute
     burst: int | None = None  # so many of them at once; None: all of a minute (azure has windows instead)
@@ -35,7 +35,7 @@ _NO_LIMITS: Mapping[str, EmulatedLimits] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatorConfig:
-    """Everything the emulator can be told; the defaults answer at once and without limits."""
+    """The whole config of an emulator; the defaults answer at once and without limits."""
 
     ttft_s: float = 0.0  # time to first token, seconds
     tokens_per_second: float = 0.0  # 0: all at once

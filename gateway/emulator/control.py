@@ -30,7 +30,7 @@ _METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 class Controlled(Protocol):
-    """What the control endpoints may touch of the emulator."""
+    """The part of the emulator that the control endpoints use."""
 
     config: EmulatorConfig
     faults: FaultPlan

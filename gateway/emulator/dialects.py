@@ -1,4 +1,4 @@
-"""How each provider counts a call, and how it tells: limits, headers and 429 bodies of one API key and model.
+"""The providers' ways to count a call and to report it: limits, headers and 429 bodies of one API key and model.
 
 OpenAI refills continuously and names Go durations; Azure counts calls in 10 s windows and tokens in 60 s windows;
 Anthropic refills continuously, limits output tokens as they are produced and names RFC 3339 instants. It must not send
@@ -21,7 +21,7 @@ from gateway.emulator.problems import EmulatedProblem
 
 @dataclass(frozen=True, slots=True)
 class RequestDemand:
-    """What a call asks for at admission; `operation` and `api_version` only appear in Azure's texts."""
+    """The demand of a call at admission; `operation` and `api_version` only appear in Azure's texts."""
 
     prompt_tokens: int
     max_tokens: int = 0
@@ -30,7 +30,7 @@ class RequestDemand:
 
 
 class EmulatedAccount(Protocol):
-    """One key's standing with one model."""
+    """The limits of one key and model, and their levels."""
 
     in_flight: int
 
@@ -97,7 +97,7 @@ class OpenAIAccount:
         return None
 
     def emitted(self, tokens: int, now: float) -> None:
-        """Nothing: OpenAI charges at admission."""
+        """Does nothing: OpenAI charges at admission."""
 
     def headers(self, now: float) -> Headers:
         if not self._shows_headers:
@@ -175,7 +175,7 @@ class AzureAccount:
         return None
 
     def emitted(self, tokens: int, now: float) -> None:
-        """Nothing: Azure charges at admission."""
+        """Does nothing: Azure charges at admission."""
 
     def headers(self, now: float) -> Headers:
         if not self._shows_headers:

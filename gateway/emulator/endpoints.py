@@ -1,6 +1,6 @@
-"""What can be asked: the generating endpoints and the paths that lead to them.
+"""The generating endpoints and the paths that lead to them.
 
-A table; it must not know limits, faults or time. Invariant: `canonical` maps every spelling of an endpoint's path to
+It is a table, and must not know limits, faults or time. Invariant: `canonical` maps every spelling of an endpoint's path to
 the one key under which the table holds it.
 """
 

@@ -1,6 +1,6 @@
-"""Which fault, if any, a call meets: by script, by schedule, by probability.
+"""Decides the fault, if any, of a call: by script, by schedule, by probability.
 
-Decides only; `play.py` acts, and `listener.py` where the fault is the whole server's. A script (a list per model, one
+`play.py` acts it out, or `listener.py` where the fault is the whole server's. A script (a list per model, one
 entry per admitted call) comes before the rules; a rule holds between two instants since the start, all the time or on
 and off, and fires with a probability. Invariant: the same seed and the same sequence of calls meet the same faults.
 """
@@ -52,7 +52,7 @@ FAULTS: Mapping[str, str] = MappingProxyType(
     }
 )
 CONNECTION_FAULTS = frozenset({"refuse", "reset_on_accept", "blackhole"})
-"""They hold for the server as a whole and for a time, so not by model, key, probability or script."""
+"""Faults of the server as a whole, which hold for a time, so not by model, key, probability or script."""
 _AFTER_CHUNKS = {"cut": 2, "stall": 2, "drip": 2, "fade": 2, "malformed": 2, "in_band_error": 0, "raw_error": 2}
 _TAKES_CHUNKS = frozenset({*_AFTER_CHUNKS, "reset"})
 _SECONDS = {"rate_limit": 1.0, "slow_first_token": 30.0, "drip": 1.0, "fade": 0.1}
@@ -89,11 +89,11 @@ class FaultRule:
     key: str | None = None
 
     def concerns(self, model: str, key: str) -> bool:
-        """Whether calls of this model and key meet the fault."""
+        """Tells whether calls of this model and key meet the fault."""
         return self.model in (None, model) and self.key in (None, key)
 
     def holds(self, elapsed_s: float) -> bool:
-        """Whether it is the rule's time."""
+        """Tells whether the rule holds at this time."""
         if elapsed_s < self.from_s or (self.to_s is not None and elapsed_s >= self.to_s):
             return False
         return self.on_s is None or (elapsed_s - self.from_s) % (self.on_s + self.off_s) < self.on_s
@@ -183,7 +183,7 @@ class FaultPlan:
         return len(queue)
 
     def waiting(self) -> dict[str, int]:
-        """How many script entries wait, by model."""
+        """Returns the number of waiting script entries, by model."""
         return {model: len(queue) for model, queue in self._scripts.items() if queue}
 
     def restart(self, now: float) -> None:
@@ -192,7 +192,7 @@ class FaultPlan:
         self._started_at = now
 
     def connection_fault(self, now: float) -> str | None:
-        """The kind of the whole server's fault at this time."""
+        """Returns the kind of the whole server's fault at this time."""
         return next(
             (
                 rule.fault.kind
@@ -204,7 +204,7 @@ class FaultPlan:
 
     @property
     def is_about_connections(self) -> bool:
-        """Whether `connection_fault` can ever be other than None."""
+        """Tells whether `connection_fault` can ever be other than None."""
         return any(rule.fault.kind in CONNECTION_FAULTS for rule in self.rules)
 
     def pick(self, model: str, now: float, key: str = "") -> Fault | None:

@@ -1,8 +1,8 @@
-"""A listening port that can fail as a whole: refuse connections, reset them, or let none come about.
+"""A listening port that can fail as a whole: it refuses connections, resets them, or leaves them unanswered.
 
-It must not know HTTP or why a fault holds. A port that refuses stays bound, so that nobody else gets it; one that
-swallows connections listens with a queue that is full, which on Linux leaves every newcomer without an answer.
-Invariant: whatever was wanted last is in force once `settle` returns.
+It must not know HTTP or why a fault holds. A port that refuses stays bound, so that no other process gets it; one that
+swallows connections listens with a full queue, which on Linux leaves every new connection without an answer.
+Invariant: the fault that was wanted last is in force once `settle` returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Connection(Protocol):
-    """An open connection; one that was used to control the emulator is spared, or nobody could end the fault."""
+    """An open connection; one that was used to control the emulator is spared, so that the fault can be ended."""
 
     is_control: bool
 
@@ -35,7 +35,7 @@ class Listener:
         self, make_protocol: Callable[[], asyncio.Protocol], connections: Callable[[], Iterable[Connection]]
     ) -> None:
         self.fault: str | None = None
-        """What is in force."""
+        """The fault in force; None: the port works."""
         self._make_protocol = make_protocol
         self._connections = connections
         self._wanted: str | None = None
@@ -53,24 +53,24 @@ class Listener:
         return int(server.sockets[0].getsockname()[1])
 
     def want(self, fault: str | None) -> None:
-        """Fail in this way from the next turn of the loop on; None: work."""
+        """Makes the port fail in this way from the next turn of the loop on; None: makes it work."""
         self._wanted = fault
         if fault != self.fault and (self._settling is None or self._settling.done()):
             self._settling = asyncio.get_running_loop().create_task(self._settle())
 
     async def settle(self) -> None:
-        """Wait until what is wanted is in force."""
+        """Waits until the wanted fault is in force."""
         if self._settling is not None:
             await self._settling
 
     def close(self) -> None:
-        """Stop listening, once settled; open connections are left to their owner."""
+        """Stops listening, once settled; open connections are left to their owner."""
         self._close_mute()
         for server in self._servers:
             server.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing is left in the loop."""
+        """Waits until no task or socket is left in the loop."""
         for server in self._servers:
             await server.wait_closed()
 
@@ -110,7 +110,7 @@ class Listener:
 
 
 def disturb(connection: Connection, fault: str | None) -> None:
-    """What a fault of the whole server does to an open connection."""
+    """Applies a fault of the whole server to an open connection."""
     match fault:
         case None:
             connection.transport.resume_reading()
@@ -123,13 +123,13 @@ def disturb(connection: Connection, fault: str | None) -> None:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close with a TCP RST."""
+    """Closes the connection with a TCP RST."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
     transport.abort()
 
 
 def _bound(family: int, address: Any) -> socket.socket:
-    """A socket that has the address and does not listen: connections to it are refused."""
+    """Returns a socket that has the address and does not listen, so that connections to it are refused."""
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setblocking(False)
@@ -138,7 +138,7 @@ def _bound(family: int, address: Any) -> socket.socket:
 
 
 def _fillers(listening: socket.socket) -> list[socket.socket]:
-    """Connections that take up the whole queue of a socket that begins to listen."""
+    """Returns connections that fill the queue of a socket that begins to listen."""
     listening.listen(0)
     fillers = [socket.socket(listening.family, socket.SOCK_STREAM) for _ in range(_FILLERS)]
     for each in fillers:

@@ -72,7 +72,7 @@ class ProblemError(Exception):
 
 
 def unknown_url(method: str, path: str) -> EmulatedProblem:
-    """404 for a path nobody serves."""
+    """404 for an unknown path."""
     return EmulatedProblem(404, f"Invalid URL ({method} {path})", code="unknown_url")
 
 
@@ -135,7 +135,7 @@ def not_permitted(_dialect: str) -> EmulatedProblem:
 
 
 def no_such_model(dialect: str) -> EmulatedProblem:
-    """404 for whatever model was asked for."""
+    """404 for any model."""
     if dialect == "anthropic":
         return EmulatedProblem(404, "model: emulated")
     return EmulatedProblem(

@@ -1,6 +1,6 @@
 """Serves the emulator on loopback, inside a loop that is already running.
 
-Uvicorn's HTTP protocol without uvicorn's server: no signal handlers, no 100 ms ticks, and a stop that drops every
+It uses uvicorn's HTTP protocol without uvicorn's server: no signal handlers, no 100 ms ticks, and a stop that drops every
 connection at once. The protocol hands its transport to the app, because resets and wrong framing have no ASGI message.
 Faults of the server as a whole are looked up often while there are any, and acted out by the listener. Invariant: after
 `stop` nothing of the server is left in the loop.
@@ -76,13 +76,13 @@ class EmulatorServer:
 
     @property
     def url(self) -> str:
-        """The root, for `/__emulator/...`; valid once started."""
+        """Returns the root, for `/__emulator/...`; valid once started."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
     @property
     def base_url(self) -> str:
-        """What a client's `base_url` is set to; valid once started."""
+        """Returns the `base_url` for clients; valid once started."""
         return f"{self.url}/v1"
 
     @property
@@ -117,7 +117,7 @@ class EmulatorServer:
         return self.base_url
 
     async def configure(self, **changes: Any) -> None:
-        """Change the emulator's config, field by field, and wait until the port behaves accordingly."""
+        """Changes the emulator's config, field by field, and waits until the port behaves accordingly."""
         self.emulator.configure(replace(self.emulator.config, **changes))
         if self._listener is not None:
             await self._listener.settle()

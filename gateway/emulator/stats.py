@@ -16,7 +16,7 @@ _OTHER = "(other)"
 
 
 class Stats:
-    """What has happened since the start or the last reset; `wall` is epoch seconds."""
+    """The counters since the start or the last reset; `wall` returns epoch seconds."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
@@ -37,22 +37,22 @@ class Stats:
         self.departures: deque[dict[str, Any]] = deque(maxlen=200)
 
     def enter(self) -> None:
-        """A call arrived."""
+        """Counts a call that arrived."""
         self.total += 1
         self.active += 1
         self.peak = max(self.peak, self.active)
 
     def leave(self, endpoint: str) -> None:
-        """A call is over."""
+        """Counts a call that has ended."""
         self.active -= 1
         self.endpoints[endpoint] += 1
 
     def asked(self, model: str) -> None:
-        """A valid call named `model`; past a thousand names the rest are counted together."""
+        """Counts a valid call of `model`; past a thousand names the others are counted together."""
         self.models[model if model in self.models or len(self.models) < _MAX_LABELS else _OTHER] += 1
 
     def peer_left(self, path: str, model: str, now: float) -> None:
-        """A peer left before the end of its answer."""
+        """Counts a peer that left before the end of its answer."""
         self.cancelled += 1
         self.departures.append({"at_s": self._wall(), "mono_s": now, "path": path, "model": model})
 

@@ -1,6 +1,6 @@
 """Several workers on one port: `gateway serve --workers N`.
 
-`supervisor` starts, watches and ends them; `worker` is what runs in each; `channel` is the line between the two. `places` has
-the listeners and who is at them; `commonlog` keeps their lines apart. `census` asks all of them for their numbers, of which
-`numbers` makes one answer.
+`supervisor` starts, watches and ends the workers; `worker` runs in each; `channel` connects the two; `heartbeat` finds those
+that hang. `listeners` has the sockets and the worker at each; `shared_log` keeps log lines apart. `scrape` asks all workers
+for their metrics, which `merge_metrics` adds up.
 """

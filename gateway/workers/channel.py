@@ -1,7 +1,7 @@
-"""The line between the supervisor and one worker: JSON objects, one a line, over a pair of sockets.
+"""The channel between the supervisor and one worker: JSON objects, one per line, over a pair of sockets.
 
 This is the supervisor's end, which never blocks: it has no loop, and a worker that has stopped reading must not stop the
-others. The worker's end is an asyncio stream. Either learns from the end of the line that the other is no more.
+others. The worker's end is an asyncio stream. Either side learns from the end of the stream that the other has died.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 PIECE_BYTES = 262_144
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
-"""A worker that leaves so much unread hears nothing more."""
+"""Unread bytes after which a worker gets no more messages."""
 
 Message = dict[str, Any]
 
 
 class Channel:
-    """The supervisor's end."""
+    """The supervisor's end of a channel."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -27,21 +27,21 @@ class Channel:
         self._received = bytearray()
         self._unsent = bytearray()
         self.has_ended = False
-        """Whether the worker has closed its end, or died."""
+        """The worker has closed its end, or died."""
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for the worker to read, and for `flush`."""
+        """Tells whether some message waits for the worker to read, and for `flush`."""
         return bool(self._unsent)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send it as soon as the worker reads."""
+        """Sends the message as soon as the worker reads."""
         if len(self._unsent) < MOST_UNREAD_BYTES:
             self._unsent += pack(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the worker takes now."""
+        """Sends the bytes that the worker takes now."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -51,7 +51,7 @@ class Channel:
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """All that has come in."""
+        """Returns all messages that have arrived."""
         try:
             while piece := self.socket.recv(PIECE_BYTES):
                 self._received += piece
@@ -65,10 +65,10 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """The worker reads the end of the line."""
+        """Closes the channel, so that the worker reads its end."""
         self.socket.close()
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """A message as it goes over the line; unlike orjson's, these numbers may be infinite."""
+    """Returns a message as one line of JSON; unlike orjson's, its numbers may be infinite."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -1,9 +1,9 @@
-"""Decides which workers hang: each is asked once a second whether it is there, and one that stays silent is given up.
+"""Decides which workers hang: each is pinged once a second, and one that stays silent is given up.
 
-A process that is stopped, or whose loop never turns again, still has its listener, and the kernel goes on giving it its part
-of the connections: nobody but the supervisor can notice. Time comes in as an argument, and nothing is done here: the
-supervisor carries out what is decided. Invariant: a worker is given up only for silence that lasted while the supervisor
-itself was awake; after a suspended machine everybody starts with a clean slate.
+A process that is stopped, or whose loop is blocked, still has its listener, and the kernel goes on giving it its part of the
+connections: only the supervisor can notice. Time comes in as an argument, and the supervisor carries out the decisions.
+Invariant: a worker is given up only for silence that lasted while the supervisor itself was awake; after the machine was
+suspended, all workers start with a clean slate.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Literal
 
 ASK_S = 1.0
 SILENT_S = 5.0
-"""A worker that has not answered for so long hangs."""
+"""Seconds without an answer after which a worker hangs."""
 START_S = 60.0
-"""A worker that is not ready so long after it was forked hangs, too."""
+"""Seconds after its fork by which a worker has to be ready, or it hangs."""
 LATE_S = 2.0
-"""When the supervisor itself comes so late to ask, it was asleep, and so perhaps was everybody else."""
+"""Seconds of delay of its own ping after which the supervisor, and perhaps all workers, were suspended."""
 
 STACK_SIGNAL = signal.SIGUSR2
-"""Makes a worker write to standard error what each of its threads is doing, wherever it hangs."""
+"""The signal that makes a worker write the stack of each of its threads to standard error, wherever it hangs."""
 
 Order = Literal["ask", "give_up", "kill"]
-"""What is to be done with a worker; it is killed one round after it was given up, which leaves it time to tell its stack."""
+"""The action for a worker; it is killed one round after it was given up, which leaves it time to write its stacks."""
 
 
 class Heartbeat:
-    """Who was asked since when; `beat` once `due_at` has come. Workers go by their numbers, times are monotonic seconds."""
+    """The pings of all workers, by number, in monotonic seconds; call `beat` once `due_at` has come."""
 
     def __init__(self) -> None:
         self.due_at = 0.0
         self._asked_at: dict[int, float] = {}
-        """When the question was asked that a worker has not answered yet."""
+        """The time of each worker's unanswered ping."""
         self._given_up: set[int] = set()
 
     def heard(self, number: int) -> None:
-        """A worker has said something: it is there."""
+        """Notes any message of a worker as its answer."""
         self._asked_at.pop(number, None)
 
     def ended(self, number: int) -> None:
-        """A worker's process has ended: what is said from now on about this number is about the next one."""
+        """Forgets a worker whose process has ended, because its number goes to the next one."""
         self._asked_at.pop(number, None)
         self._given_up.discard(number)
 
     def beat(self, now: float, ready: Iterable[int], starting: Iterable[tuple[int, float]]) -> list[tuple[int, Order]]:
-        """What is to be done now with the workers that are ready, and with those that start, each with its begin."""
+        """Returns the actions that are due, for the ready workers and for the starting ones with their times of fork."""
         if now - self.due_at > LATE_S:
             self._asked_at.clear()
         self.due_at = now + ASK_S

@@ -1,9 +1,9 @@
-"""The place of each worker: who is in it, which listeners belong to it, and whether there can be workers at all.
+"""The place of each worker: its process and its listeners; and whether several workers are possible at all.
 
-Each has a listener of its own on every port, all on the same address (SO_REUSEPORT), because there the kernel deals
-connections out evenly; of one listener for all, measured with four workers and 100 connections, one worker got 0 to 2. But
-the listeners are the supervisor's, who keeps them open: a worker that dies takes no waiting connection with it, and another
-can tend its listener. Where the kernel does not deal out (anything but Linux), all share one.
+Each place has a listener of its own on every port, all on the same address (SO_REUSEPORT), because there the kernel spreads
+connections evenly; with one listener for all, measured with four workers and 100 connections, one worker got 0 to 2. The
+supervisor keeps the listeners open: a worker that dies takes no waiting connection with it, and another worker can accept
+from its listener. Where the kernel does not spread connections (anything but Linux), all share one listener.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from gateway.workers.channel import Channel
 
 @dataclass(eq=False, slots=True)
 class ListenerPlace:
-    """The place of one worker: who is in it, and since when; or from when on it is to be filled again."""
+    """The place of one worker: its process, if any, and the time at which it started or the next one is due."""
 
     number: int
     listeners: list[socket.socket]
     pid: int = 0
-    """0: empty."""
+    """The worker's process id; 0: the place is empty."""
     channel: Channel | None = None
-    """None: empty, or whoever is in it will end soon."""
+    """The channel to the worker; None: the place is empty, or its worker will end soon."""
     is_ready: bool = False
     changed_at: float = 0.0
-    """When it was filled, or is to be. Monotonic seconds, as all times here."""
+    """The monotonic time at which the worker started, or the next one is due."""
     deaths: int = 0
-    """In a row, without a steady time between two."""
+    """The deaths in a row, without a steady run in between."""
     tended: list[int] = field(default_factory=list)
-    """The other places whose listeners it has been asked to tend."""
+    """The other places from whose listeners this worker has been told to accept."""
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Tell whoever is in it."""
+        """Sends a message to the worker, if there is one."""
         if self.channel is not None:
             self.channel.send(message)
 
     @property
     def url(self) -> str:
-        """Where it listens for calls."""
+        """Returns the URL at which the worker listens for calls."""
         host, port = self.listeners[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def require_shared(settings: Settings, policy: PolicySnapshot, workers: int) -> None:
-    """Raises ConfigError unless so many workers can share what they have to."""
+    """Raises ConfigError unless so many workers can share their state."""
     if workers > 1 and policy.shared is None:
         kind = policy.state.partition(":")[0]
         raise ConfigError(
@@ -65,13 +65,13 @@ def require_shared(settings: Settings, policy: PolicySnapshot, workers: int) -> 
 
 
 def require_fork() -> None:
-    """Raises ConfigError where there is no way to have several workers."""
+    """Raises ConfigError where the system cannot fork."""
     if not hasattr(os, "fork"):
         raise ConfigError([f"--workers: {sys.platform} cannot fork processes; run with --workers 1"])
 
 
 def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
-    """One for each worker, with its listener on each port of the policy. Raises OSError when a port cannot be had."""
+    """Returns one place per worker, with its listener on each port of the policy. Raises OSError for a taken port."""
     server = policy.server
     port = server.port if settings.port is None else settings.port
     addresses = [(settings.host or server.host, port), *([server.admin_listen] if server.admin_listen else [])]
@@ -80,17 +80,17 @@ def places(settings: Settings, policy: PolicySnapshot) -> list[ListenerPlace]:
 
 
 def is_one_for_all(places: Sequence[ListenerPlace]) -> bool:
-    """Whether they have one listener: then nobody's has to be tended."""
+    """Tells whether all places share one listener, so that no worker has to accept for another."""
     return len({id(place.listeners[0]) for place in places}) == 1
 
 
 def deals_out() -> bool:
-    """Whether the kernel deals connections out to the listeners of one port."""
+    """Tells whether the kernel spreads connections over the listeners of one port."""
     return sys.platform == "linux"
 
 
 def _share(host: str, port: int, count: int) -> list[socket.socket]:
-    """So many listeners on one port, that was nobody's: asked for alone first, it is not shared with another gateway."""
+    """Returns `count` listeners on one port; it is bound alone first, so that it is not shared with another gateway."""
     alone = listen_on(host, port)
     if not deals_out():
         return [alone] * count

@@ -1,8 +1,8 @@
-"""Makes one set of metrics of those of all workers. Pure: what they told comes in, what a scraper reads goes out.
+"""Merges the metrics of all workers into one set; pure.
 
-Counters and histograms are summed, a gauge by the rule that it has here. Invariant: no counter of the fleet ever goes
-back, whichever worker dies or is late: of one that did not answer, what it told last still counts, and of one that has
-died for good. What it counted since it was last asked is lost with it; its gauges are forgotten at once.
+Counters and histograms are summed; gauges are merged by the rules in this module. Invariant: no counter of the fleet ever goes
+back, whichever worker dies or is late: the last report of a late or dead worker still counts. A dead worker's counts since
+its last report are lost with it; its gauges are dropped at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 Family = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
-"""Name, documentation, type and samples, each of these a name, its labels and a value: as it goes over a channel."""
+"""A metric family as a channel carries it: name, documentation, type, and samples of name, labels and value."""
 
 SUMMED = frozenset({"counter", "histogram"})
 """The types whose samples are running totals."""
@@ -31,7 +31,7 @@ ADDED = frozenset(
         "process_open_fds",
     }
 )
-"""Gauges of which every worker has a part."""
+"""Gauges that are summed, because every worker has a part."""
 LEAST = frozenset(
     {
         "gateway_limit_level",
@@ -41,7 +41,7 @@ LEAST = frozenset(
         "process_max_fds",
     }
 )
-"""Gauges of which the worst, or the first, is the least."""
+"""Gauges of which the least counts, because it is the worst or the first."""
 MOST = frozenset(
     {
         "gateway_queue_oldest_seconds",
@@ -59,29 +59,29 @@ MOST = frozenset(
         "gateway_replicas",
     }
 )
-"""Gauges of which the worst, or the last, is the most, or which tell all workers the same; any that has no rule, too."""
+"""Gauges of which the most counts: the worst, the last, or the same in all workers; the rule of any other gauge, too."""
 
 _Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Fleet:
-    """What all workers have counted, as far as they have told."""
+    """The metrics that all workers have reported."""
 
     def __init__(self) -> None:
         self._told: dict[int, list[Family]] = {}
         self._departed: list[Family] = []
 
     def tell(self, number: int, families: list[Family]) -> None:
-        """These are the numbers of a worker now."""
+        """Takes the present metrics of a worker."""
         self._told[number] = families
 
     def depart(self, number: int) -> None:
-        """A worker has died, and another begins at nothing: its totals stay."""
+        """Keeps the totals of a worker that has died, whose successor begins at 0."""
         totals = [family for family in self._told.pop(number, []) if family[2] in SUMMED]
         self._departed = merge([self._departed, totals])
 
     def total(self, answered: Collection[int]) -> list[Family]:
-        """The numbers of all, where the gauges of those that did not answer are left out."""
+        """Returns the merged metrics, without the gauges of workers that did not answer."""
         told = (
             families if number in answered else [family for family in families if family[2] in SUMMED]
             for number, families in self._told.items()
@@ -90,13 +90,13 @@ class Fleet:
 
 
 class Gathered(Collector):
-    """Families that an exposition format can be made of, as it is of a registry."""
+    """A collector of given families, from which prometheus_client renders an exposition format."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
+        """Yields the families."""
         for name, text, kind, samples in self._families:
             metric = Metric(name, text, kind)
             for sample, labels, value in samples:
@@ -105,7 +105,7 @@ class Gathered(Collector):
 
 
 def dump(registry: Collector) -> list[Family]:
-    """The numbers of one worker."""
+    """Returns the metrics of one worker."""
     return [
         (one.name, one.documentation, one.type, [(sample.name, sample.labels, sample.value) for sample in one.samples])
         for one in registry.collect()
@@ -113,17 +113,17 @@ def dump(registry: Collector) -> list[Family]:
 
 
 def gauge(name: str, text: str, value: float) -> Family:
-    """A gauge without labels."""
+    """Returns a gauge without labels."""
     return name, text, "gauge", [(name, {}, value)]
 
 
 def counter(name: str, text: str, value: float) -> Family:
-    """A counter without labels; its sample is called `<name>_total`."""
+    """Returns a counter without labels; its sample is called `<name>_total`."""
     return name, text, "counter", [(f"{name}_total", {}, value)]
 
 
 def merge(parts: Iterable[list[Family]]) -> list[Family]:
-    """One family of all that have the same name; families and samples in the order in which they are met."""
+    """Merges families of the same name; families and samples keep the order of their first occurrence."""
     known: dict[str, tuple[str, str, _Samples]] = {}
     for name, text, kind, samples in (family for part in parts for family in part):
         _, _, values = known.setdefault(name, (text, kind, {}))
@@ -144,5 +144,5 @@ def _rule(name: str, kind: str) -> Callable[[float, float], float]:
 
 
 def families_of(message: Mapping[str, Any]) -> list[Family]:
-    """What a worker told, out of its message."""
+    """Returns the families of a worker's message."""
     return [(name, text, kind, samples) for name, text, kind, samples in message["families"]]

@@ -1,7 +1,7 @@
-"""Asks the workers what they have counted, whenever one of them is scraped, and gives it the sum.
+"""Collects the metrics of all workers whenever one of them is scraped, and sends it the sum.
 
-The supervisor does this, so that no worker's loop is held up by the numbers of others, and because it is the one that
-outlives them: what a dead worker has told is kept here. Time comes in as an argument, messages through the places.
+The supervisor does this, so that merging blocks no worker's loop, and because it outlives the workers and keeps the reports
+of dead ones. Time comes in as an argument, messages through the places.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gateway.workers.listeners import ListenerPlace
 from gateway.workers.merge_metrics import Fleet, counter, families_of, gauge
 
 ANSWER_S = 0.25
-"""What a worker has to tell its numbers in, for a scrape."""
+"""Seconds that a worker has to report its metrics for a scrape."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One asking of all workers for their numbers, on behalf of those that were scraped."""
+    """One collection of all workers' metrics, for the workers that were scraped."""
 
     askers: list[ListenerPlace]
     missing: set[int]
@@ -27,8 +27,8 @@ class Round:
     ends_at: float
 
 
-class Census:
-    """The rounds, one at a time, and all that was ever told."""
+class MetricsRounds:
+    """Runs the rounds one at a time, and keeps all reports."""
 
     def __init__(self, places: Sequence[ListenerPlace]) -> None:
         self._places = places
@@ -36,26 +36,26 @@ class Census:
         self._scraped: list[ListenerPlace] = []
         self._round: Round | None = None
         self.restarts = 0
-        """Workers that died and were replaced."""
+        """The number of workers that died and were replaced."""
 
     @property
     def due_at(self) -> float | None:
-        """When to `go_on`, at the latest."""
+        """Returns the time by which `go_on` has to be called; None: no round is running."""
         return self._round.ends_at if self._round else None
 
     def scraped(self, place: ListenerPlace) -> None:
-        """A worker has been asked by a scraper. It gets the sum of a round that begins after this."""
+        """Notes that a worker was scraped; it gets the sum of a round that begins after this."""
         self._scraped.append(place)
 
     def told(self, place: ListenerPlace, message: Message) -> None:
-        """A worker has told its numbers."""
+        """Takes a worker's report."""
         self._fleet.tell(place.number, families_of(message))
         if self._round is not None and place.number in self._round.missing:
             self._round.missing.discard(place.number)
             self._round.answered.add(place.number)
 
     def died(self, place: ListenerPlace) -> None:
-        """Its totals stay; nobody waits for it any more."""
+        """Keeps the totals of a dead worker, and no longer waits for its report."""
         self._fleet.depart(place.number)
         self._scraped = [one for one in self._scraped if one is not place]
         if self._round is not None:
@@ -63,7 +63,7 @@ class Census:
             self._round.answered.discard(place.number)
 
     def go_on(self, now: float) -> None:
-        """End the round that is complete, or has taken too long, and begin the next where one is wanted."""
+        """Ends a round that is complete or late, and begins the next where a worker was scraped."""
         if self._round is not None and (not self._round.missing or now >= self._round.ends_at):
             self._answer(self._round)
         if self._round is None and self._scraped:

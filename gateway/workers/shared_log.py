@@ -1,6 +1,6 @@
-"""The standard output that all workers write their call log to: whole batches, one worker at a time.
+"""The standard output to which all workers write their call log: whole batches, one worker at a time.
 
-A batch is longer than what a pipe takes in one piece, so without turns the lines of one would end up inside those of another.
+A batch is longer than the bytes that a pipe takes atomically, so without a lock the lines of workers would be mixed.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import TextIO
 
 
 class LockedLog:
-    """A stream whose writer waits for its turn; `turns` is of `make_turns`, and common to all.
+    """A stream whose writer takes a lock first; `lock` is the descriptor of `make_lock`, which all workers share.
 
-    The lock is a process's own, and is gone when the process is.
+    A process that dies releases the lock.
     """
 
-    def __init__(self, stream: TextIO, turns: int) -> None:
+    def __init__(self, stream: TextIO, lock: int) -> None:
         self._stream = stream
-        self._turns = turns
+        self._lock = lock
 
     def write(self, text: str) -> int:
-        """Write and flush."""
-        fcntl.lockf(self._turns, fcntl.LOCK_EX)
+        """Writes and flushes the text."""
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
         try:
             self._stream.write(text)
             self._stream.flush()
         finally:
-            fcntl.lockf(self._turns, fcntl.LOCK_UN)
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is left to write."""
+        """Does nothing: `write` flushes."""
 
 
-def make_turns() -> int:
-    """The descriptor of a file without a name, by whose lock processes that inherit it take turns."""
+def make_lock() -> int:
+    """Returns the descriptor of an unnamed file, whose lock the processes that inherit it take in turn."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("gateway-log")
     with tempfile.TemporaryFile() as file:

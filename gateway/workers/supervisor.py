@@ -1,10 +1,10 @@
-"""Starts the workers, keeps their number, passes on what operators ask for by signals, and adds up their metrics.
+"""Starts the workers, keeps their number, passes operators' signals on to them, and adds up their metrics.
 
-Workers are forked, at any time, from a process that has neither an event loop nor a thread: that is why this one has a
-selector and no asyncio, and why it imports what workers need but runs none of it. A config that cannot be used, a port that
-is taken and a worker that cannot start are one message and the end of all; once they have started, a worker that dies is
-replaced, the later the more often that came, and meanwhile another tends its listeners. One that hangs loses its listeners
-at once, and is killed. When the supervisor itself dies, its workers read the end of their channels, stop listening, and drain.
+Workers are forked, at any time, from a process that has neither an event loop nor a thread: that is why the supervisor uses a
+selector instead of asyncio, and imports the gateway without running any of it. A config that cannot be used, a taken port and
+a worker that cannot start end everything with one message. Later, a worker that dies is replaced, after a delay that grows
+with each death, and meanwhile another accepts from its listeners. A worker that hangs loses its listeners at once, and is
+killed. When the supervisor itself dies, its workers read the end of their channels, stop listening, and drain.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from gateway.settings import Settings
 from gateway.workers.channel import Channel, Message
 from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
 from gateway.workers.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
-from gateway.workers.scrape import Census
-from gateway.workers.shared_log import make_turns
+from gateway.workers.scrape import MetricsRounds
+from gateway.workers.shared_log import make_lock
 from gateway.workers.worker import WorkerSlot, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0
-"""How long the place of a worker that died stays empty: twice as long each time it dies again …"""
+"""Seconds until a dead worker is replaced: the first delay, doubled with each death up to the second."""
 STEADY_S = 60.0
-"""… before it has run for so long."""
+"""Seconds after which a worker has run long enough for its next death to count as the first."""
 END_S = 10.0
-"""What workers have to end in, beyond the grace, before they are killed."""
+"""Seconds that workers have to end, beyond the grace, before they are killed."""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 log = logging.getLogger("gateway.workers")
 
 
 class WorkerFailed(Exception):
-    """A worker could not start, as its message says; `code` is the exit code."""
+    """A worker could not start; the message has the reason, `code` is the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -52,29 +52,29 @@ class WorkerFailed(Exception):
 
 
 class Supervisor:
-    """The process that has `settings.workers` others; `run` it in a process without any loop or thread."""
+    """The parent of `settings.workers` processes; `run` it in a process without any loop or thread."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], policy: PolicySnapshot) -> None:
-        """Binds the ports of `policy`. Raises ConfigError or OSError; nothing runs yet."""
+        """Binds the ports of `policy`, and starts nothing. Raises ConfigError or OSError."""
         require_fork()
         require_shared(settings, policy, settings.workers)
         self._settings = settings
         self._environ = environ
         self._policy = policy
         self._places = places(settings, policy)
-        self._census = Census(self._places)
+        self._metrics = MetricsRounds(self._places)
         self._heartbeat = Heartbeat()
         self._has_started = False
         self._stops_by: float | None = None
-        """While it stops: when what still runs is killed."""
+        """The time at which the remaining workers are killed; None while the supervisor is not stopping."""
         self._has_said_stopping = False
         self._code = 0
-        self._turns = make_turns()
+        self._log_lock = make_lock()
         self._selector = selectors.DefaultSelector()
         self._awoken, self._waker = socket.socketpair()
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code. Raises WorkerFailed when a worker cannot start."""
+        """Serves until SIGTERM or SIGINT; returns the exit code. Raises WorkerFailed when a worker cannot start."""
         gc.collect()
         gc.freeze()  # what is here already stays in the pages that all share
         self._hear_signals()
@@ -112,7 +112,7 @@ class Supervisor:
         self._tell_all({"do": "drain"})
 
     def _wait_for_grace(self, server: Server) -> None:
-        """A worker has begun to drain, and has so long: it knows, as it has heard of every reload."""
+        """Sets the time by which draining workers have to end; `server` is a worker's, which has seen every reload."""
         if self._stops_by is not None and not self._code:
             self._stops_by = max(self._stops_by, time.monotonic() + _patience_s(server))
         if not self._has_said_stopping:
@@ -129,13 +129,13 @@ class Supervisor:
             place.send(message)
 
     def _wait(self) -> None:
-        """Do what is to be done until something happens, or is due."""
+        """Waits for the next event or deadline, and handles it."""
         for place in self._places:
             if place.channel is not None:
                 wanted = READ | WRITE if place.channel.has_unsent else READ
                 self._selector.modify(place.channel.socket, wanted, partial(self._hear, place))
         due = [place.changed_at for place in self._places if not place.pid and self._stops_by is None]
-        due += [at for at in (self._census.due_at, self._stops_by, self._heartbeat.due_at) if at is not None]
+        due += [at for at in (self._metrics.due_at, self._stops_by, self._heartbeat.due_at) if at is not None]
         for key, _ in self._selector.select(max(min(due) - time.monotonic(), 0.0)):
             key.data()
 
@@ -150,10 +150,10 @@ class Supervisor:
                 self._refill(place, now)
         if now >= self._heartbeat.due_at:
             self._look_for_hung(now)
-        self._census.go_on(now)
+        self._metrics.go_on(now)
 
     def _look_for_hung(self, now: float) -> None:
-        """Ask the workers whether they are there; one that is not loses its listeners first, and then its life."""
+        """Pings the workers; one that hangs loses its listeners first, and is then killed."""
         by_number = {place.number: place for place in self._places if place.pid}
         ready = [number for number, place in by_number.items() if place.is_ready]
         starting = [(number, place.changed_at) for number, place in by_number.items() if not place.is_ready]
@@ -173,11 +173,11 @@ class Supervisor:
                 os.kill(place.pid, signal.SIGKILL)
 
     def _fill(self, place: ListenerPlace) -> None:
-        """Raises OSError where the machine has no room for another process."""
+        """Forks a worker into the place; raises OSError where the machine has no room for another process."""
         ours, theirs = socket.socketpair()
         place.channel = Channel(ours)
-        berth = WorkerSlot(
-            place.number, {one.number: one.listeners for one in self._places}, theirs, self._turns, self._policy
+        slot = WorkerSlot(
+            place.number, {one.number: one.listeners for one in self._places}, theirs, self._log_lock, self._policy
         )
         sys.stdout.flush()
         sys.stderr.flush()
@@ -185,7 +185,7 @@ class Supervisor:
         try:
             place.pid = os.fork()
             if place.pid == 0:
-                run_worker(self._settings, self._environ, berth, self._let_go)  # never returns
+                run_worker(self._settings, self._environ, slot, self._let_go)  # never returns
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
@@ -203,7 +203,7 @@ class Supervisor:
             log.warning("worker %d cannot be started yet: %s", place.number, error.strerror)
 
     def _let_go(self) -> None:
-        """Close, in a worker, what is the supervisor's: a line has its end when nobody else holds it."""
+        """Closes the supervisor's descriptors in a worker: a channel only ends when no process holds its other end."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._awoken.close()
@@ -235,14 +235,14 @@ class Supervisor:
                 server = self._policy.server
                 self._wait_for_grace(replace(server, grace_s=message["grace_s"], notice_s=message["notice_s"]))
             case "scraped":
-                self._census.scraped(place)
+                self._metrics.scraped(place)
             case "numbers":
-                self._census.told(place, message)
+                self._metrics.told(place, message)
 
     def _welcome(self, place: ListenerPlace) -> None:
         place.is_ready = True
         if self._has_started:
-            self._census.restarts += 1
+            self._metrics.restarts += 1
             log.info("worker %d is ready again", place.number)
         elif all(one.is_ready for one in self._places):
             self._has_started = True
@@ -262,11 +262,11 @@ class Supervisor:
                     self._empty(place, os.waitstatus_to_exitcode(status))
 
     def _empty(self, place: ListenerPlace, code: int) -> None:
-        """Its worker has ended: hear its last words, keep its totals, and plan for the next one."""
+        """Handles the end of a place's worker: reads its last messages, keeps its totals, and schedules the next one."""
         self._hear(place)
         now = time.monotonic()
         place.pid, place.is_ready = 0, False
-        self._census.died(place)
+        self._metrics.died(place)
         self._heartbeat.ended(place.number)
         self._deal()
         if self._stops_by is not None:
@@ -281,7 +281,7 @@ class Supervisor:
         log.error("worker %d %s: another takes its place in %g s", place.number, how, delay_s)
 
     def _deal(self) -> None:
-        """See to it that somebody tends every listener."""
+        """Has some worker accept from every listener."""
         ready = [place for place in self._places if place.is_ready]
         absent = [place.number for place in self._places if not place.is_ready]
         if not self._has_started or not ready or is_one_for_all(self._places):
@@ -293,7 +293,7 @@ class Supervisor:
                 place.send({"do": "tend", "numbers": tended})
 
     def _kill_all(self) -> None:
-        """End whatever still runs, at once."""
+        """Kills every worker that still runs."""
         for place in self._places:
             if place.pid:
                 os.kill(place.pid, signal.SIGKILL)
@@ -302,7 +302,7 @@ class Supervisor:
 
 
 def _heard(_number: int, _frame: object) -> None:
-    """Nothing: the signal has come through the wakeup descriptor."""
+    """Does nothing: the signal arrives through the wakeup descriptor."""
 
 
 def _patience_s(server: Server) -> float:

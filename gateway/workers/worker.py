@@ -1,8 +1,8 @@
-"""One worker: a gateway like any other, that listens where the supervisor says and does what it says.
+"""One worker: a gateway on the listeners of its supervisor, which commands it through the channel.
 
-Only the supervisor is told things by signals. SIGINT and SIGHUP, which a terminal sends to the whole group, are not heard
-here, and SIGTERM, which some service managers send to all, drains this worker but never hurries it. The end of the channel is
-the supervisor's: then this worker listens no more, so that another gateway can have the port, and drains.
+Signals are the supervisor's business. A worker ignores SIGINT and SIGHUP, which a terminal sends to the whole group, and
+SIGTERM, which some service managers send to all, drains it but never hurries it. When the channel ends, the supervisor has
+died: the worker then stops listening, so that another gateway can have the port, and drains.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ from gateway.workers.merge_metrics import Gathered, dump, families_of
 from gateway.workers.shared_log import LockedLog
 
 SUM_S = 1.0
-"""How long a scrape waits for the sum of all; after that it gets this worker's own numbers."""
+"""Seconds that a scrape waits for the sum of all workers; after that it gets this worker's own metrics."""
 FAILED, UNUSABLE = 1, 2
-"""Exit codes, as of the commands: could not run; a config that cannot be used."""
+"""Exit codes, as those of the commands: the worker could not run; the config cannot be used."""
 
 log = logging.getLogger("gateway.workers")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """What a worker gets from its supervisor: its number, all listeners by number and port, its end of the channel.
+    """A worker's start-up data: its number, all listeners by number and port, its end of the channel.
 
-    `turns` is a descriptor for the lock of the common log. `policy` is what the supervisor started with.
+    `log_lock` is the descriptor of the shared log's lock. `policy` is the one that the supervisor started with.
     """
 
     number: int
     listeners: Mapping[int, Sequence[socket.socket]]
     channel: socket.socket
-    turns: int
+    log_lock: int
     policy: PolicySnapshot
 
 
 class Worker:
-    """Runs one gateway at its berth."""
+    """Runs one gateway in its slot."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> None:
         """Raises ConfigError, StoreUnusable or OSError."""
-        self._berth = berth
-        self._ports = iter(berth.listeners[berth.number])
+        self._slot = slot
+        self._ports = iter(slot.listeners[slot.number])
         self._awaited: set[asyncio.Future[Collector]] = set()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
-        log_stream = cast("TextIO", LockedLog(sys.stdout, berth.turns))
-        post = Post(berth.number, self._listen, self._gather)
+        log_stream = cast("TextIO", LockedLog(sys.stdout, slot.log_lock))
+        post = Post(slot.number, self._listen, self._gather)
         self._gateway = Gateway(settings, environ, log_stream=log_stream, post=post)
-        if _fixed(self._gateway.policy) != _fixed(berth.policy):
+        if _fixed(self._gateway.policy) != _fixed(slot.policy):
             raise _changed()
 
     async def run(self) -> int:
-        """Serve until told to stop; returns the exit code."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._berth.channel, limit=MOST_UNREAD_BYTES)
+        """Serves until it is told to stop; returns the exit code."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._slot.channel, limit=MOST_UNREAD_BYTES)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         await self._gateway.start()
         self._say({"say": "ready"})
@@ -123,17 +123,17 @@ class Worker:
             case "answer":
                 self._say({"say": "here"})
             case "tend":
-                self._gateway.tend({number: self._berth.listeners[number] for number in message["numbers"]})
+                self._gateway.tend({number: self._slot.listeners[number] for number in message["numbers"]})
 
     def _leave_ports(self) -> None:
-        """Give the ports back while running calls go on: the supervisor that kept them is no more."""
+        """Closes the listeners while running calls go on, because the supervisor that kept them has died."""
         self._gateway.deafen()
-        for ports in self._berth.listeners.values():
+        for ports in self._slot.listeners.values():
             for listener in ports:
                 listener.close()
 
     async def _gather(self) -> Collector:
-        """The numbers of all workers; this one's own when the supervisor does not give them."""
+        """Returns the metrics of all workers; this worker's own when the supervisor does not answer."""
         if self._writer is None:
             return self._gateway.registry
         coming: asyncio.Future[Collector] = asyncio.get_running_loop().create_future()
@@ -153,16 +153,16 @@ class Worker:
 
 
 def run_worker(
-    settings: Settings, environ: Mapping[str, str], berth: WorkerSlot, let_go: Callable[[], None]
+    settings: Settings, environ: Mapping[str, str], slot: WorkerSlot, let_go: Callable[[], None]
 ) -> NoReturn:
-    """Be a worker, in a process just forked with its signals blocked, until the process ends.
+    """Runs a worker in a process just forked with its signals blocked, and ends the process.
 
-    `let_go` gives up what is the supervisor's.
+    `let_go` closes the supervisor's descriptors.
     """
     code = FAILED
     try:
         let_go()
-        code = _run(settings, environ, berth)
+        code = _run(settings, environ, slot)
     except BaseException:  # noqa: BLE001 - the process ends here, and nobody above is this worker's
         traceback.print_exc()
     finally:
@@ -171,7 +171,7 @@ def run_worker(
         os._exit(code)  # nothing of the supervisor's, whose stack this is, must run
 
 
-def _run(settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> int:
+def _run(settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -179,32 +179,32 @@ def _run(settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> i
     faulthandler.register(STACK_SIGNAL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {berth.number}: %(message)s"))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {slot.number}: %(message)s"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, environ, berth))
+            return runner.run(_serve(settings, environ, slot))
     except ConfigError as error:
-        return _fail(berth, "\n".join(error.problems), UNUSABLE)
+        return _fail(slot, "\n".join(error.problems), UNUSABLE)
     except StoreUnusable as error:
-        return _fail(berth, str(error), FAILED)
+        return _fail(slot, str(error), FAILED)
     except OSError as error:
         reason = error.strerror or str(error)
-        return _fail(berth, f"{error.filename}: {reason}" if error.filename else reason, FAILED)
+        return _fail(slot, f"{error.filename}: {reason}" if error.filename else reason, FAILED)
 
 
-async def _serve(settings: Settings, environ: Mapping[str, str], berth: WorkerSlot) -> int:
-    return await Worker(settings, environ, berth).run()
+async def _serve(settings: Settings, environ: Mapping[str, str], slot: WorkerSlot) -> int:
+    return await Worker(settings, environ, slot).run()
 
 
-def _fail(berth: WorkerSlot, text: str, code: int) -> int:
-    """Let the supervisor say it, once."""
+def _fail(slot: WorkerSlot, text: str, code: int) -> int:
+    """Reports a failure to the supervisor, which prints it once."""
     with contextlib.suppress(OSError):
-        berth.channel.sendall(pack({"say": "failed", "text": text, "code": code}))
+        slot.channel.sendall(pack({"say": "failed", "text": text, "code": code}))
     return code
 
 
 def _fixed(policy: PolicySnapshot) -> tuple[object, ...]:
-    """What all workers have in common until all of them start anew."""
+    """Returns the settings that are fixed until all workers restart."""
     return policy.state, policy.shared, policy.server.admin_listen
 
 

@@ -1,1 +1,1 @@
-"""The emulator's answers: what a request asks for, and the bytes that answer it."""
+"""The emulator's answers: checked requests, and the bytes that answer them."""

@@ -151,7 +151,7 @@ def _stream(
 
 
 def wants_usage(ask: Ask) -> bool:
-    """Whether the caller asked for the extra usage chunk."""
+    """Tells whether the caller asked for the extra usage chunk."""
     options = ask.data.get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 

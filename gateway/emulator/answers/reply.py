@@ -1,4 +1,4 @@
-"""What an endpoint hands back: one whole reply, or a stream of frames.
+"""The answer of an endpoint: one whole reply, or a stream of frames.
 
 Plain values, so that the limits, the answers and the faults meet here without knowing each other. Invariant: a value
 says everything about the bytes to send and nothing about when they are sent.

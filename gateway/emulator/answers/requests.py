@@ -19,7 +19,7 @@ from gateway.emulator.problems import EmulatedProblem, ProblemError
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a call wants: `prompt` is all its text, `echo` the part an answer quotes, `max_tokens` its output cap."""
+    """A checked request: `prompt` is all its text, `echo` the part that an answer quotes, `max_tokens` its output cap."""
 
     model: str
     data: Mapping[str, Any]

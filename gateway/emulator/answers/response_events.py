@@ -45,7 +45,7 @@ def response_error(error_body: bytes) -> bytes:
 
 
 def _around_text(item: Mapping[str, Any]) -> tuple[list[_Event], list[_Event]]:
-    """What comes before and behind the pieces of a message's text."""
+    """Returns the events before and behind the pieces of a message's text."""
     (part,) = item["content"]
     place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
     return (
@@ -58,7 +58,7 @@ def _around_text(item: Mapping[str, Any]) -> tuple[list[_Event], list[_Event]]:
 
 
 def _around_call(item: Mapping[str, Any]) -> tuple[list[_Event], list[_Event]]:
-    """What comes before and behind the pieces of a call's arguments."""
+    """Returns the events before and behind the pieces of a call's arguments."""
     place = {"item_id": item["id"], "output_index": 0}
     done = place | {"name": item["name"], "arguments": item["arguments"]}
     return [], [("response.function_call_arguments.done", done)]

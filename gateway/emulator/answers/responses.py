@@ -29,7 +29,7 @@ def answer_response(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
 
 
 def answer_compaction(ask: Ask, writer: Writer) -> EmulatedReply:
-    """A conversation made shorter: what users have said, and one item that only a provider could read."""
+    """Returns a compacted conversation: the users' messages, and one item that only a provider could read."""
     summary = writer.prose(ask)
     given = ask.data.get("input")
     messages = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
@@ -46,7 +46,7 @@ def answer_compaction(ask: Ask, writer: Writer) -> EmulatedReply:
 
 
 def answer_input_tokens(ask: Ask, _writer: Writer) -> EmulatedReply:
-    """How many tokens a call would send."""
+    """Returns the number of tokens that a call would send."""
     return json_reply({"object": "response.input_tokens", "input_tokens": ask.prompt_tokens})
 
 
@@ -128,7 +128,7 @@ def _response(ask: Ask, writer: Writer) -> dict[str, Any]:
 
 
 def _or(data: Mapping[str, Any], name: str, default: Any) -> Any:
-    """What the caller has said; the default also in the place of null, and of what is not of its kind of container."""
+    """Returns the caller's value; the default also in place of null, or of a value that is not its kind of container."""
     value = data.get(name)
     return default if value is None or (isinstance(default, dict) and not isinstance(value, dict)) else value
 
