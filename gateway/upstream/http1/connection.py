@@ -20,6 +20,7 @@ import httpx
 
 from gateway.errors import Phase
 from gateway.exchange import Signs
+from gateway.upstream.http1.ending import closed_early, take_rest
 from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.http1.head import MAX_HEAD_BYTES
 from gateway.upstream.http1.reader import ResponseReader
@@ -201,8 +202,10 @@ class Http1Connection(asyncio.BufferedProtocol):
         elif exchange.status:
             if size > HIGH_WATER_BYTES or exchange.buffered > HIGH_WATER_BYTES:
                 exchange.compact()
-                self._pause_reading()
                 self.deadline = inf
+                if not self.is_reading_paused:
+                    self.is_reading_paused = True
+                    self.transport.pause_reading()
             else:
                 self.deadline = self._now() + exchange.timeouts.read_s
             if not exchange.opening.done():
@@ -251,7 +254,10 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def _end(self, exc: Exception | None) -> None:
         """The provider closed, or the socket broke."""
-        is_said = self._read_rest() if self._tls is not None and self._exchange is not None else True
+        is_said = True
+        if self._tls is not None and self._exchange is not None:
+            self._reader.is_clean = False
+            is_said = take_rest(self._tls, self._take_late)
         exchange = self._exchange
         if exchange is None:
             self._close_unused()
@@ -267,25 +273,13 @@ class Http1Connection(asyncio.BufferedProtocol):
                 error.__cause__ = exc
             else:
                 is_open_ended = bool(exchange.status) and self._reader.ends_with_connection
-                error = _closed_early(is_silent=is_silent, is_open_ended=is_open_ended)
+                error = closed_early(is_silent=is_silent, is_open_ended=is_open_ended)
             self.fail(error, is_stale=is_stale)
 
-    def _read_rest(self) -> bool:
-        """Take what TLS still holds, and tell whether the provider's close_notify follows it.
-
-        Without one anybody on the way can have cut the answer short (RFC 8446, 6.1). Neither loop tells the two ends apart
-        by its callbacks, and both forget what is decrypted when the connection closes behind a reader who pauses.
-        """
-        tls, self._reader.is_clean = self._tls, False
-        try:
-            while tls is not None and self._exchange is not None:
-                data = tls.read(PIECE_BYTES)
-                if not data:
-                    return True
-                self.data_received(data)
-        except ssl.SSLError:  # wants more, which will not come; or what came is not of this session
-            return False
-        return False
+    def _take_late(self, data: bytes) -> bool:
+        """Take what TLS still held, and tell whether the answer wants more."""
+        self.data_received(data)
+        return self._exchange is not None
 
     def _refuse(self, reason: str) -> None:
         self.fail(httpx.RemoteProtocolError(f"bad answer: {reason}"))
@@ -309,11 +303,6 @@ class Http1Connection(asyncio.BufferedProtocol):
         else:
             seconds = timeouts.first_byte_s if self._is_sent else inf
         self.deadline = self._now() + seconds
-
-    def _pause_reading(self) -> None:
-        if not self.is_reading_paused:
-            self.is_reading_paused = True
-            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on, if reading was paused, as soon as it is this connection's turn: the caller has drained the buffer."""
@@ -358,10 +347,3 @@ class Http1Connection(asyncio.BufferedProtocol):
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.stop()
-
-
-def _closed_early(*, is_silent: bool, is_open_ended: bool) -> httpx.RemoteProtocolError:
-    where = "without answering" if is_silent else "in the middle of its answer"
-    if is_open_ended:
-        where = "without saying that its answer was over (TLS close_notify)"
-    return httpx.RemoteProtocolError(f"the provider closed the connection {where}")
