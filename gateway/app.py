@@ -252,8 +252,8 @@ class Gateway:
                 task.cancel()
         for server in self._servers:
             await server.stop()
-        if self._pipeline.replays.semantic is not None:
-            await self._pipeline.replays.semantic.aclose()  # embeddings under way are flights, too
+        if self._pipeline.replays.layers.semantic is not None:
+            await self._pipeline.replays.layers.semantic.aclose()  # embeddings under way are flights, too
         await self._pipeline.aclose()
         if self._admission.sharing is not None:
             await self._admission.sharing.aclose()
@@ -322,22 +322,22 @@ class Gateway:
         """Another replica has kept a question."""
         from gateway.store.redis.vectors import decode_news  # as above
 
-        if self._pipeline.replays.semantic is not None:
-            self._pipeline.replays.semantic.hear(decode_news(detail, self._kept_clock.wall()))
+        if self._pipeline.replays.layers.semantic is not None:
+            self._pipeline.replays.layers.semantic.hear(decode_news(detail, self._kept_clock.wall()))
 
     def _hear_purge(self, detail: bytes) -> None:
         """Another replica was told to forget."""
         from gateway.store.redis.purges import decode_selection  # as above
 
-        if self._pipeline.replays.semantic is not None:
-            self._pipeline.replays.semantic.forget_here(**decode_selection(detail)._asdict())
+        if self._pipeline.replays.layers.semantic is not None:
+            self._pipeline.replays.layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
     def _state_changed(self, is_up: bool) -> None:
         self._telemetry.state_changed(is_up)
         if self._admission.sharing is not None:
             self._admission.sharing.changed(is_up)
-        if is_up and self._pipeline.replays.semantic is not None:
-            self._pipeline.replays.semantic.reload()
+        if is_up and self._pipeline.replays.layers.semantic is not None:
+            self._pipeline.replays.layers.semantic.reload()
 
     def _state_health(self) -> StoreHealth | None:
         return None if self._shared is None else self._shared.health()
@@ -349,11 +349,11 @@ class Gateway:
         for problem in self._embedders.prepare(rules):
             log.warning("%s", problem)
         replays = self._pipeline.replays
-        if rules and replays.semantic is None:
+        if rules and replays.layers.semantic is None:
             from gateway.semantic.index import VectorIndex  # as above
             from gateway.semantic.lookup import Semantic  # an extra, that few pay for
 
-            replays.semantic = Semantic(self._kept_clock, VectorIndex(), self._store.vectors, self._embedders.of)
+            replays.layers.semantic = Semantic(self._kept_clock, VectorIndex(), self._store.vectors, self._embedders.of)
 
     def _open_embedder(self, folder: str) -> LocalEmbedder:
         from gateway.semantic.local_model import LocalEmbedder  # an extra, that few pay for

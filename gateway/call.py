@@ -148,7 +148,7 @@ class Call:
     """Its account is closed; it is closed once."""
     sdk_retry: int = 0
     """So many times its SDK has sent it before."""
-    twin_seq: int = 0
+    original_seq: int = 0
     """The age of the call that it repeats, which it takes on; 0: it has its own."""
     idempotency_key: bytes | None = None
     """As the client sent it, without quotes."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
-from gateway.errors import GatewayError, InternalError, ShuttingDown
+from gateway.errors import GatewayError
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.deferred import Deferred
 from gateway.flow.answer_headers import answer_headers
@@ -23,13 +23,13 @@ from gateway.flow.attempt import Attempts
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import FirstAnswer, clocks_of
 from gateway.flow.objects import Ownership
-from gateway.flow.raw_relay import RawRelay, why_stopped
+from gateway.flow.raw_relay import RawRelay
 from gateway.flow.relay import SseRelay
 from gateway.flow.reuse import entries
 from gateway.flow.reuse.eligibility import plan_reuse
 from gateway.flow.reuse.reuse import Replays
 from gateway.flow.reuse.sdk_retries import Ended, Running
-from gateway.flow.reuse.shared_answer import Flight
+from gateway.flow.reuse.shared_answer import SharedAnswer
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.policy.objects.rules import ObjectRules
@@ -92,7 +92,7 @@ class Pipeline:
         self._returned_as_is = passthrough_response_headers()
 
     def handle(self, call: Call) -> Coroutine[Any, Any, Reply]:
-        """Serve one call. Raises GatewayError for what the client gets instead of an answer; cancel it to give up.
+        """Serves one call. Raises the GatewayError that the client gets instead of an answer; cancelling it stops the call.
 
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
@@ -100,36 +100,35 @@ class Pipeline:
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
-        asked = plan_reuse(call, recognises=self.replays.semantic is not None)
+        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
         return self._answer(call) if asked is None else self.replays.serve(call, asked)
 
     async def aclose(self) -> None:
-        """Wait for what is still being kept. To be called when every call has been stopped."""
+        """Waits for answers that are being stored. To be called when every call has been stopped."""
         await self.replays.aclose()
 
     async def _admitted(self, call: Call, rules: ObjectRules) -> Reply:
-        """The answer to a call about objects at a provider, if they are its tenant's."""
+        """Returns the answer to a call about objects at a provider. Raises NotFound for those of another tenant."""
         try:
             await self.ownership.admit(call, rules)
-        except GatewayError as error:
-            self._accounts.settle(call, error.status, error.code or error.type)
-            raise
         except asyncio.CancelledError as stopped:
-            self._accounts.settle(call, CLIENT_GONE_STATUS, why_stopped(stopped))
+            self._accounts.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            self._accounts.settle_failed(call, error)
             raise
         except Exception as defect:
-            self._accounts.settle(call, 500, "internal_error")
-            raise InternalError() from defect
-        asked = plan_reuse(call, recognises=self.replays.semantic is not None)
+            raise self._accounts.settle_failed(call, defect) from defect
+        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
         return await (self._answer(call) if asked is None else self.replays.serve(call, asked))
 
     async def _answer(self, call: Call) -> Reply:
-        """The answer of a provider, or of the call that this one repeats."""
-        twin = self._running.enter(call)
+        """Returns the answer of a provider, or of the call that this one repeats."""
+        original = self._running.enter(call)
         ended: Ended = None
         try:
-            if twin is not None:
-                reply = await self._repeated(call, twin)
+            if original is not None:
+                reply = await self._repeated(call, original)
                 if reply is not None:
                     ended = reply if reply.chunks is None else None
                     return reply
@@ -142,42 +141,40 @@ class Pipeline:
             reply = self._stream_reply(call, opened, opened.relay)
             if not self._running.is_followed(call):
                 return reply
-            is_at_the_edge = call.task is not None  # else a flight of its own reads it, and keeps it
-            ended = self.replays.flights.share(call, reply)
+            # An SDK retry waits for this answer, so both read a shared one. A call without a task of the edge's leads other
+            # readers already, and still has to pass the answer on to them after its own client has left.
+            is_at_the_edge = call.task is not None
+            ended = self.replays.single_flight.share(call, reply)
             if call.left and is_at_the_edge:
-                return Reply(CLIENT_GONE_STATUS, [])  # nobody reads it; the others have the flight
-            return await self.replays.flights.join(call, ended) or reply
-        except GatewayError as error:
-            instead = self.replays.stale_reply_for(call, error.status)
-            if instead is not None:
-                self._accounts.settle(call, instead.status, "ok")
-                return instead
-            ended = error
-            self._accounts.settle(call, error.status, error.code or error.type)
-            raise
+                return Reply(CLIENT_GONE_STATUS, [])
+            return await self.replays.single_flight.join(call, ended) or reply
         except asyncio.CancelledError as stopped:
-            outcome = why_stopped(stopped)
             self._admission.price_unfinished(call)
-            self._accounts.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
+            self._accounts.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            stale = self.replays.stale_reply_for(call, error.status)
+            if stale is not None:
+                return stale
+            ended = self._accounts.settle_failed(call, error)
             raise
         except Exception as defect:
-            self._accounts.settle(call, 500, "internal_error")
-            ended = InternalError()
+            ended = self._accounts.settle_failed(call, defect)
             raise ended from defect
         finally:
             self._running.leave(call, ended)
-            ended = None  # an error would lead back to itself by this frame
+            ended = None  # this frame is part of the error's traceback: together they would be a reference cycle
 
-    async def _repeated(self, call: Call, twin: Call) -> Reply | None:
-        """The answer of the call that this one repeats; None: it has to be served itself."""
-        followed = await self._running.follow(call, twin)
-        if isinstance(followed, Flight):
-            return await self.replays.flights.join(call, followed)
+    async def _repeated(self, call: Call, original: Call) -> Reply | None:
+        """Returns the answer of the original call; None: the repeated call has to be served itself."""
+        followed = await self._running.follow(call, original)
+        if isinstance(followed, SharedAnswer):
+            return await self.replays.single_flight.join(call, followed)
         if followed is None:
             return None
-        entries.follow(call, twin)
-        entries.count_saved(call, twin)
-        self._accounts.settle(call, followed.status, twin.outcome)
+        entries.follow(call, original)
+        entries.count_saved(call, original)
+        self._accounts.settle(call, followed.status, original.outcome)
         headers = followed.shared + answer_headers(call, self._clock.monotonic())
         return Reply(followed.status, headers, followed.body, shared=followed.shared)
 
@@ -191,7 +188,6 @@ class Pipeline:
         else:
             instead = self.replays.stale_reply_for(call, opened.status)
             if instead is not None:
-                self._accounts.settle(call, instead.status, "ok")
                 return instead
             self._accounts.settle(call, opened.status, error_class, target=opened.target)
         shared = self._shared(call, opened)
@@ -230,12 +226,12 @@ class Pipeline:
         return Reply(opened.status, headers, chunks=chunks, close=close, shared=shared)
 
     def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
-        """The provider's headers that the client gets."""
+        """Returns the provider's headers that the client gets."""
         returned = self._returned_as_is if call.endpoint.request == "any" else self._returned
         return returned.keep(opened.headers)
 
     def _untold(self, call: Call, opened: FirstAnswer, told: Usage | None) -> Usage | None:
-        """The tokens of a whole answer that has told none that it wrote, or no usage at all."""
+        """Returns the usage of a whole answer that reports no output tokens, or no usage at all."""
         if call.endpoint.request == "any" and self._deferred.awaits(call):
             self._deferred.shown(call, opened.body)
         if call.endpoint.sse == "responses":
@@ -243,7 +239,7 @@ class Pipeline:
         return told or self._estimate(call, estimate_tokens(opened.body))
 
     def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
-        """The tokens of a call whose provider did not report them, where the endpoint has tokens at all."""
+        """Returns an estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
         if call.endpoint.tokens == "none":
             return None
         output_tokens = output_tokens if call.endpoint.tokens == "both" else 0

@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 
 from gateway.errors import ErrorClass
 from gateway.exchange import Answer, Clocks, Upstream
-from gateway.flow.settle import CLIENT_GONE
+from gateway.flow.settle import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.policy.openai.usage import find_usage
 from gateway.words import Usage
 
 RAW_TAIL_BYTES = 8192
-INTERNAL_ERROR = "internal_error"
 
 OnEnd = Callable[[str, Usage | None, int], None]
 """Called once when a relay ends, with the outcome, the provider's usage if it sent any, and the output tokens estimated."""
@@ -75,11 +74,6 @@ class RawRelay:
             finally:
                 usage = find_usage(tail) if self._count_tokens else None
                 on_end(outcome, usage, length // 4 if self._count_tokens else 0)
-
-
-def why_stopped(stopped: asyncio.CancelledError) -> str:
-    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
-    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
 
 
 async def read_whole(

@@ -13,8 +13,8 @@ from typing import Any, cast
 from gateway.call import Call
 from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, Upstream
-from gateway.flow.raw_relay import INTERNAL_ERROR, OnEnd, StreamBroken, why_stopped
-from gateway.flow.settle import CLIENT_GONE
+from gateway.flow.raw_relay import OnEnd, StreamBroken
+from gateway.flow.settle import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.policy.openai import sse
 from gateway.policy.openai.first_event import FirstEventKind, first_error, first_word
 from gateway.policy.openai.stream_clock import StreamClock

@@ -5,11 +5,13 @@ Money is tokens times the rates that were resolved when the policy was compiled;
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 
 from gateway.call import Call, Settled
 from gateway.clock import Clock
+from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.policy.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.policy.retry import budgets
 from gateway.policy.route_plan import upstream_model
@@ -18,6 +20,12 @@ from gateway.ports import Meter
 from gateway.words import Attempt, Usage
 
 CLIENT_GONE_STATUS = 499
+INTERNAL_ERROR = "internal_error"
+
+
+def why_stopped(stopped: asyncio.CancelledError) -> str:
+    """Returns the outcome of a cancelled call: its client left, unless the cancellation names another reason."""
+    return str(stopped.args[0]) if stopped.args and stopped.args[0] else CLIENT_GONE
 
 
 def _nobody_pays(_call: Call, _usd: float) -> None:
@@ -66,6 +74,21 @@ class Accounts:
             self._release(call, usage)
         finally:  # whatever fails there, the books are kept
             self._book(call, status, outcome, target, usage)
+
+    def settle_failed(self, call: Call, failure: Exception) -> GatewayError:
+        """Closes the account of a call that failed; returns the error to raise: `failure`, or InternalError for a defect."""
+        if isinstance(failure, GatewayError):
+            self.settle(call, failure.status, failure.code or failure.type)
+            return failure
+        self.settle(call, InternalError.status, INTERNAL_ERROR)
+        told = InternalError()
+        told.__cause__ = failure
+        return told
+
+    def settle_stopped(self, call: Call, stopped: asyncio.CancelledError) -> None:
+        """Closes the account of a call that was cancelled."""
+        outcome = why_stopped(stopped)
+        self.settle(call, CLIENT_GONE_STATUS if outcome == CLIENT_GONE else ShuttingDown.status, outcome)
 
     def _book(self, call: Call, status: int, outcome: str, target: Target | None, usage: Usage | None) -> None:
         now = self._clock.monotonic()

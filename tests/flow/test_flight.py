@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.call import Reply
 from gateway.errors import NoTargetAvailable
 from gateway.flow.raw_relay import StreamBroken
-from gateway.flow.reuse.shared_answer import SLOW_READER, AnswerReader, Flight
+from gateway.flow.reuse.shared_answer import SLOW_READER, AnswerReader, SharedAnswer
 from tests.flow.support import Bench, ScriptedUpstream
 
 ROOM = 1000
@@ -23,18 +23,18 @@ async def _none() -> AsyncGenerator[bytes, None]:
         yield chunk
 
 
-def flight(room: int = ROOM) -> Flight:
+def flight(room: int = ROOM) -> SharedAnswer:
     """A flight whose answer is a stream."""
-    return Flight(Bench([ScriptedUpstream()]).call(), room)
+    return SharedAnswer(Bench([ScriptedUpstream()]).call(), room)
 
 
-def begun(room: int = ROOM) -> Flight:
+def begun(room: int = ROOM) -> SharedAnswer:
     made = flight(room)
     made.begin(Reply(200, [], chunks=_none()))
     return made
 
 
-async def read(made: Flight, reader: AnswerReader) -> bytes:
+async def read(made: SharedAnswer, reader: AnswerReader) -> bytes:
     return b"".join([chunk async for chunk in made.chunks(reader)])
 
 

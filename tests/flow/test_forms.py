@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.flow.reuse.entries import in_form
-from gateway.flow.reuse.forms import SMALL_BYTES, Forms
+from gateway.flow.reuse.entries import SMALL_BYTES, Forms, in_form
 from gateway.words import Kept
 from tests.flow.support import Bench, ScriptedUpstream
 

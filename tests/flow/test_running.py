@@ -41,7 +41,7 @@ async def turns(count: int = 12) -> None:
 
 def nobody_runs(bench: Bench) -> bool:
     running = bench.pipeline._running
-    return not any(running._lots) and not running._ends and len(asyncio.all_tasks()) == 1
+    return not any(running._buckets) and not running._ends and len(asyncio.all_tasks()) == 1
 
 
 async def test_a_retry_gets_the_answer_of_the_call_it_repeats() -> None:

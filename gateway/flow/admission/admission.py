@@ -94,7 +94,7 @@ class Admission:
         if not call.seq:
             if now >= call.deadline:
                 raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
-            call.seq = call.twin_seq or self.queue.next_seq()
+            call.seq = call.original_seq or self.queue.next_seq()
             if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
                 return self._enter_with_key(call, targets, now)
         model = call.model

@@ -1,7 +1,7 @@
-"""What of a call may be kept or shared, and under which keys.
+"""Decides what of a call may be stored or shared, and under which keys.
 
-Decided once, when it comes in, from the policy, the headers and the body. Of most calls nothing may, and that is found out in
-a microsecond. It must not know what is kept.
+This is decided once, when the call comes in, from the policy, the headers and the body. Most calls have nothing to reuse, and
+that is found out in a microsecond. It must not know which answers are stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.call import Call, Replay
-from gateway.flow.reuse.shared_answer import Flight
+from gateway.flow.reuse.shared_answer import SharedAnswer
 from gateway.policy.reuse.cache_control import Directives, read_directives
 from gateway.policy.reuse.keys import (
     LARGE_BYTES,
@@ -30,35 +30,35 @@ from gateway.words import Kept
 
 @dataclass(slots=True)
 class ReusePlan:
-    """What may be kept or shared of a call, and under which keys; an empty key: not there."""
+    """The parts of a call that may be stored or shared, each with its key; an empty key: that layer is not used."""
 
     caching: Caching
     directives: Directives
     record: bytes = b""
     fingerprint: bytes = b""
     exact: bytes = b""
-    """Also what it is called where only flights are shared."""
+    """The key of an exact answer; it also names the call where only answers in the making are shared."""
     flight: bytes = b""
     is_kept: bool = False
-    """Equal requests get its answer later on."""
+    """The answer may be given to equal requests later."""
     found: Later[Kept | None] | None = None
-    """What the store says of the exact key, once it was asked."""
+    """The store's answer for the exact key, once it has been asked."""
     semantic: SemanticQuery | None = None
-    """What it asks, where answers to questions that mean the same will do."""
+    """The question, if answers to questions that mean the same may be given."""
     fence: int = 0
-    """Of the claimed record; 0: none."""
-    concurrent_leader: Flight | None = None
-    """Who was bringing the same answer when the call came in: it may have landed when the stores have spoken."""
+    """The token of the claimed record; 0: none is claimed."""
+    concurrent_leader: SharedAnswer | None = None
+    """The equal call's answer in the making when the call came in; it may be complete when the stores have answered."""
 
     @property
     def waits(self) -> bool:
-        """Whether a layer is still to be asked that may give the call an old answer, or none: nobody else has to take that."""
+        """Returns whether a layer may still give an old answer, or none, which equal calls need not accept."""
         is_open = bool(self.record) and (not self.fence or self.is_kept)
         return is_open or self.found is not None or self.semantic is not None or self.directives.only_if_cached
 
 
 def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
-    """What may be kept or shared of the call; None: nothing. `recognises`: questions can be judged by their meaning."""
+    """Returns what may be stored or shared of the call; None: nothing. `recognises`: there is a semantic cache."""
     parsed, caching = call.parsed, call.model.caching
     if call.endpoint.request == "any":
         return None
@@ -95,7 +95,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
 
 
 def _meaning(call: Call, parsed: dict[str, Any]) -> SemanticQuery | None:
-    """What it asks, apart from how; None: nothing that can be judged by its meaning."""
+    """Returns the call's question for the semantic cache; None: it cannot be judged by its meaning."""
     caching = call.model.caching
     if caching.semantic is None or len(call.body) > LARGE_BYTES or not reads_one_way(call.body, parsed):
         return None

@@ -1,11 +1,14 @@
-"""What is kept of an answer, and how a kept one is given again, in whichever form the call wants it.
+"""What is stored of an answer, and how a stored answer is given again, in the form that the call asks for.
 
-Pure data work between a call and a store. It must not know when either happens. Invariants: only complete answers are kept,
-an error only where it would be the same again; a body is given byte for byte as the first client got it, unless the call
-asks for another form of it.
+Pure data work between a call and a store. It must not know when either happens. Invariants: only complete answers are stored,
+an error only if it would be the same again; a body is given byte for byte as the first client got it, unless the call asks
+for another form of it; the converted forms held in memory are bounded by bytes.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import sha256
 
 from gateway.call import Call, Replay, Reply
 from gateway.errors import ErrorClass
@@ -23,32 +26,38 @@ SAME_AGAIN = frozenset(
         ErrorClass.PAYLOAD_TOO_LARGE,
     )
 )
-"""Errors that depend on the request alone."""
+"""The errors that depend on the request alone."""
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 JSON = (b"content-type", b"application/json")
 OF_THE_ANSWER = frozenset(
     b"content-type content-encoding content-disposition openai-model openai-version x-should-retry".split()
 )
 IDEMPOTENT = (b"idempotent-replayed", b"true")
+MOST_BYTES = 16 * 1024 * 1024
+OVERHEAD_BYTES = 300
+SMALL_BYTES = 2048
+"""A body below this size is converted anew, because that is faster than to look it up."""
+
+Form = tuple[bytes, str, bool, bool]
 
 
 def is_success(call: Call, status: int) -> bool:
-    """Whether the call has a complete answer."""
+    """Returns whether the call has a complete answer."""
     return call.outcome == "ok" and 200 <= status < 300
 
 
 def is_terminal(call: Call, status: int) -> bool:
-    """Whether sending the call again would bring nothing new: a complete answer, or an error that would be the same."""
+    """Returns whether sending the call again would bring nothing new: a complete answer, or an error that would be the same."""
     return is_success(call, status) or (400 <= status < 500 and call.outcome in SAME_AGAIN)
 
 
 def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
-    """Whether others may get it: a complete answer that says itself that it is one."""
+    """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
     return is_success(call, reply.status) and ends_well(call.endpoint.name, reply.chunks is not None, body)
 
 
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
-    """What is kept, for no time yet."""
+    """Returns the stored form of an answer; the caller sets for how long."""
     last = call.attempts[-1] if call.attempts else None
     replay = call.replay or Replay()
     return Kept(
@@ -74,13 +83,13 @@ def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:
 
 
 def wants_usage(call: Call) -> bool:
-    """Whether the client asks for usage in its stream."""
+    """Returns whether the client asks for usage in its stream."""
     options = call.stream_options
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def in_form(call: Call, kept: Kept) -> bytes | None:
-    """The kept body as this call wants it; None: it cannot be made of this one."""
+    """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
     if _was_asked_so(kept):
         return kept.body
     if not call.stream:
@@ -95,8 +104,47 @@ def in_form(call: Call, kept: Kept) -> bytes | None:
     return with_usage(kept.body, kept.usage_event) if kept.usage_event else kept.body
 
 
+class Forms:
+    """The forms of stored answers that were converted lately: to convert a long stream takes milliseconds.
+
+    Two bodies share a form only if they are equal byte for byte; the least recently used forms go first.
+    """
+
+    __slots__ = ("_bytes", "_made", "_most")
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._made: OrderedDict[Form, bytes | None] = OrderedDict()
+        self._bytes = 0
+
+    def body(self, call: Call, kept: Kept) -> bytes | None:
+        """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
+        if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.tells_usage == wants_usage(call)):
+            return in_form(call, kept)
+        form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.stream, wants_usage(call)
+        if form in self._made:
+            self._made.move_to_end(form)
+            return self._made[form]
+        made = in_form(call, kept)
+        if made is not kept.body:
+            self._hold(form, made)
+        return made
+
+    def _hold(self, form: Form, made: bytes | None) -> None:
+        """Holds the form; also None, because to find out that a body cannot be converted takes as long."""
+        self._made[form] = made
+        self._bytes += _size(made)
+        while self._bytes > self._most:
+            _, gone = self._made.popitem(last=False)
+            self._bytes -= _size(gone)
+
+
+def _size(made: bytes | None) -> int:
+    return OVERHEAD_BYTES + len(made or b"")
+
+
 def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
-    """The headers of a kept answer that are not about this one call."""
+    """Returns those headers of a stored answer that are not about this one call."""
     if kept.is_stream == call.stream or _was_asked_so(kept):
         headers = list(kept.headers)
     else:
@@ -111,7 +159,7 @@ def replay_headers(call: Call, kept: Kept) -> list[tuple[bytes, bytes]]:
 
 
 def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: float) -> None:
-    """Note on the call that it gets this answer."""
+    """Notes on the call that it gets this stored answer."""
     replay = call.replay = call.replay or Replay()
     replay.layer, replay.result = layer, result
     replay.source, replay.target = kept.source, kept.target
@@ -122,7 +170,7 @@ def mark_served_from(call: Call, kept: Kept, layer: str, result: str, wall: floa
 
 
 def follow(call: Call, leader: Call) -> None:
-    """Note on the call that it gets the answer of this one."""
+    """Notes on the call that it shares the leader's answer."""
     replay = call.replay = call.replay or Replay()
     is_stale = leader.replay is not None and leader.replay.result == "stale"
     replay.result, replay.layer = "stale" if is_stale else "coalesced", "single_flight"
@@ -133,7 +181,7 @@ def follow(call: Call, leader: Call) -> None:
 
 
 def count_saved(call: Call, leader: Call) -> None:
-    """What the one answer would have cost again; known when it has ended."""
+    """Notes on the follower what the answer would have cost again; to be called when the answer has ended."""
     replay = call.replay
     if replay is None or replay.layer != "single_flight":
         return
@@ -144,7 +192,7 @@ def count_saved(call: Call, leader: Call) -> None:
 
 
 def room_of(caching: Caching, *, is_keyed: bool) -> int:
-    """So many bytes of an answer are worth holding for those who come late, and for the stores."""
+    """Returns the bytes of an answer that are worth buffering for late readers, and for the stores."""
     rules = [caching.max_record_bytes] if is_keyed else []
     if caching.exact.requests != "off" or caching.semantic is not None:
         rules.append(caching.exact.max_entry_bytes)
@@ -155,10 +203,10 @@ LEAST_ROOM = 1_048_576
 
 
 def _was_asked_so(kept: Kept) -> bool:
-    """Whether only calls that ask for this very form find it: by their `Idempotency-Key`, or at endpoints with one form."""
+    """Returns whether only calls for this very form find the answer: those with its key, or at endpoints with one form."""
     return not kept.group or kept.endpoint not in CONVERTIBLE
 
 
 def is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether these are the headers of an event stream."""
+    """Returns whether these are the headers of an event stream."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

@@ -43,8 +43,8 @@ class CacheInspector:
 
     async def purge(self, key: bytes | None, model: str | None, tenant: str | None) -> int:
         """Forget the answers that match all that is given; idempotency records stay, for they are promised."""
-        if self._replays.semantic is not None:
-            await self._replays.semantic.forget(key=key, model=model, tenant=tenant)
+        if self._replays.layers.semantic is not None:
+            await self._replays.layers.semantic.forget(key=key, model=model, tenant=tenant)
         return await result_or_default(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
@@ -55,7 +55,7 @@ class CacheInspector:
         Calls with a credential of their own, or with headers that change what is asked, have other keys.
         """
         call = self._call(endpoint, body, tenant)
-        asked = plan_reuse(call, recognises=self._replays.semantic is not None)
+        asked = plan_reuse(call, recognises=self._replays.layers.semantic is not None)
         replay = call.replay or Replay("bypass")
         if asked is None:
             replay.why.append(f"nothing is kept of such a request, nor shared: {_why_not(call)}")
@@ -66,8 +66,8 @@ class CacheInspector:
             self._explain_exact(call, found, replay, asked.caching.exact)
         else:
             replay.why.append("exact: no answer is kept of such a request (exact.requests in cache.yaml)")
-        if asked.semantic is not None and self._replays.semantic is not None:
-            self._explain_meaning(await self._replays.semantic.explain(call, asked.semantic), replay)
+        if asked.semantic is not None and self._replays.layers.semantic is not None:
+            self._explain_meaning(await self._replays.layers.semantic.explain(call, asked.semantic), replay)
         return replay
 
     def _explain_meaning(self, found: Explained, replay: Replay) -> None:
@@ -87,7 +87,7 @@ class CacheInspector:
         if not asked.flight:
             replay.why.append("single_flight: such a request is not shared (coalesce in cache.yaml)")
             return
-        flight = self._replays.flights.get(asked.flight)
+        flight = self._replays.single_flight.get(asked.flight)
         replay.tried.append(("single_flight", "miss" if flight is None else "hit"))
         if flight is None:
             replay.why.append("single_flight: nobody asks the same at this moment")

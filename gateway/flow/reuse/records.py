@@ -1,4 +1,4 @@
-"""The claim of an idempotency record, renewed as long as its holder works; and how long anybody waits for a store."""
+"""Claims of idempotency records, renewed while their holder works, and the longest wait for a store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gateway.ports import Claim, Later, Store
 T = TypeVar("T")
 
 STORE_S = 2.0
-"""No call waits longer for a store."""
+"""No call waits longer for a store, in seconds."""
 
 
 class RecordClaim:
-    """The claim of a record, renewed as long as its holder works."""
+    """The claim of a record, renewed until `end`."""
 
     __slots__ = ("_asked", "_clock", "_store", "_timer")
 
@@ -27,7 +27,7 @@ class RecordClaim:
         self._timer = self._set()
 
     def end(self) -> None:
-        """It is renewed no more."""
+        """Stops renewing the claim."""
         self._timer.cancel()
 
     def _set(self) -> Timer:
@@ -41,9 +41,9 @@ class RecordClaim:
 
 
 async def claimed(store: Store, asked: ReusePlan) -> Claim:
-    """What the store says of the record; where it does not in time, the call runs without a claim.
+    """Returns the store's reply to a claim; if there is none in time, the call runs without a claim.
 
-    A claim that comes when nobody waits for it any more is given back: it would lock its key until the lease ends.
+    A claim that is granted too late is given back: it would lock its key until the lease ends.
     """
     answer = store.records.claim(asked.record, asked.fingerprint, asked.caching.lease_s)
     if not isinstance(answer, asyncio.Future):
@@ -65,7 +65,7 @@ def _give_back(store: Store, record: bytes, claim: Claim) -> None:
 
 
 async def result_or_default(answer: Later[T], otherwise: T) -> T:
-    """What a store says, or what holds when it does not say so in time."""
+    """Returns a store's answer, or `otherwise` if there is none in time."""
     if not isinstance(answer, asyncio.Future):
         return answer
     if not answer.done():

@@ -1,11 +1,11 @@
-"""One answer in the making, for any number of readers: who comes late gets what is there at once and follows live.
+"""One answer in the making for any number of readers: a late reader gets all that has come so far at once, then follows live.
 
-    land (whole) | begin -> add -> … -> end      by the one who flies
-    enter -> opened -> reply -> (chunks) -> leave    by each reader
+    complete_whole | begin -> add -> … -> end             by the producer
+    enter -> opened -> reply -> (chunks) -> leave         by each reader
 
-It must not know how an answer is got, nor what is kept of it. Invariants: every reader gets the same bytes from the first one
-on; a reader that leaves disturbs nobody, the last one that leaves cancels the work; what is buffered is bounded: beyond its
-room a flight takes no more readers, waits for the fastest, and lets go of those who are far behind it.
+It must not know how an answer is got, nor what is stored of it. Invariants: every reader gets the same bytes from the first
+one on; a reader that leaves disturbs no other, and the last one that leaves cancels the work; the buffer is bounded: beyond
+its bound the answer takes no more readers, waits for the fastest, and drops readers that are far behind it.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from copy import copy
 
 from gateway.call import Call, Reply
 from gateway.errors import DeadlineExceeded, GatewayError
-from gateway.flow.raw_relay import StreamBroken, why_stopped
-from gateway.flow.settle import CLIENT_GONE
+from gateway.flow.raw_relay import StreamBroken
+from gateway.flow.settle import CLIENT_GONE, why_stopped
 
 PIECE_BYTES = 65_536
-"""Who comes late gets what is there in pieces of about this size."""
+"""A late reader gets the buffered chunks in pieces of about this size."""
 SLOW_READER = "slow_client"
-"""The outcome of a call whose client was let go because others waited for it."""
+"""The outcome of a call whose slow client was dropped because others waited for it."""
 
 
 class AnswerReader:
-    """One who waits for, or reads, the answer of a flight."""
+    """One reader of a shared answer, or one that waits for its beginning."""
 
     __slots__ = ("at", "is_cut", "outcome", "turn")
 
     def __init__(self) -> None:
         self.at = 0
-        """How many chunks it has taken."""
+        """The number of chunks that the reader has taken."""
         self.is_cut = False
         self.outcome = CLIENT_GONE
-        """How its reading has ended; until then, how it would if it left now."""
+        """The outcome of the reading; before its end, the outcome if the reader left now."""
         self.turn: asyncio.Future[None] | None = None
-        """While it waits for news."""
+        """The future that the reader waits on for more chunks; None: it is not waiting."""
 
     def wake(self) -> None:
-        """There is news."""
+        """Wakes the reader: there are more chunks, or the end."""
         turn, self.turn = self.turn, None
         if turn is not None and not turn.done():
             turn.set_result(None)
 
 
-class Flight:
-    """The answer of `call`, shared. `task` is set by whoever starts it."""
+class SharedAnswer:
+    """The answer of the leader `call`, shared with other readers. `task` is set by the code that starts it."""
 
     __slots__ = (
         "_chunks",
@@ -67,50 +67,50 @@ class Flight:
     )
 
     def __init__(self, call: Call, room: int) -> None:
-        """`room` is how many bytes of a stream it may hold."""
+        """`room` is the number of bytes of a stream that the answer may buffer."""
         self.call = call
         self.keys: tuple[bytes, ...] = ()
-        """Under which others find it."""
+        """The keys under which other calls find the answer."""
         self.fingerprint = b""
         self.task: asyncio.Task[None] | None = None
         self.reply: Reply | None = None
-        """Once the answer has begun."""
+        """The reply, once the answer has begun."""
         self.error: BaseException | None = None
-        """Why there is none, or why it breaks off."""
+        """The error that replaces the answer, or that breaks it off."""
         self.is_ended = False
         self.is_abandoned = False
-        """Its last reader has left before its end, and it is being stopped."""
+        """The last reader has left before the end, and the work is being stopped."""
         self._room = room
         self._chunks: list[bytes] = []
-        self._dropped = 0  # chunks that everybody has taken, where there is no room for them
+        self._dropped = 0  # chunks freed from the full buffer, because every reader has taken them
         self._size = 0
         self._readers: set[AnswerReader] = set()
         self._producer_waiter: asyncio.Future[None] | None = None
 
     @property
     def takes_readers(self) -> bool:
-        """Whether somebody new would get all of it."""
+        """Returns whether a new reader would get the whole answer."""
         return not (self._dropped or self.is_abandoned or (self.is_ended and self.reply is None))
 
     @property
     def has_begun(self) -> bool:
-        """The answer is there, or on its way."""
+        """Returns whether the answer has begun."""
         return self.reply is not None
 
-    # --- who flies ---
+    # --- producing ---
 
     def complete_whole(self, reply: Reply) -> None:
-        """The answer is there, all of it."""
+        """Sets a reply that is complete at once, and ends the answer."""
         self.reply = reply
         self._end()
 
     def begin(self, reply: Reply) -> None:
-        """The answer has begun; its chunks follow with `add`."""
+        """Sets the reply of a stream; its chunks follow with `add`."""
         self.reply = reply
         self._wake()
 
     async def add(self, chunk: bytes) -> None:
-        """The next piece; waits where nobody has read for long."""
+        """Adds the next chunk; waits while the buffer is full and every reader is behind."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         self._wake()
@@ -118,12 +118,12 @@ class Flight:
             await self._make_room()
 
     def end(self, error: BaseException | None = None) -> None:
-        """There is nothing more; with an `error` the answer is none, or breaks off."""
+        """Ends the answer; an `error` replaces it, or breaks it off."""
         self.error = error
         self._end()
 
     def body(self) -> bytes | None:
-        """All of it, once it has ended; None: too large to be kept."""
+        """Returns the whole body of an answer that has ended; None: it was too large to be buffered."""
         if self._dropped or self.reply is None:
             return None
         return self.reply.body if self.reply.chunks is None else b"".join(self._chunks)
@@ -138,7 +138,7 @@ class Flight:
                 reader.wake()
 
     async def _make_room(self) -> None:
-        """Forget what everybody has taken; who is further behind than there is room for, while another waits, is cut."""
+        """Frees the chunks that every reader has taken; drops the slowest while the buffer is full and another reader waits."""
         while self._readers:
             slowest = min(reader.at for reader in self._readers)
             gone = self._chunks[: slowest - self._dropped]
@@ -160,16 +160,16 @@ class Flight:
             self._readers.discard(reader)
             reader.wake()
 
-    # --- who reads ---
+    # --- reading ---
 
     def enter(self) -> AnswerReader:
-        """Somebody waits for it."""
+        """Adds a reader."""
         reader = AnswerReader()
         self._readers.add(reader)
         return reader
 
     def leave(self, reader: AnswerReader, why: str) -> bool:
-        """The reader wants no more; the last one takes the work with it, unless that is done. True: it was the last."""
+        """Removes a reader; the last one cancels the work, unless that is done. Returns whether it was the last."""
         self._readers.discard(reader)
         self._resume()
         if self._readers:
@@ -180,14 +180,14 @@ class Flight:
         return True
 
     async def opened(self, reader: AnswerReader) -> None:
-        """Wait until the answer has begun. Raises the GatewayError that there is instead."""
+        """Waits until the answer has begun. Raises the GatewayError that replaces it."""
         while self.reply is None and not self.is_ended:
             await self._news(reader)
         if self.reply is None:
             self._raise()
 
     async def chunks(self, reader: AnswerReader) -> AsyncGenerator[bytes, None]:
-        """The answer from its first byte, as it comes. Raises StreamBroken where it breaks off."""
+        """Yields the answer from its first byte, as it comes. Raises StreamBroken where it breaks off."""
         try:
             while True:
                 if reader.is_cut:
@@ -212,7 +212,7 @@ class Flight:
             raise
 
     def _take(self, reader: AnswerReader) -> bytes:
-        """What comes next for it: no more than a socket takes well, for what a reader holds nobody else can let go."""
+        """Returns the next piece for the reader, about as large as a socket takes: what no reader holds can be freed."""
         chunks, start = self._chunks, reader.at - self._dropped
         end, size = start, 0
         while end < len(chunks) and size < PIECE_BYTES:
@@ -231,7 +231,7 @@ class Flight:
             producer_waiter.set_result(None)
 
     def _raise(self) -> None:
-        """Each reader gets an error of its own: a traceback belongs to one task."""
+        """Raises a copy of the error for each reader, because a traceback belongs to one task."""
         error = self.error
         if isinstance(error, GatewayError):
             own = copy(error)
@@ -241,7 +241,7 @@ class Flight:
 
 
 def time_is_up(reader: AnswerReader) -> None:
-    """Let a reader go whose own deadline has passed."""
+    """Ends the waiting of a reader whose own deadline has passed."""
     turn, reader.turn = reader.turn, None
     if turn is not None and not turn.done():
         turn.set_exception(DeadlineExceeded("The deadline passed before the call that this one repeats was answered."))
