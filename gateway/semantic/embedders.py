@@ -24,18 +24,18 @@ from gateway.semantic.ports import Embedder, EmbeddingDenied, EmbeddingFailed
 from gateway.words import Endpoint
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
-"""Keep in step with `ingress/routes.py`."""
+"""The endpoint of embedding calls; keep it in step with `ingress/routes.py`."""
 DEADLINE_S = 30.0
-"""An embedding that takes longer is of no use to anybody."""
+"""The longest wait for an embedding, in seconds; a later one is useless."""
 TEXTS_OWN_FAULT = frozenset((400, 413, 422))
-"""The provider does not like this one text."""
+"""The statuses with which a provider refuses this one text."""
 
 Answer = Callable[[Call], Awaitable[Reply]]
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
 class Embedders:
-    """Who embeds, by the name in the rule: a model of the config, or one from disk that was opened beforehand."""
+    """The embedders, by the name in the rule: a model of the config, or one from disk that was opened beforehand."""
 
     def __init__(self, answer: Answer, clock: Clock, open_local: Callable[[str], Embedder]) -> None:
         """`open_local` takes a folder and may raise ValueError or ImportError; `answer` is the pipeline's `handle`."""
@@ -46,9 +46,9 @@ class Embedders:
         self._problems: dict[str, str] = {}
 
     def prepare(self, rules: Iterable[SemanticRule]) -> list[str]:
-        """Open the models from disk that these need and that are not open yet; what went wrong, in words.
+        """Opens the models from disk that these rules need and that are not open yet; returns a message for each problem.
 
-        Takes a while: not for the event loop's thread.
+        This takes a while: not for the event loop's thread.
         """
         names = {rule.embeddings for rule in rules if rule.embeddings.startswith(LOCAL)}
         for name in sorted(names - self._local.keys()):
@@ -60,7 +60,7 @@ class Embedders:
         return [self._problems[name] for name in sorted(names & self._problems.keys())]
 
     def of(self, rule: SemanticRule) -> Embedder:
-        """Raises EmbeddingFailed for a model from disk that could not be opened."""
+        """Returns the rule's embedder. Raises EmbeddingFailed for a model from disk that could not be opened."""
         if not rule.embeddings.startswith(LOCAL):
             return ConfigEmbedder(self._answer, self._clock, rule.embeddings, rule.dimensions)
         local = self._local.get(rule.embeddings)
@@ -81,7 +81,7 @@ class ConfigEmbedder:
         self._dimensions = dimensions
 
     async def embed(self, text: str, call: Call) -> Sequence[float] | None:
-        """The vector of a text; None when the provider does not take this text."""
+        """Returns the vector of a text; None if the provider refuses this text."""
         model = call.policy.find_model(self._model)
         if model is None:
             raise EmbeddingFailed(f"the config has no model {self._model}")
@@ -131,7 +131,7 @@ class ConfigEmbedder:
 
 
 def read_embedding(body: bytes) -> Sequence[float]:
-    """The first vector of an embeddings list, of floats or base64. Raises EmbeddingFailed."""
+    """Returns the first vector of an embeddings list, of floats or base64. Raises EmbeddingFailed."""
     try:
         vector = orjson.loads(body)["data"][0]["embedding"]
         if isinstance(vector, str):
@@ -146,7 +146,7 @@ def read_embedding(body: bytes) -> Sequence[float]:
 
 
 def _json(asked: dict[str, Any]) -> bytes:
-    """Lone surrogates cannot be sent as UTF-8."""
+    """Encodes the request as JSON without lone surrogates, which cannot be sent as UTF-8."""
     try:
         return orjson.dumps(asked)
     except TypeError:
@@ -163,7 +163,7 @@ async def _body_of(reply: Reply) -> bytes:
 
 
 def _is_same_house(call: Call, model: Model) -> bool:
-    """Whether the providers that would get the caller's own credential are those of the caller's own call."""
+    """Returns whether only providers of the caller's own call would get the caller's own credential."""
     return _shown_to(call, model) <= _shown_to(call, call.model)
 
 

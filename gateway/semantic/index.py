@@ -31,7 +31,7 @@ NOT_INSTALLED = (
 
 
 class VectorIndex:
-    """Partitions in memory, the least recently used first to go when all together take more than `max_bytes`."""
+    """Partitions in memory; the least recently used go first when all together take more than `max_bytes`."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         """Raises ImportError without numpy."""
@@ -46,7 +46,7 @@ class VectorIndex:
         self._sketches = Sketches(self._np)
         self._partitions: OrderedDict[bytes, Partition] = OrderedDict()
         self.bytes = 0
-        """What all partitions take."""
+        """The bytes that all partitions take."""
 
     def __len__(self) -> int:
         return sum(map(len, self._partitions.values()))
@@ -55,7 +55,7 @@ class VectorIndex:
         return f"VectorIndex({len(self._partitions)} partitions, {len(self)} rows, {self.bytes} bytes)"
 
     def pack(self, vector: Sequence[float]) -> bytes:
-        """One signed byte per dimension. Raises ValueError for a vector without direction."""
+        """Returns the vector's direction in one signed byte per dimension. Raises ValueError for a vector without direction."""
         np = self._np
         values: NDArray[float32] = np.asarray(vector, np.float32)
         largest = float(np.abs(values).max()) if values.ndim == 1 and values.size else 0.0
@@ -65,13 +65,13 @@ class VectorIndex:
         return packed
 
     def unpack(self, packed: bytes) -> NDArray[float32]:
-        """The vector of length 1 that has nearly the direction of the one that was packed."""
+        """Returns a vector of length 1 with nearly the direction of the packed one."""
         values: NDArray[float32] = self._np.frombuffer(packed, self._np.int8).astype(self._np.float32)
         unit: NDArray[float32] = values / self._np.linalg.norm(values)
         return unit
 
     def build(self, rows: Sequence[VectorRow], most: int) -> Partition:
-        """The last `most` rows, or fewer when there is no room; one whose vector is not like that of the last is left out."""
+        """Returns a partition of the last `most` rows, or as many as have room; rows of other dimensions are left out."""
         dims = len(rows[-1].vector) if rows else 0
         partition = Partition(self._np, self._sketches, dims)
         room = max(1, min(most, (self._max_bytes - PARTITION_BYTES) // row_bytes(dims)))
@@ -79,7 +79,7 @@ class VectorIndex:
         return partition
 
     def put(self, partition: bytes, built: Neighbourhood) -> None:
-        """Search there from now on."""
+        """Makes the partition searchable from now on."""
         if not isinstance(built, Partition):
             raise TypeError("only what this index has built")
         self._drop(partition)
@@ -88,14 +88,14 @@ class VectorIndex:
         self._make_room()
 
     def get(self, partition: bytes) -> Partition | None:
-        """The partition, which has been used just now."""
+        """Returns the partition, and marks it as just used."""
         found = self._partitions.get(partition)
         if found is not None:
             self._partitions.move_to_end(partition)
         return found
 
     def add(self, row: VectorRow, most: int) -> None:
-        """One whose vector is not like the others of its partition is left out."""
+        """Adds the row to its partition, unless its vector has other dimensions than the others there."""
         partition = self.get(row.partition)
         if partition is None:
             return
@@ -105,7 +105,7 @@ class VectorIndex:
         self._make_room()
 
     def remove(self, partition: bytes, id: bytes) -> None:
-        """Of one row; none is fine."""
+        """Removes one row, if it is there."""
         found = self._partitions.get(partition)
         if found is not None:
             before = found.bytes
@@ -113,7 +113,7 @@ class VectorIndex:
             self.bytes += found.bytes - before
 
     def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """Whatever matches all that is given; a partition has one model and one tenant."""
+        """Removes all rows that match every argument given; a partition has one model and one tenant."""
         matching = [name for name, one in self._partitions.items() if one.belongs_to(model, tenant)]
         if key is None:
             return sum([self._drop(name) for name in matching])
@@ -127,7 +127,7 @@ class VectorIndex:
             self._drop(next(iter(self._partitions)))
 
     def _drop(self, partition: bytes) -> int:
-        """How many rows went with it."""
+        """Removes the partition; returns the number of its rows."""
         dropped = self._partitions.pop(partition, None)
         if dropped is None:
             return 0

@@ -31,14 +31,14 @@ NOT_INSTALLED = (
     "(the extra local-embeddings: pip install 'llm-gateway-sidecar[local-embeddings]')"
 )
 AT_ONCE_CHARS = 200
-"""A longer text would hold up the event loop for more than 0.5 ms: it goes to a thread."""
+"""A longer text would hold up the event loop for more than 0.5 ms, so it goes to a thread."""
 
 _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER_BYTES = 1 << 20
 
 
 class LocalEmbedder:
-    """An `Embedder` that nobody has to be asked for."""
+    """An `Embedder` in this process."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises ImportError without its packages, ValueError when the files are not a model of this kind."""
@@ -55,17 +55,17 @@ class LocalEmbedder:
 
     @property
     def dimensions(self) -> int:
-        """Of every vector."""
+        """The dimensions of every vector."""
         return int(self._matrix.shape[1])
 
     async def embed(self, text: str, call: Call) -> Sequence[float] | None:
-        """The vector of a text; None when it has no tokens. Off the event loop when it is long."""
+        """Returns the vector of a text; None when it has no tokens. A long text is embedded off the event loop."""
         if len(text) <= AT_ONCE_CHARS:
             return self.embed_now(text)
         return await asyncio.get_running_loop().run_in_executor(None, self.embed_now, text)
 
     def embed_now(self, text: str) -> array[float] | None:
-        """The same, in any thread."""
+        """Does the same as `embed`, in any thread."""
         np = self._np
         tokens = self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
         if not tokens:
@@ -102,7 +102,7 @@ def _open_tokenizer(tokenizers: Any, path: Path) -> Any:
 
 
 def _open_matrix(np: Any, path: Path) -> tuple[Any, bool]:
-    """The file's only tensor, mapped, and whether it is of bfloat16. Raises ValueError.
+    """Returns the file's only tensor, mapped, and whether it is of bfloat16. Raises ValueError.
 
     The format: 8 bytes with the length of the header, little-endian; the header, JSON; then the numbers, row by row.
     Source: https://github.com/huggingface/safetensors, README, "Format".
@@ -122,7 +122,7 @@ def _open_matrix(np: Any, path: Path) -> tuple[Any, bool]:
 
 
 def _only_tensor(path: Path, header: bytes, length: int) -> tuple[str, str, list[int], tuple[int, int]]:
-    """Name, type, shape, and where it begins and ends behind the header. Raises ValueError."""
+    """Returns the tensor's name, type, shape, and the offsets of its begin and end behind the header. Raises ValueError."""
     try:
         if len(header) < length:
             raise ValueError("the header is cut short")

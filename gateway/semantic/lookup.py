@@ -1,11 +1,11 @@
-"""Answers to questions that mean the same: which kept answer, if any, may be given to a question in other words.
+"""Finds a stored answer to a question that means the same as this one, in other words.
 
     the question's vector -> its partition -> those that are near enough -> the first that the guards have nothing against
 
 Orchestration only: `vectors.py` knows the vectors, `partitions.py` the rows, `semantic/guards/facts.py` decides, and the index
-searches, off the event loop when there is much to search. It must not know answers; they are kept elsewhere, under the keys
-that are found here. Invariants: rows of different partitions never meet; a call waits no longer than its rule says;
-whatever fails here is a miss, not the call's failure.
+searches, off the event loop when there is much to search. It must not know answers; they are stored elsewhere, under the keys
+that are found here. Invariants: rows of different partitions are never compared; a call waits no longer than its rule says;
+a failure here is a miss, not the call's failure.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gateway.semantic.tasks import Background, result_by
 from gateway.semantic.vectors import KnownQuestion, Questions
 
 MOST_CANDIDATES = 8
-"""So many of the nearest are shown to the guards."""
+"""The guards judge at most this number of the nearest questions."""
 ROWS_AT_ONCE = 500
-"""So many rows are searched in the time that it takes to hand them to a thread."""
+"""This number of rows is searched on the event loop, because handing them to a thread would take as long."""
 MOST_SEARCHES = 64
 MOST_KEEPING = 1000
-"""Rows that wait for their vector; one beyond is not kept."""
+"""The rows that may wait for their vector; further ones are not stored."""
 EXPLAIN_S = 10.0
 SHOWN = 5
-"""Of the nearest, in an explanation."""
+"""The number of nearest questions in an explanation."""
 
 LATE = "its embedding was not there in time"
 NO_VECTOR = "there is no embedding of it to be had"
@@ -52,31 +52,31 @@ class Match:
     similarity: float
     partition: bytes
     stored_at: float
-    """Wall-clock seconds."""
+    """The time at which the question was stored, in wall-clock seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """One of the nearest, in an explanation."""
+    """One of the nearest questions, in an explanation."""
 
     key: str
-    """Hex."""
+    """The exact key of its answer, in hex."""
     similarity: float
     objection: str | None
-    """The guard that keeps them apart; None: nothing does."""
+    """The guard that tells the two questions apart; None: none does."""
     stored_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Why a question was recognised, or was not; `partition` is the beginning of its name in hex."""
+    """The reason why a question was recognised, or was not; `partition` is the beginning of its name in hex."""
 
     threshold: float
     partition: str = ""
     rows: int = 0
     nearest: tuple[Neighbour, ...] = ()
     problem: str | None = None
-    """Why nothing could be compared."""
+    """The reason why nothing could be compared; None: something was."""
 
 
 class Semantic:
@@ -94,9 +94,9 @@ class Semantic:
         self._keeping = 0
 
     async def find(self, call: Call, ask: SemanticQuery) -> Match | None:
-        """The nearest question that may stand for this one; None: there is none, or not in the time that the rule gives.
+        """Returns the nearest question that may stand for this one; None: there is none, or none in the rule's time.
 
-        Tells the call's `replay.why` in words.
+        Notes the reason on the call's `replay.why`.
         """
         deadline = self._clock.monotonic() + ask.rule.wait_s
         compared = await self._compare(call, ask, ask.rule.threshold, MOST_CANDIDATES, deadline)
@@ -114,7 +114,7 @@ class Semantic:
         return None
 
     def keep(self, call: Call, ask: SemanticQuery, key: bytes) -> None:
-        """The call was answered, and the answer is kept under this key: whoever asks the same from now on gets it."""
+        """Stores the question of an answer that is stored under this key, so that it is recognised from now on."""
         if not _is_comparable(ask.text):
             return
         known = self._questions.ask(call, ask.text, ask.rule)
@@ -125,31 +125,31 @@ class Semantic:
             known.add_done_callback(lambda task: self._add_late(ask, task, key))
 
     def lost(self, match: Match) -> None:
-        """There is no answer under its key any more."""
+        """Removes the question, because there is no answer under its key any more."""
         self._partitions.remove(match.partition, match.key)
 
     async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """Whatever matches all that is given, everything when nothing is; returns how many there were."""
+        """Removes the questions that match every argument given, or all of them without arguments; returns their number."""
         if key is None and model is None:
             self._questions.forget()
         return await self._partitions.forget(key=key, model=model, tenant=tenant)
 
     def hear(self, row: VectorRow) -> None:
-        """Another replica has kept this question."""
+        """Takes in a question that another replica has stored."""
         self._partitions.hear(row)
 
     def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> None:
-        """As `forget`, where another replica has told the store."""
+        """Removes questions as `forget` does, in memory only: another replica has removed them from the store."""
         if key is None and model is None:
             self._questions.forget()
         self._partitions.forget_here(key=key, model=model, tenant=tenant)
 
     def reload(self) -> None:
-        """The store is back: what was in memory meanwhile may lack what others have kept."""
+        """Drops what is in memory, because the store is back, and may have rows of other replicas that are missing here."""
         self._partitions.forget_here()
 
     async def explain(self, call: Call, ask: SemanticQuery) -> Explained:
-        """What is near to a question, whatever the threshold; may cost an embedding."""
+        """Returns the questions nearest to this one, whatever the threshold; may cost an embedding."""
         deadline = self._clock.monotonic() + EXPLAIN_S
         compared = await self._compare(call, ask, -1.0, SHOWN, deadline)
         if isinstance(compared, str):
@@ -159,7 +159,7 @@ class Semantic:
         return Explained(ask.rule.threshold, partition.hex()[:16], len(rows), neighbours)
 
     def stats(self) -> dict[str, int]:
-        """What is under way."""
+        """Returns the numbers of embeddings, loads and searches under way."""
         return {
             "embedding": self._questions.pending,
             "loading": self._partitions.loading,
@@ -168,7 +168,7 @@ class Semantic:
         }
 
     async def aclose(self) -> None:
-        """Nothing is embedded, loaded or searched any more."""
+        """Stops all embeddings, loads and searches."""
         for part in (self._questions, self._partitions, self._searches):
             await part.aclose()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -176,7 +176,7 @@ class Semantic:
     async def _compare(
         self, call: Call, ask: SemanticQuery, threshold: float, most: int, deadline: float
     ) -> tuple[KnownQuestion, bytes, Neighbourhood, list[Near]] | str:
-        """The question, its partition, what is in that, and the nearest of them; or why there is nothing to compare."""
+        """Returns the question, its partition, the rows there and the nearest of them; or why there is nothing to compare."""
         if not _is_comparable(ask.text):
             return TOO_LONG
         question = self._questions.ask(call, ask.text, ask.rule)
@@ -221,7 +221,7 @@ class Semantic:
 
 
 def _partition_of(ask: SemanticQuery, question: KnownQuestion) -> bytes:
-    """Vectors of different models, or of different dimensions, have nothing in common."""
+    """Returns the partition of a vector: those of different models or dimensions cannot be compared."""
     return digest(b"semantic", ask.partition, ask.rule.embeddings.encode(), b"%d" % len(question.vector))
 
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROW_BYTES = 520
-"""What a row takes beside its vector and sketch: the objects of Python."""
+"""The bytes of a row's Python objects, beside its vector and sketch."""
 PARTITION_BYTES = 600
-"""What a partition takes, empty as it may be, with its place in the index."""
+"""The bytes of an empty partition, with its place in the index."""
 EXACT_ROWS = 256
-"""A partition with no more is not worth thinning out."""
+"""A partition with no more rows than this is searched in full."""
 MOST_EXACT = 2048
-"""So many cosines are computed at most, of those who are nearest by their sketches: 3 ms at 1,536 dimensions."""
+"""The most cosines that are computed, of the rows nearest by sketch: 3 ms at 1,536 dimensions."""
 FIRST_BLOCK, LARGEST_BLOCK = 4, 4096
 
 _AT_A_TIME = 256  # divides the largest block; a millisecond's work
@@ -38,24 +38,24 @@ _MAX_EXPIRED = 2  # more than one for each that comes: there is no backlog
 
 
 def row_bytes(dims: int) -> int:
-    """What a row takes in all, in a block that is full."""
+    """Returns all bytes of a row in a full block."""
     return dims + SKETCH_BITS // 8 + 4 + ROW_BYTES
 
 
 class Partition:
-    """The rows of one partition, in blocks that never move; a slot that is given up is used again."""
+    """The rows of one partition, in blocks that never move; a freed slot is used again."""
 
     __slots__ = ("_blocks", "_capacity", "_dims", "_free", "_np", "_sketches", "_slots", "bytes")
 
     def __init__(self, np: Any, sketches: Sketches, dims: int) -> None:
-        """`dims` 0: as many as the first row has."""
+        """`dims` is the number of dimensions; 0: as many as the first row has."""
         self._np = np
         self._sketches = sketches
         self._dims = dims
         self._blocks: list[_Block] = []
         self._capacity = 0
         self._slots: OrderedDict[bytes, tuple[_Block, int]] = OrderedDict()
-        """By id, oldest first."""
+        """The block and slot of each row, by id, oldest first."""
         self._free: list[tuple[_Block, int]] = []
         self.bytes = PARTITION_BYTES
 
@@ -64,16 +64,16 @@ class Partition:
 
     @property
     def growth(self) -> int:
-        """What it takes more when its next block is full."""
+        """The bytes that the partition grows by when its next block is full."""
         return self._next_size() * row_bytes(self._dims)
 
     def belongs_to(self, model: str | None, tenant: str | None) -> bool:
-        """Whether its rows are of this model and tenant, as far as they are given; one without rows is everybody's."""
+        """Returns whether the rows are of this model and tenant, as far as they are given; always true without rows."""
         row = next((block.rows[at] for block, at in self._slots.values()), None)
         return row is None or (model in (None, row.model) and tenant in (None, row.tenant))
 
     def fill(self, rows: Sequence[VectorRow]) -> None:
-        """An empty one, with many rows at once; where two have one id, the later one stays."""
+        """Fills an empty partition with many rows at once; of two with one id, the later one stays."""
         rows = list({row.id: row for row in rows}.values())
         for first in range(0, len(rows), _AT_A_TIME):
             some = rows[first : first + _AT_A_TIME]
@@ -86,7 +86,7 @@ class Partition:
         self.bytes += ROW_BYTES * len(rows)
 
     def add(self, row: VectorRow, most: int, *, may_grow: bool = True) -> None:
-        """Where it may neither have more rows nor grow, the oldest row goes; one of other dimensions stays out."""
+        """Adds a row; the oldest goes if there may be no more rows and no growth. One of other dimensions stays out."""
         self._dims = self._dims or len(row.vector)
         if len(row.vector) != self._dims:
             return
@@ -101,7 +101,7 @@ class Partition:
         self.bytes += ROW_BYTES
 
     def remove(self, id: bytes) -> None:
-        """Nobody finds it any more."""
+        """Removes the row, so that no search finds it any more."""
         slot = self._slots.pop(id, None)
         if slot is not None:
             slot[0].rows[slot[1]] = None
@@ -109,7 +109,7 @@ class Partition:
             self.bytes -= ROW_BYTES
 
     def search(self, vector: bytes, threshold: float, most: int, now_wall: float) -> list[Near]:
-        """The nearest, best first: at least `threshold` near by cosine. In any thread."""
+        """Returns the rows whose cosine is at least `threshold`, the nearest first. May be called in any thread."""
         np = self._np
         if len(vector) != self._dims:
             return []
@@ -122,7 +122,7 @@ class Partition:
         return found[:most]
 
     def _candidates(self, vector: bytes, threshold: float) -> list[tuple[_Block, Any]]:
-        """Blocks, and which of their slots are worth a look."""
+        """Returns the blocks, each with the slots whose cosine has to be computed."""
         np = self._np
         blocks = self._blocks.copy()
         if self._capacity <= EXACT_ROWS:
@@ -135,7 +135,7 @@ class Partition:
         return list(zip(blocks, near, strict=True))
 
     def _nearest_by_sketch(self, distances: list[Any]) -> list[Any]:
-        """Block by block, the slots of the nearest `MOST_EXACT` rows in all."""
+        """Returns for each block the slots of the nearest `MOST_EXACT` rows by sketch, in all blocks together."""
         np = self._np
         nearest = np.sort(np.argpartition(np.concatenate(distances), MOST_EXACT)[:MOST_EXACT])
         ends = np.cumsum([len(some) for some in distances])
@@ -154,11 +154,11 @@ class Partition:
         return bool(self._blocks) and self._blocks[-1].used < len(self._blocks[-1].rows)
 
     def _next_size(self) -> int:
-        """Blocks double, so that few rows take little room and many rows few blocks."""
+        """Returns the next block's size. Sizes double, so few rows take little room, and many rows few blocks."""
         return min(max(self._capacity, FIRST_BLOCK), LARGEST_BLOCK)
 
     def _next_slot(self) -> tuple[_Block, int]:
-        """One that was never used."""
+        """Returns a slot that was never used."""
         block = (
             self._blocks[-1] if self._has_room() else self._grow(min(max(self._capacity, FIRST_BLOCK), LARGEST_BLOCK))
         )
@@ -182,25 +182,25 @@ class _Block:
         self._np = np
         self.codes: NDArray[int8] = np.empty((size, dims), np.int8)
         self.inverse: NDArray[float32] = np.zeros(size, np.float32)
-        """One over the length of each."""
+        """One over the length of each vector."""
         self.sketches: NDArray[uint64] = np.empty((SKETCH_BITS // 64, size), np.uint64)
         self.rows: list[VectorRow | None] = [None] * size
         self.used = 0
-        """Slots beyond have never been written."""
+        """The number of slots that have been written."""
 
     @property
     def bytes(self) -> int:
         return self.codes.nbytes + self.inverse.nbytes + self.sketches.nbytes
 
     def write(self, at: int, codes: NDArray[int8], sketch: NDArray[uint64], row: VectorRow) -> None:
-        """Into a slot that belongs to no row."""
+        """Writes into a slot that belongs to no row."""
         self.codes[at] = codes
         self.inverse[at] = self._inverse(codes)
         self.sketches[:, at] = sketch
         self.rows[at] = row
 
     def write_all(self, codes: NDArray[int8], sketches: NDArray[uint64], rows: Sequence[VectorRow]) -> None:
-        """Into the next slots of a block that nobody knows yet."""
+        """Writes into the next slots of a block that no search reads yet."""
         places = slice(self.used, self.used + len(rows))
         self.codes[places] = codes
         self.inverse[places] = self._inverse(codes)
@@ -209,11 +209,11 @@ class _Block:
         self.used += len(rows)
 
     def _inverse(self, codes: NDArray[int8]) -> Any:
-        """A damaged row of zeros is near to nothing."""
+        """Returns one over the vectors' lengths; 0 for a damaged row of zeros, which is then near to nothing."""
         return 1.0 / self._np.maximum(1.0, self._np.linalg.norm(codes.astype(self._np.float32), axis=-1))
 
     def distances(self, sketch: NDArray[uint64]) -> Any:
-        """In how many bits each differs."""
+        """Returns the number of bits in which each sketch differs."""
         np, used = self._np, self.used
         total = np.zeros(used, np.uint16)
         for word, column in zip(sketch, self.sketches, strict=True):
@@ -221,7 +221,7 @@ class _Block:
         return total
 
     def nearest(self, places: Any, query: NDArray[float32], threshold: float, most: int, now_wall: float) -> list[Near]:
-        """The nearest `most` of the slots at `places` that are near enough, best first."""
+        """Returns the nearest `most` of the slots at `places` that reach the threshold, best first."""
         np, rows = self._np, self.rows
         before = [rows[at] for at in places.tolist()]  # first whose they are, then what is in them
         similarities = (self.codes[places].astype(np.float32) @ query) * self.inverse[places]
@@ -238,5 +238,5 @@ class _Block:
 
 
 def _without_vector(row: VectorRow) -> VectorRow:
-    """As `replace`, in half the time; a new object in any case."""
+    """Returns the row without its vector: as `replace` does, in half the time."""
     return VectorRow(row.id, row.partition, b"", row.facts, row.model, row.tenant, row.stored_at, row.expires_at)

@@ -17,10 +17,10 @@ from gateway.semantic.tasks import Background, result_by
 
 MOST_LOADING = 64
 MOST_LATE = 1000
-"""Rows that wait for their partition; one beyond is found when it is loaded the next time."""
+"""The rows that may wait for their partition; further ones are found when it is loaded the next time."""
 MOST_KNOWN = 10_000
 FEW_ROWS = 250
-"""So many are made ready within a millisecond or two; more are left to a thread."""
+"""This number of rows is made ready on the event loop, within two milliseconds; more go to a thread."""
 
 
 class Partitions:
@@ -34,17 +34,17 @@ class Partitions:
         self._loading: dict[bytes, asyncio.Task[Neighbourhood | None]] = {}
         self._late: dict[bytes, list[tuple[VectorRow, int]]] = {}
         self._most: dict[bytes, int] = {}
-        """So many rows of each were asked for last, as long as it is known."""
+        """The number of rows last asked for, by partition, as long as it is known."""
         self._forgotten = 0
-        """How often something has been; whoever began to load before that begins again."""
+        """The number of `forget` calls; a load that began before the last one begins again."""
 
     @property
     def loading(self) -> int:
-        """Partitions on their way from the store."""
+        """The number of partitions that are being loaded."""
         return len(self._loading)
 
     async def open(self, partition: bytes, most: int, deadline: float) -> Neighbourhood | None:
-        """The partition, with the newest `most` of its rows when it has to be loaded; None: not until then (monotonic)."""
+        """Returns the partition, loaded with its newest `most` rows if needed; None: not before `deadline` (monotonic)."""
         self._note(partition, most)
         rows = self._index.get(partition)
         if rows is not None:
@@ -53,7 +53,7 @@ class Partitions:
         return await result_by(self._clock, begun, deadline) if isinstance(begun, asyncio.Task) else begun
 
     def add(self, row: VectorRow, most: int) -> None:
-        """Keep a row, where it is searched for and where it outlives this process."""
+        """Adds a row both to the store and to the partition in memory."""
         self._store.add(row)
         self._note(row.partition, most)
         if self._index.get(row.partition) is None and row.partition not in self._loading:
@@ -61,7 +61,7 @@ class Partitions:
         self._add_here(row, most)
 
     def hear(self, row: VectorRow) -> None:
-        """Another replica has kept a row: it is found here, too, if its partition is in memory."""
+        """Adds another replica's row to its partition, if that is in memory."""
         most = self._most.get(row.partition)
         if most is not None:
             self._add_here(row, most)
@@ -74,24 +74,24 @@ class Partitions:
             late.append((row, most))
 
     def remove(self, partition: bytes, id: bytes) -> None:
-        """Of one row, whose answer is gone."""
+        """Removes one row whose answer is gone."""
         self._forgotten += partition in self._loading
         self._index.remove(partition, id)
         self._store.remove(partition, (id,))
 
     async def forget(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """Whatever matches all that is given, everything when nothing is; how many rows there were."""
+        """Removes rows in memory and in the store, as `Answers.forget` does; returns their number."""
         here = self.forget_here(key=key, model=model, tenant=tenant)
         told = self._store.forget(key=key, model=model, tenant=tenant)
         return max(here, await told if isinstance(told, asyncio.Future) else told)
 
     def forget_here(self, *, key: bytes | None = None, model: str | None = None, tenant: str | None = None) -> int:
-        """As `forget`, of what is in memory: the store has forgotten it already."""
+        """Removes rows in memory only, because the store has removed them already."""
         self._forgotten += 1
         return self._index.forget(key=key, model=model, tenant=tenant)
 
     async def aclose(self) -> None:
-        """Nothing is loaded any more."""
+        """Stops all loads."""
         await self._background.aclose()
 
     def _note(self, partition: bytes, most: int) -> None:
@@ -100,7 +100,7 @@ class Partitions:
         self._most[partition] = most
 
     def _begin(self, partition: bytes, most: int) -> Neighbourhood | asyncio.Task[Neighbourhood | None] | None:
-        """Load it: at once where the store has only few rows and has them at hand."""
+        """Loads the partition: at once if the store has it at hand, with few rows."""
         told = self._store.load(partition, most)
         if not isinstance(told, asyncio.Future) and len(told) <= FEW_ROWS:
             built = self._index.build(told, most)
@@ -129,6 +129,6 @@ class Partitions:
         return built
 
     def _ended(self, partition: bytes) -> None:
-        """Also a load that was cancelled or came to nothing; the store has what came late."""
+        """Ends a load, also one that was cancelled or failed; the store has the rows that came too late."""
         self._loading.pop(partition, None)
         self._late.pop(partition, None)

@@ -1,4 +1,4 @@
-"""The last thing the user said, and everything else of a request: what is compared by meaning, and what must match exactly.
+"""Splits a request into the last user message, compared by meaning, and everything else, which must match exactly.
 
 Chats and Responses that end in a user's plain text have such a question; those that end in a picture, a sound, a tool's result
 or an assistant's message have none, nor have requests for several choices. It must not know embeddings or keys. Invariant:
@@ -16,9 +16,9 @@ import orjson
 from gateway.policy.reuse.rules import NOT_OF_THE_QUESTION, SemanticRule
 
 MOST_CHARS = 8000
-"""Of longer texts an embedding tells little, and the answer rarely serves another."""
+"""An embedding of a longer text tells little, and its answer rarely serves another question."""
 _TEXTS = {"chat": "text", "responses": "input_text"}
-"""What a part of plain text is called."""
+"""The type of a plain text part, by endpoint."""
 _FIELDS = {"chat": "messages", "responses": "input"}
 
 
@@ -32,19 +32,19 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class SemanticQuery:
-    """What a call asks, as far as its answer may be another's."""
+    """A call's question to the semantic cache."""
 
     partition: bytes
-    """32 bytes: all that must match exactly, the owner first of all."""
+    """The digest of all that must match exactly, 32 bytes, the owner first of all."""
     text: str
-    """Its last user message."""
+    """The last user message."""
     rule: SemanticRule
     model: str
     tenant: str
 
 
 def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = frozenset()) -> Question | None:
-    """The question of a request that may be recognised by its meaning, `ignored` top-level fields left out; else None."""
+    """Returns the question of a request, `ignored` top-level fields left out; None: it cannot be judged by its meaning."""
     if endpoint not in _FIELDS or parsed.get("n") not in (None, 1):
         return None
     field = _FIELDS[endpoint]
@@ -62,7 +62,7 @@ def last_question(endpoint: str, parsed: dict[str, Any], ignored: Set[str] = fro
 
 
 def _of_items(items: object, text_type: str) -> tuple[str, object] | None:
-    """The text of the last message, and all messages without it."""
+    """Returns the text of the last message, and all messages without it."""
     if type(items) is str and text_type == _TEXTS["responses"]:
         return items, ""
     if type(items) is not list or not items:
@@ -75,7 +75,7 @@ def _of_items(items: object, text_type: str) -> tuple[str, object] | None:
 
 
 def _of_content(content: object, text_type: str) -> tuple[str, object] | None:
-    """A string, or parts of text and nothing else; whatever else a part carries stays with the rest."""
+    """Returns the text of a string, or of parts that are all text; whatever else a part carries stays with the rest."""
     if type(content) is str:
         return content, ""
     if type(content) is not list or not all([_is_text(part, text_type) for part in content]):  # noqa: C419 - half the time

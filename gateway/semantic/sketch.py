@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 SKETCH_BITS = 256
 SIGMAS = 4.0
-"""Of 30,000 pairs that are as near as the threshold, one is not seen."""
+"""The margin in standard deviations: one of 30,000 pairs as near as the threshold is missed."""
 
 _SEED = 20_020_519
 _SURE = 0.999  # nearer vectors are told apart by rounding alone
 
 
 class Sketches:
-    """On which side of random planes a vector lies, a bit for each plane; the planes are the same in every process."""
+    """Computes sketches; the random planes are the same in every process."""
 
     __slots__ = ("_np", "_planes")
 
@@ -32,12 +32,12 @@ class Sketches:
         self._planes: dict[int, NDArray[float32]] = {}
 
     def of(self, codes: NDArray[int8]) -> NDArray[uint64]:
-        """Its words."""
+        """Returns the words of one sketch."""
         sides: Any = self._planes_for(codes.size) @ codes.astype(self._np.float32) > 0
         return self._np.packbits(sides).view(self._np.uint64)  # type: ignore[no-any-return]
 
     def of_many(self, codes: NDArray[int8]) -> NDArray[uint64]:
-        """A row of words for each."""
+        """Returns a row of words for each vector."""
         sides: Any = codes.astype(self._np.float32) @ self._planes_for(codes.shape[1]).T > 0
         return self._np.packbits(sides, axis=1).view(self._np.uint64)  # type: ignore[no-any-return]
 
@@ -50,7 +50,7 @@ class Sketches:
 
 
 def reach(threshold: float) -> int:
-    """In how many bits of their sketches two vectors may differ whose cosine is the threshold.
+    """Returns the number of bits in which the sketches of two vectors may differ whose cosine is the threshold.
 
     n p + 4 sqrt(n p (1 - p)), where p = acos(threshold) / pi.
     """

@@ -31,7 +31,7 @@ class Background:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, T | None]) -> asyncio.Task[T | None] | None:
-        """Begin a piece of work, whose result is None when it fails; None: there is too much of it already."""
+        """Starts a piece of work, whose result is None when it fails; returns None if there is too much of it already."""
         if self._closed or len(self._tasks) >= self._most:
             work.close()
             return None
@@ -42,7 +42,7 @@ class Background:
         return task
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and wait until it is over."""
+        """Cancels all tasks, and waits until they have ended."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -51,7 +51,10 @@ class Background:
 
 
 async def result_by(clock: Clock, future: asyncio.Future[T | None], deadline: float) -> T | None:
-    """What comes of it until then (monotonic seconds); None: it is late, or was cancelled. It goes on in any case."""
+    """Returns the result, if it comes before `deadline` (monotonic seconds); None: it is late, or was cancelled.
+
+    The work goes on in any case.
+    """
     if not future.done():
         await _wait(clock, future, deadline)
     return future.result() if future.done() and not future.cancelled() else None

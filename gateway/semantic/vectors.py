@@ -1,6 +1,6 @@
-"""What is known of a question: its vector, and the facts that the guards compare. Each is found out once.
+"""Finds a question's vector, and the facts that the guards compare, once for each question.
 
-Who asks waits as long as it likes; the embedding goes on, and is remembered. It must not know partitions. Invariants: equal
+A call waits as long as its rule allows; the embedding goes on and is remembered. It must not know partitions. Invariants: equal
 texts of one owner that are embedded at the same time share one embedding, and nothing is shared between owners; a model
 that fails is left alone for a while, 1 s at first and 60 s at most, and then tried by one question; the log has one warning
 of it.
@@ -25,16 +25,16 @@ from gateway.semantic.tasks import Background
 
 REMEMBERED = 4096
 MOST_PENDING = 256
-"""Embeddings under way; a question beyond goes without."""
+"""The embeddings that may be under way; a further question goes without."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 SHORT_CHARS = 200
-"""The facts of a longer text take more than half a millisecond: they are found in a thread."""
+"""The facts of a longer text take more than half a millisecond, so they are found in a thread."""
 log = logging.getLogger("gateway.semantic")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownQuestion:
-    """`vector` is packed."""
+    """A question with its facts; `vector` is packed."""
 
     vector: bytes
     facts: Facts
@@ -42,20 +42,20 @@ class KnownQuestion:
 
 @dataclass(slots=True)
 class _Trouble:
-    """Of a model that embeds."""
+    """The failures of one embedding model."""
 
     failures: int = 0
     until: float = 0.0
-    """It is left alone until then."""
+    """The model is not asked before this time."""
     is_tried: bool = False
-    """One question is out to see whether it works again."""
+    """One question is asking whether the model works again."""
 
     def stands_off(self, now: float) -> bool:
         return self.failures > 0 and (self.is_tried or now < self.until)
 
 
 class Questions:
-    """The questions that were asked lately, and those that are being embedded."""
+    """The recent questions, and those that are being embedded."""
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class Questions:
         self._thread = thread
         self._background = Background(MOST_PENDING)
         self._known: OrderedDict[bytes, KnownQuestion | None] = OrderedDict()
-        """None: the text has no vector."""
+        """The recent questions by name; None: the text has no vector."""
         self._pending: dict[bytes, asyncio.Task[KnownQuestion | None]] = {}
         self._troubles: dict[str, _Trouble] = {}
 
     @property
     def pending(self) -> int:
-        """Embeddings under way."""
+        """The number of embeddings under way."""
         return len(self._background)
 
     def ask(
         self, call: Call, text: str, rule: SemanticRule
     ) -> KnownQuestion | asyncio.Task[KnownQuestion | None] | None:
-        """What is known, or who finds it out; None: it cannot be had."""
+        """Returns the known question, or the task that embeds it; None: it cannot be embedded now."""
         name = _name_of(call, text, rule)
         if name in self._known:
             self._known.move_to_end(name)
@@ -97,11 +97,11 @@ class Questions:
         return self._begin(name, call, text, rule)
 
     def forget(self) -> None:
-        """All that is remembered; what is under way is remembered when it comes."""
+        """Drops all known questions; an embedding under way is remembered when it comes."""
         self._known.clear()
 
     async def aclose(self) -> None:
-        """Nothing is embedded any more."""
+        """Stops all embeddings."""
         await self._background.aclose()
 
     def _begin(
@@ -116,7 +116,7 @@ class Questions:
         return task
 
     def _ended(self, name: bytes, trouble: _Trouble) -> None:
-        """Also for a task that was cancelled before it ran."""
+        """Ends an embedding, also one that was cancelled before it ran."""
         self._pending.pop(name, None)
         trouble.is_tried = False
 
@@ -148,7 +148,7 @@ class Questions:
         return await asyncio.get_running_loop().run_in_executor(self._thread, facts_of, text)
 
     def _failed(self, model: str, trouble: _Trouble, error: Exception, began_at: float) -> None:
-        """Those that had begun before the last failure was known tell nothing new."""
+        """Counts a failure; one of an attempt that began before the last failure was known tells nothing new."""
         if began_at < trouble.until:
             return
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(trouble.failures, 10), LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What operators ask of the caches: forget this, and why was that answered so.
+"""The operators' view of the caches: purging answers, and explaining how a request would be answered.
 
 Off the hot path. It asks the same layers by the same keys as a call would, and changes nothing but what it is told to.
 """
@@ -29,7 +29,7 @@ SAME = "taken for the same"
 
 
 class CacheInspector:
-    """Answers for whatever keeps answers."""
+    """Inspects and purges everything that stores answers."""
 
     def __init__(self, clock: Clock, policy: Callable[[], PolicySnapshot], store: Store, replays: Replays) -> None:
         self._clock = clock
@@ -38,21 +38,21 @@ class CacheInspector:
         self._replays = replays
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Entries and bytes by kind."""
+        """Returns entries and bytes by kind."""
         return self._store.stats()
 
     async def purge(self, key: bytes | None, model: str | None, tenant: str | None) -> int:
-        """Forget the answers that match all that is given; idempotency records stay, for they are promised."""
+        """Removes the answers that match every argument given; idempotency records stay, for they are promised."""
         if self._replays.layers.semantic is not None:
             await self._replays.layers.semantic.forget(key=key, model=model, tenant=tenant)
         return await result_or_default(self._store.answers.forget(key=key, model=model, tenant=tenant), 0)
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
-        """What each layer would say of this request now; a semantic one may have to have its question embedded.
+        """Returns what each layer would have for this request now; may cost an embedding of its question.
 
-        Raises NotFound for a model that is not there.
+        Raises NotFound for an unknown model.
 
-        Calls with a credential of their own, or with headers that change what is asked, have other keys.
+        Calls with a credential of their own, or with headers that change the question, have other keys.
         """
         call = self._call(endpoint, body, tenant)
         asked = plan_reuse(call, recognises=self._replays.layers.semantic is not None)

@@ -1,4 +1,4 @@
-"""What was spared: running totals since the start, and how the last calls that might have been spared one fared.
+"""The savings of reuse: running totals since the start, and the results of the last calls that could have been reused.
 
 It counts what the layers have said of a call and decides nothing; it must not know where answers are kept. Memory is
 bounded: totals by the names of the config, recollections by `MOST_REMEMBERED`, and no answer is among them. Invariant: every
@@ -15,10 +15,10 @@ from typing import Any
 from gateway.call import Call, Replay
 
 PROVIDER = "provider"
-"""Stands for a layer where none had an answer and somebody was asked."""
+"""The layer name for calls that no layer answered, so that the provider was asked."""
 MOST_REMEMBERED = 1_000
 SHOWN_CHARACTERS = 100
-"""Of a model's name, which is the client's choice where the config has a pattern."""
+"""The characters kept of a model's name, which the client chooses where the config has a pattern."""
 
 _TOLD = (
     "result",
@@ -34,27 +34,27 @@ _TOLD = (
     "tried",
     "why",
 )
-"""Of a replay: all but the answer that it may hold, for a thousand of those would be a lot of memory."""
+"""The fields kept of a replay: all but the answer that it may hold, which would take much memory a thousand times."""
 _STORY_OF = attrgetter(*_TOLD)
 
 
 @dataclass(slots=True)
 class SavingsRow:
-    """What one layer did for the calls of one model and one key."""
+    """The results of one layer for the calls of one model and one key."""
 
     asked: int = 0
-    """Calls for which it looked; one that the caller kept away from it is none of them."""
+    """The calls that the layer looked up; calls whose caller bypassed it do not count."""
     answered: int = 0
     input: int = 0
     output: int = 0
     usd: float = 0.0
     unpriced: int = 0
-    """Answers whose tokens were spared, at a price that is not known."""
+    """The answers whose tokens were saved at an unknown price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """How a call fared that could have been spared its provider."""
+    """The result of one call that could have been answered without its provider."""
 
     replay: Replay
     endpoint: str
@@ -64,7 +64,7 @@ class Recollection:
 
 
 class Savings:
-    """Counts and remembers. Every method is for the loop's thread."""
+    """Counts and remembers results. Every method is for the loop's thread."""
 
     __slots__ = ("_last", "_rows")
 
@@ -73,7 +73,7 @@ class Savings:
         self._last: dict[str, tuple[tuple[Any, ...], str, str, str, str]] = {}
 
     def note(self, call: Call) -> None:
-        """A call has ended; to be called once, and without effect where nothing is kept of it or shared."""
+        """Counts a call that has ended; to be called once, and without effect if nothing of it may be stored or shared."""
         replay = call.replay
         if replay is None:
             return
@@ -90,7 +90,7 @@ class Savings:
             _add(rows[replay.layer], replay)
 
     def totals(self) -> Mapping[tuple[str, str, str], SavingsRow]:
-        """By layer (or `PROVIDER`), model and key, all named as in the config."""
+        """Returns the rows by layer (or `PROVIDER`), model and key, all named as in the config."""
         return {
             (layer, model, key): tally
             for (model, key), rows in self._rows.items()
@@ -98,7 +98,7 @@ class Savings:
         }
 
     def recall(self, request_id: str) -> Recollection | None:
-        """How the call with this id fared, if it is one of the last; of those with the same id, the last."""
+        """Returns the result of the last call with this id, if it is still remembered."""
         found = self._last.get(request_id)
         if found is None:
             return None
@@ -134,7 +134,7 @@ def _row(rows: dict[str, SavingsRow], layer: str) -> SavingsRow:
 
 
 def _add(row: SavingsRow, replay: Replay) -> None:
-    """The layer has answered."""
+    """Counts an answer of the layer."""
     row.answered += 1
     saved = replay.saved
     if saved is None:

@@ -1,4 +1,4 @@
-"""What an error answer says, whatever its shape: an object, an array of one, a flat object, text, HTML, the tail of a stream.
+"""Reads the wording of an error answer of any shape: an object, an array of one, a flat object, text, HTML, a stream.
 
 It reads known places only and must not know what the words mean. Total, and bounded: of a body no more than BODY_BYTES
 are looked at, of a field no more than FIELD_CHARS, and nothing is followed deeper than those places.
@@ -17,12 +17,12 @@ from gateway.policy.openai.json_text import is_crowded
 
 BODY_BYTES = 8_192
 TEXT_CHARS = 2_048
-"""Of all words together, after the codes."""
+"""The characters of all words together, after the codes."""
 FIELD_CHARS = 1_024
 _ITEMS = 4
-"""Of a list."""
+"""The items that are read of a list."""
 _TRIES = 4
-"""Places in a broken body where JSON may begin."""
+"""The places in a broken body at which JSON may begin."""
 
 _QUOTE = re.compile(r"[`\"]|(?<!\w)'")
 _QUOTE_IN_JSON = re.compile(r"`|\\\"|(?<!\w)'")
@@ -40,13 +40,13 @@ class Wording:
     codes: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
-    """What the body calls its `status`."""
+    """The values of the body's `status` fields."""
     finishes: tuple[str, ...] = ()
-    """Why an answer that is no error has ended."""
+    """The reasons for which an answer that is no error has ended."""
     text: str = ""
     numberless: str = ""
     unquoted: str = ""
-    """`text` without what it quotes: providers repeat the words of a request, and these are anybody's."""
+    """The `text` without quotations: providers quote a request, so quoted words may be the caller's."""
     unquoted_numberless: str = ""
 
 
@@ -59,7 +59,7 @@ class ErrorBody:
 
 
 def read_body(body: bytes) -> ErrorBody:
-    """What this body says."""
+    """Returns the wording of a body."""
     seen = _window(body)
     value = _json_in(seen)
     if value is None:
@@ -72,18 +72,18 @@ def read_body(body: bytes) -> ErrorBody:
 
 
 def read_error(error: Json) -> ErrorBody:
-    """What an error object says that came inside an answer."""
+    """Returns the wording of an error object that came inside an answer."""
     return ErrorBody(error, _words_of(error, _finishes(error)))
 
 
 def error_object(body: bytes) -> Json | None:
-    """The error object of a body, be it `{"error": {…}}`, an array of one such, or flat; None when there is none."""
+    """Returns the error object of a body: `{"error": {…}}`, an array of one such, or flat; None when there is none."""
     value = _parsed(body)
     return None if value is None else _error_in(value)
 
 
 def is_openai_shaped(body: bytes) -> bool:
-    """Whether a client that expects OpenAI's error shape can read this body, as far as that can be told in short time."""
+    """Returns whether a client that expects OpenAI's error shape can read this body, as far as a short look tells."""
     if is_crowded(body):
         return False
     try:
@@ -94,7 +94,7 @@ def is_openai_shaped(body: bytes) -> bool:
 
 
 def status_in(error: Json) -> int | None:
-    """The HTTP status that an error object names itself."""
+    """Returns the HTTP status that an error object names itself."""
     for place in ("code", "status", "statusCode", "status_code"):
         found = _plain(error.get(place))
         if found is not None and _STATUS.fullmatch(found):
@@ -103,31 +103,31 @@ def status_in(error: Json) -> int | None:
 
 
 def resets_at(error: Json) -> str | None:
-    """The moment at which an error says that its limit comes back, as written (OpenRouter)."""
+    """Returns the time at which the limit of an error is reset, as written (OpenRouter)."""
     metadata = _inner(error, "metadata")
     headers = _inner(metadata, "headers")
     return _plain(metadata.get("resets_at")) or _plain(headers.get("X-RateLimit-Reset"))
 
 
 def normalised(text: str) -> str:
-    """In lower case, with single spaces."""
+    """Returns the text in lower case, with single spaces."""
     return " ".join(text.lower().split())
 
 
 def numberless(text: str) -> str:
-    """With # for every number, be it `30`, `1,000` or `2.5`."""
+    """Returns the text with # for every number, be it `30`, `1,000` or `2.5`."""
     return _NUMBER.sub("#", text)
 
 
 def _window(body: bytes) -> bytes:
-    """As much of a body as is looked at: of a stream its end, of anything else its beginning."""
+    """Returns the part of a body that is read: the end of a stream, the beginning of anything else."""
     if len(body) <= BODY_BYTES:
         return body
     return body[-BODY_BYTES:] if body.startswith(_STREAM_STARTS) else body[:BODY_BYTES]
 
 
 def _json_in(seen: bytes) -> Json | None:
-    """The body's JSON object; else one in it that is an error, or the last."""
+    """Returns the body's JSON object; else an object in it that is an error, or the last one."""
     value = _parsed(seen)
     if value is not None:
         return value
@@ -136,7 +136,7 @@ def _json_in(seen: bytes) -> Json | None:
 
 
 def _pieces(seen: bytes) -> Iterator[bytes]:
-    """Where an error may stand in what is not JSON as a whole: behind `data:`, or raw at the end of a stream."""
+    """Yields the parts of a non-JSON body that may hold an error: lines behind `data:`, or raw JSON at the end of a stream."""
     tail = max(seen.rfind(b"\n{"), seen.rfind(b"\n["))
     if tail >= 0:
         yield seen[tail:]
@@ -146,7 +146,7 @@ def _pieces(seen: bytes) -> Iterator[bytes]:
 
 
 def _last_lines(seen: bytes, mark: bytes) -> Iterator[bytes]:
-    """What the last few lines that begin so say, the last one first."""
+    """Yields the contents of the last few lines that begin with `mark`, the last one first."""
     end = len(seen)
     for _ in range(_TRIES):
         end = seen.rfind(mark, 0, end)
@@ -168,7 +168,7 @@ def _parsed(text: bytes) -> Json | None:
 
 
 def _error_in(value: Json) -> Json | None:
-    """The error that an object is or holds."""
+    """Returns the error that an object is or holds."""
     error = value.get("error")
     if isinstance(error, dict):
         return error
@@ -185,7 +185,7 @@ def _error_in(value: Json) -> Json | None:
 
 
 def _holders(value: Json) -> tuple[Json, ...]:
-    """Where an error stands that is not at the top: a Responses event, OpenRouter's choice, Groq's own part."""
+    """Returns the objects below the top that may hold an error: of a Responses event, OpenRouter's choice, Groq's own part."""
     return _inner(value, "response"), _first(value, "choices"), _inner(value, "x_groq")
 
 
@@ -206,7 +206,7 @@ def _words_of(error: Json, finishes: list[Any]) -> Wording:
 
 
 def _amazon(error: Json) -> str:
-    """`com.amazon.coral.service#ThrottlingException`: the part that means something."""
+    """Returns the telling part of a type such as `com.amazon.coral.service#ThrottlingException`."""
     return (_plain(error.get("__type")) or "").rpartition("#")[2]
 
 
@@ -219,9 +219,9 @@ def _wording(codes: list[Any], types: list[Any], states: list[Any], finishes: li
 
 
 def _unquoted(words: str) -> str:
-    """Without everything from the first quotation mark to the last, or to the end: what stands between may be anybody's.
+    """Returns the text without everything from its first quotation mark to its last, or to the end.
 
-    Of JSON that could not be read the marks that are its own are none.
+    A caller may have written what stands between. In JSON that could not be read, the marks of the JSON itself do not count.
     """
     quote = _QUOTE_IN_JSON if words.startswith(("{", "[")) else _QUOTE
     first = quote.search(words)
@@ -232,7 +232,7 @@ def _unquoted(words: str) -> str:
 
 
 def _finishes(value: Json) -> list[Any]:
-    """Every word for how an answer ended, by the dialects' names."""
+    """Returns every word for how an answer ended, by the dialects' names."""
     choice, candidate = _first(value, "choices"), _first(value, "candidates")
     incomplete = _inner(value, "incomplete_details") or _inner(_inner(value, "response"), "incomplete_details")
     told = [place.get(name) for place in (value, choice) for name in ("finish_reason", "stop_reason", "stopReason")]
@@ -247,7 +247,7 @@ def _all_plain(values: list[Any]) -> list[str]:
 
 
 def _plain(value: object) -> str | None:
-    """Text, cut, or a number of a sane length; None for anything else, for that may be nested too deep even to be printed."""
+    """Returns text, cut, or a number of a sane length; None for anything else, which may be nested too deeply to be printed."""
     if isinstance(value, str):
         return value[:FIELD_CHARS]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**15:

@@ -1,4 +1,4 @@
-"""What a provider's error answer means: phase, status, headers and body -> a diagnosis, by a table of ordered rules.
+"""Classifies a provider's error answer: phase, status, headers and body -> a diagnosis, by a table of ordered rules.
 
 The first rule that holds decides. It must not know any provider: all of that is in the tables.
 Invariant: total. Every answer has a diagnosis, and it is `unknown` only where even the status tells nothing.
@@ -50,38 +50,38 @@ _STATUS_OF = {
 _RATE_LIMITS = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS))
 _LIMITS = _RATE_LIMITS | {ErrorClass.QUOTA_EXHAUSTED}
 _PASSES = _LIMITS | {ErrorClass.OVERLOADED, ErrorClass.SERVER_ERROR, ErrorClass.TIMEOUT, ErrorClass.CONNECTION}
-"""What may be better after a while. A delay that is named with any other error is a word of the request."""
+"""The classes that may pass with time. A delay named with any other error is a word of the request."""
 _NO_RULE = ErrorRule("", ErrorClass.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What went wrong, whom it concerns, and when it may be better."""
+    """The class of a failure, its scope, and the time at which it may be over."""
 
     error_class: ErrorClass
     scope: Scope = "target"
     delay_s: float | None = None
-    """At least so long: the server's own delay, by its most exact hint, and what the rule knows of such errors."""
+    """The least delay in seconds: the server's most exact hint, or the one that the rule knows."""
     never_fits: bool = False
-    """It asks for more than a limit ever holds here."""
+    """The call asks for more than a limit of the target ever holds."""
     rule: str = ""
-    """Which rule matched: its table and its name."""
+    """The rule that matched: its table and its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """The rules of one kind of provider, in order, those for everybody last."""
+    """The rules of one kind of provider in order, the rules for all providers last."""
 
     rules: tuple[ErrorRule, ...] = ()
     kind: str = ""
-    """Whose headers to expect, as in `policy.hints`."""
+    """The kind of headers to expect, as in `policy.hints`."""
 
     def diagnose(
         self, phase: Phase, status: int | None, headers: RawHeaders, body: bytes, wall_now: float, kind: str = ""
     ) -> Diagnosis:
-        """What an answer means; `body` may be anything, header names are in lower case, `wall_now` is epoch seconds.
+        """Returns the diagnosis of an answer; `body` may be anything, header names are lower case, `wall_now` is epoch seconds.
 
-        An error inside a 2xx is read as such; a 2xx without one is taken for what the caller has found it to be: broken.
+        An error inside a 2xx is read as such; a 2xx without one is taken for broken, as its caller has found it to be.
         """
         read = read_body(body)
         if read.error is not None and status is not None and status < 300:
@@ -91,24 +91,24 @@ class ErrorTable:
     def diagnose_error(
         self, phase: Phase, status: int | None, error: Json, headers: RawHeaders, wall_now: float, kind: str = ""
     ) -> Diagnosis:
-        """What an error object means that came inside an answer; a `status` below 400 tells nothing of it."""
+        """Returns the diagnosis of an error object inside an answer; a `status` below 400 tells nothing of it."""
         read = read_error(error)
         if status is None or status < 400:
             return self._diagnose_in_band(phase, read, headers, wall_now, kind)
         return self._told(answer_of(phase, status, headers, read.wording), error, _as_bytes(error), wall_now, kind)
 
     def rule_for(self, answer: ErrorAnswer) -> ErrorRule | None:
-        """The first rule that holds."""
+        """Returns the first rule that holds."""
         return next((rule for rule in self.rules if rule.holds(answer)), None)
 
     def rule_named(self, name: str) -> ErrorRule | None:
-        """The rule that a diagnosis names."""
+        """Returns the rule that a diagnosis names."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
     def _diagnose_in_band(
         self, phase: Phase, read: ErrorBody, headers: RawHeaders, wall_now: float, kind: str
     ) -> Diagnosis:
-        """By the status that the error names and by its words; with neither it is a failure of the server."""
+        """Returns the diagnosis by the status and the words of the error; with neither it is a failure of the server."""
         error = read.error or {}
         answer = answer_of(phase, status_in(error), headers, read.wording, is_in_band=True)
         if self.rule_for(answer) is None:
@@ -116,7 +116,7 @@ class ErrorTable:
         return self._told(answer, error, _as_bytes(error), wall_now, kind)
 
     def _told(self, answer: ErrorAnswer, error: Json | None, body: bytes, wall_now: float, kind: str) -> Diagnosis:
-        """The verdict of the first rule that holds, with what the server says about coming back."""
+        """Returns the verdict of the first rule that holds, with the server's hints about coming back."""
         rule = self.rule_for(answer) or _NO_RULE
         hinted = _hints_in(body)
         status = 429 if rule.error_class in _LIMITS else answer.status or 0
@@ -135,13 +135,13 @@ class ErrorTable:
 
 
 def in_band_status(error: Json, diagnosis: Diagnosis) -> int:
-    """The HTTP status for an error that came inside a 200: its own, else that of its class; always 400 to 599."""
+    """Returns the HTTP status for an error inside a 200: its own, else that of its class; always 400 to 599."""
     own = status_in(error)
     return own if own is not None and own != 500 else _STATUS_OF.get(diagnosis.error_class, 502)
 
 
 def _at_least(rule: ErrorRule, told_s: float | None, wall_now: float) -> float | None:
-    """The server's delay is never undercut; a daily reset counts where it names none."""
+    """Returns the longest delay: the server's, which is never undercut, the rule's, or until the daily reset without one."""
     if told_s is None and rule.resets_daily_at_s is not None:
         told_s = (rule.resets_daily_at_s - wall_now) % _DAY_S
     if rule.delay_s is None or told_s is None:
@@ -150,13 +150,13 @@ def _at_least(rule: ErrorRule, told_s: float | None, wall_now: float) -> float |
 
 
 def _hints_in(body: bytes) -> bytes:
-    """Where hints are looked for: at the beginning, and where Google puts its delay, behind all other details."""
+    """Returns the parts of a body that may hold hints: the beginning, and the end, where Google puts its delay."""
     at = body.find(b'"retryDelay"', _HINT_BYTES, BODY_BYTES)
     return body[:_HINT_BYTES] + (body[at : at + 64] if at >= 0 else b"")
 
 
 def _as_bytes(error: Json) -> bytes:
-    """The error as JSON, for the hints in it; nothing where it is nested too deep to be written."""
+    """Returns the error as JSON, for the hints in it; nothing where it is nested too deeply to be written."""
     try:
         return orjson.dumps(error)
     except (orjson.JSONEncodeError, RecursionError):

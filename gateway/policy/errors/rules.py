@@ -1,6 +1,6 @@
-"""One rule of an error table: conditions on what an answer says, and what it means when they all hold.
+"""One rule of an error table: conditions on an answer, and the diagnosis when they all hold.
 
-Phrases are no regexes, so no rule that somebody writes can be slow: each is searched once, from left to right, in a text of
+Phrases are no regexes, so no written rule can be slow: each is searched once, from left to right, in a text of
 bounded length. It must not know any provider.
 """
 
@@ -15,7 +15,7 @@ from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import Wording, normalised, numberless
 
 Scope = Literal["target", "key", "account"]
-"""Whom it concerns: one target, every target of this credential, or every credential of the provider."""
+"""The extent of a failure: one target, every target of this credential, or every credential of the provider."""
 
 _HEADER_BYTES = 512
 _IN_BAND = 200
@@ -30,19 +30,19 @@ _OF_THE_REQUEST = frozenset(
         ErrorClass.CONFLICT,
     )
 )
-"""What these mean concerns the one request alone. All others have consequences for other calls."""
+"""The classes that concern one request alone. All others have consequences for other calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Text to be found, whatever its case and spacing: `*` stands for any stretch, `#` for a number."""
+    """A text to be found, whatever its case and spacing: `*` stands for any stretch, `#` for a number."""
 
     parts: tuple[str, ...]
     is_numberless: bool
 
     @classmethod
     def of(cls, text: str) -> Phrase:
-        """The phrase as somebody wrote it."""
+        """Returns the phrase that was written as `text`."""
         is_numberless = "#" in text
         plain = normalised(text)
         parts = (numberless(plain) if is_numberless else plain).split("*")
@@ -52,7 +52,7 @@ class Phrase:
         return "*".join(self.parts)
 
     def is_in(self, text: str, numberless_text: str) -> bool:
-        """Whether it stands in the text."""
+        """Returns whether the phrase occurs in the text."""
         searched = numberless_text if self.is_numberless else text
         at = 0
         for part in self.parts:
@@ -65,10 +65,10 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
-    """Conditions, which must all hold (an empty one always does), and what they mean."""
+    """Conditions, which must all hold (an empty one always does), and the diagnosis that follows."""
 
     name: str
-    """Its table and its name."""
+    """The names of the rule's table and of the rule."""
     error_class: ErrorClass
     scope: Scope = "target"
     phases: frozenset[Phase] = frozenset()
@@ -82,14 +82,14 @@ class ErrorRule:
     headers: tuple[tuple[bytes, tuple[Phrase, ...]], ...] = ()
     never_fits: bool = False
     delay_s: float | None = None
-    """At least."""
+    """The least delay, in seconds."""
     resets_daily_at_s: float | None = None
-    """Seconds after midnight UTC: when it is over, where the server does not say."""
+    """The daily reset in seconds after midnight UTC, for errors without a delay from the server."""
     where: str = ""
-    """File and line."""
+    """The file and line of the rule."""
 
     def holds(self, answer: ErrorAnswer) -> bool:
-        """Whether all its conditions do, the cheapest asked first."""
+        """Returns whether all conditions hold, the cheapest checked first."""
         return (
             (not self.phases or answer.phase in self.phases)
             and (not self.statuses or self._takes_status(answer))
@@ -98,7 +98,7 @@ class ErrorRule:
         )
 
     def _takes_status(self, answer: ErrorAnswer) -> bool:
-        """An error inside a 200 has only the status that it names; where it names none, its words have to do."""
+        """Returns whether the status fits. Inside a 200, an error has only the status that it names, or else its words."""
         if answer.status in self.statuses:
             return True
         if not answer.is_in_band or not (self.codes or self.types or self.states or self.finishes or self.says):
@@ -118,7 +118,7 @@ class ErrorRule:
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """Everything the rules are asked about."""
+    """The parts of an error answer that rules look at."""
 
     phase: Phase
     status: int | None
@@ -135,14 +135,14 @@ class ErrorAnswer:
 def answer_of(
     phase: Phase, status: int | None, headers: RawHeaders, wording: Wording, *, is_in_band: bool = False
 ) -> ErrorAnswer:
-    """What the rules are asked about; AWS names the type in a header."""
+    """Returns the parts of an answer that rules look at; AWS names the type in a header."""
     named = [value for name, value in headers if name == b"x-amzn-errortype"]
     types = (value[:_HEADER_BYTES].decode("latin-1").partition(":")[0].strip().lower() for value in named)
     return ErrorAnswer(phase, status, headers, replace(wording, types=(*wording.types, *types)), is_in_band)
 
 
 def _is_any_in(phrases: tuple[Phrase, ...], wording: Wording, *, is_own: bool = False) -> bool:
-    """Whether any phrase is said; `is_own`: by the provider itself, not in what it quotes."""
+    """Returns whether any phrase occurs; `is_own`: in the provider's own words, not in what it quotes."""
     text, numberless_text = wording.text, wording.numberless
     if is_own:
         text, numberless_text = wording.unquoted, wording.unquoted_numberless

@@ -1,7 +1,7 @@
-"""What a provider's answers say of objects: the ids that become a tenant's, and lists without what is somebody else's.
+"""The objects in a provider's answers: the ids that become a tenant's, and lists without those of other tenants.
 
-Ids are read at the places where a provider puts what it has made itself, never where it repeats what the caller wrote: else
-whoever writes an id into a request could make it his own.
+Ids are read only where a provider puts what it has made itself, never where it repeats what the caller wrote: else a caller
+could make any id its own by writing it into a request.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gateway.policy.objects.objects import CHAT, RESPONSES, Concern, ObjectPath
 from gateway.policy.openai.sse import event_data, json_object
 
 MOST_PAGES = 10
-"""That a provider is asked for, to fill one."""
+"""The most pages that a provider is asked for, to fill one."""
 PAGE = 100
-"""Objects on each of them but the first: the most that OpenAI gives of most kinds."""
+"""The objects on each page but the first: the most that OpenAI gives of most kinds."""
 _MARKS = (b"etag", b"last-modified", b"content-length")
 _LONGEST_OPENING = 1_048_576
 _MANY_EVENTS = 64
@@ -28,11 +28,11 @@ _OPENING = re.compile(
     rb'data: ?\{\s*(?:"type"\s*:\s*"response\.[a-z_]+"\s*,\s*(?:"sequence_number"\s*:\s*\d+\s*,\s*)?"response"\s*:\s*\{\s*)?'
     rb'"id"\s*:\s*"([^"\\]{1,200})"'
 )
-"""How OpenAI's streams begin; nothing of the caller's comes before."""
+"""The first events of OpenAI's streams; nothing of the caller's comes before them."""
 
 
 def ids_in_answer(concern: Concern, answer: Mapping[str, Any]) -> list[str]:
-    """The ids that an answer to this request makes the caller's."""
+    """Returns the ids that an answer to this request makes the caller's."""
     place = concern.place
     if place is None or not concern.learns:
         return []
@@ -41,7 +41,7 @@ def ids_in_answer(concern: Concern, answer: Mapping[str, Any]) -> list[str]:
 
 
 def ids_of_item(kind: str, item: Mapping[str, Any]) -> list[str]:
-    """Those that an object of the caller's own shows in a list."""
+    """Returns the ids that an object of the caller's own shows in a list."""
     return [id for id in _made(ObjectPath(kind), item) if isinstance(id, str) and id]
 
 
@@ -55,7 +55,7 @@ def _created(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _made(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
-    """What came into being besides."""
+    """Yields further ids that came into being with the answer."""
     if place.kind == "batches":
         yield from (answer.get("output_file_id"), answer.get("error_file_id"))
     elif place.kind == "fine_tuning/jobs":
@@ -69,7 +69,7 @@ def _made(place: ObjectPath, answer: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _of_item(item: Any) -> Iterator[Any]:
-    """An item of a response can be named as the input of another; some have used a container."""
+    """Yields the ids of a response's item, which another response can name, and of the container that it used."""
     if not isinstance(item, dict):
         return
     yield item.get("id")
@@ -91,7 +91,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 class Announcements:
-    """The ids that a stream of events makes its caller's, as its bytes go by."""
+    """Reads from a stream of events, as its bytes go by, the ids that it makes its caller's."""
 
     __slots__ = ("_concern", "_events", "_has_items", "_held", "_is_begun", "_told")
 
@@ -102,10 +102,10 @@ class Announcements:
         self._has_items = concern.place is not None and concern.place.kind == RESPONSES.kind
         self._told = set[str]()
         self._is_begun = False
-        """What was created is known; what comes into being on the way is told when it does."""
+        """The created object is known; ids that come into being later are reported when they do."""
 
     def read(self, block: bytes) -> list[str]:
-        """The ids that have come with these bytes."""
+        """Returns the ids that have come with these bytes."""
         ids = [] if self._is_begun else self._begin(block)
         if self._has_items and (b'"item"' in block or b'"output"' in block):
             later = dict.fromkeys(id for event in _events(block) for id in self._later(event))
@@ -158,24 +158,24 @@ def _events(block: bytes) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Page:
-    """One page of a provider's list, and what else it says."""
+    """One page of a provider's list."""
 
     whole: Any
-    """As it came: an object with `data`, or a list alone."""
+    """The page as it came: an object with `data`, or a list alone."""
     items: list[Any]
 
     @property
     def has_more(self) -> bool:
-        """Whether there is another."""
+        """Returns whether there is another page."""
         return isinstance(self.whole, dict) and self.whole.get("has_more") is True and bool(self.items)
 
     def ids(self) -> list[str]:
-        """Of its objects, in order; empty for what has none."""
+        """Returns the ids of its objects, in order; empty for an object without one."""
         return [id_of(item) for item in self.items]
 
 
 def read_page(body: bytes) -> Page | None:
-    """The page; None: it is none that could be told apart."""
+    """Returns the page; None: the body is no list that could be read."""
     try:
         whole = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -187,7 +187,7 @@ def read_page(body: bytes) -> Page | None:
 
 
 def id_of(item: Any) -> str:
-    """Of an object in a list."""
+    """Returns the id of an object in a list."""
     found = item.get("id") if isinstance(item, dict) else None
     return found if isinstance(found, str) else ""
 
@@ -207,7 +207,7 @@ class Filling:
         self.pages = 0
 
     def add(self, page: Page, is_own: Sequence[bool]) -> None:
-        """One page more, and which of its objects are the caller's."""
+        """Adds a page; `is_own` tells which of its objects are the caller's."""
         self.pages += 1
         if self._first is None:
             self._first = page
@@ -219,7 +219,7 @@ class Filling:
 
     @property
     def next_query(self) -> bytes | None:
-        """What to ask for next; None: that is enough, or all there is."""
+        """Returns the query for the next page; None: the page is full, or the list has ended."""
         page = self._last
         if page is None or self._limit is None or self.pages >= MOST_PAGES:
             return None
@@ -232,7 +232,7 @@ class Filling:
         return urlencode(asked).encode()
 
     def body(self) -> bytes:
-        """The page that the caller gets: `has_more`, `first_id` and `last_id` are those of its own objects."""
+        """Returns the page for the caller: `has_more`, `first_id` and `last_id` are those of its own objects."""
         first, last = self._first, self._last
         if first is None or last is None:
             return b""
@@ -256,5 +256,5 @@ class Filling:
 
 
 def list_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without those that are about the provider's bytes."""
+    """Returns the headers without those that describe the provider's bytes."""
     return [header for header in headers if header[0] not in _MARKS]

@@ -1,8 +1,8 @@
 """The ids that a request's body names, wherever a provider would look for them.
 
 A small body is read as the tree it is, without what providers do not act on (`metadata`, schemas). A large one is only
-searched, by whole passes in C, and so is one that is no JSON: then every place counts that looks like the field. Nobody is
-let through because two parsers read a body differently: names count in any case of letters, fields written twice count both.
+searched, by whole passes in C, and so is one that is no JSON: then every place counts that looks like the field. No id passes
+because two parsers read a body differently: names count in any case of letters, fields written twice count both.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FIELDS = frozenset((
     "file_id", "file_ids", "input_file_id", "vector_store_id", "vector_store_ids", "container_id", "previous_response_id",
     "training_file", "validation_file", "assistant_id", "thread_id",
 ))  # fmt: skip
-"""Whose values are ids of objects, at any depth."""
+"""The fields whose values are ids of objects, at any depth."""
 _AT_THE_TOP = frozenset(("conversation", "container", "video"))
 _NEEDLES = tuple(name.encode() for name in sorted((FIELDS | _AT_THE_TOP) - {"file_ids", "vector_store_ids"}))
 _INERT = frozenset(("metadata", "attributes", "parameters", "schema", "item_schema", "input_schema"))
-"""What is below these is the caller's own: no provider takes it for an id."""
+"""The fields whose contents are the caller's own: no provider takes them for ids."""
 TREE_BYTES = 262_144
 MOST_VALUES = 20_000
 """A larger body, or one of more values, is searched instead of being read."""
 MOST_FOUND = 5_000
 NEAR, FAR = 4_096, 262_144
-"""Bytes behind a name: where its value, or a list of them, has to end."""
+"""The bytes behind a name within which its value, or a list of them, has to end."""
 _COLON = re.compile(rb'[a-z_]{0,16}"\s{0,256}(?::\s{0,256}(?!\s)|(\s|:\s))', re.IGNORECASE)
-"""What follows a name; in the group where there is more white space than anybody writes."""
+"""The text between a name and its value; the group matches where there is more white space than real clients write."""
 _TYPED = re.compile(rb'"type"\s{0,16}:\s{0,16}"\Z', re.IGNORECASE)
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"', re.IGNORECASE)
 _STRING = re.compile(rb'"([^"]*)"')
@@ -49,7 +49,7 @@ Named = tuple[str, str]
 
 
 def may_name(body: bytes, content_type: bytes) -> bool:
-    """Whether there could be an id in it: a cheap look, that errs on one side only."""
+    """Returns whether the body could hold an id: a cheap look that never misses one."""
     if len(body) > TREE_BYTES or content_type[:10].lower() == b"multipart/":
         return True
     lower = body.lower()
@@ -92,12 +92,12 @@ def ids_in_body(
 
 
 def reads_everybodys(body: bytes) -> bool:
-    """Whether an eval asks for all that the account has stored, instead of naming it."""
+    """Returns whether an eval asks for all that the account has stored, instead of naming it."""
     return _EVERYBODYS.search(body) is not None or any(escape in body for escape in _ESCAPED_LETTERS)
 
 
 def _items_in(body: bytes, tree: dict[str, Any] | None, *, is_ambiguous: bool) -> Iterator[Named | None]:
-    """The items that are named and not brought."""
+    """Yields the items that are named without their content."""
     for id in references_in(tree) if tree is not None else ():
         yield id, FIELD
     for found in references_searched(body) if is_ambiguous else ():
@@ -119,7 +119,7 @@ def _tree_of(body: bytes) -> Any:
 
 
 def _reads_one_way(body: bytes, tree: Any) -> bool:
-    """Whether no field of an object is written twice: of such ones the tree holds one only."""
+    """Returns whether no field of an object is written twice: of such fields the tree holds only one."""
     try:
         written = orjson.dumps(tree)
     except TypeError:
@@ -159,7 +159,7 @@ def _named(name: str, value: Any) -> Iterator[Named]:
 
 
 def _searched(body: bytes) -> Iterator[Named | None]:
-    """As of a tree, wherever it stands; one pass for each name. Raises InvalidRequest for what hides names."""
+    """Yields the ids that stand anywhere in the text; one pass for each name. Raises InvalidRequest for what hides names."""
     for escape in _ESCAPED_LETTERS if b"\\u00" in body else ():
         yield None
         for at in _places(body, escape):
@@ -182,7 +182,7 @@ def _searched(body: bytes) -> Iterator[Named | None]:
 
 
 def _places(body: bytes, needle: bytes) -> Iterator[int]:
-    """Where it stands; -1 when it stands there too often."""
+    """Yields the places of `needle`; -1 when there are too many."""
     at = body.find(needle)
     for _ in range(MOST_FOUND):
         if at < 0:
@@ -193,7 +193,7 @@ def _places(body: bytes, needle: bytes) -> Iterator[int]:
 
 
 def _value_at(body: bytes, at: int, name: str) -> Iterator[Named]:
-    """The ids that stand behind a name that ends there, or behind more of it."""
+    """Yields the ids behind a name that ends at `at`, or behind more of it."""
     colon = _COLON.match(body, at)
     found: list[bytes] = []
     if colon is None:
@@ -220,12 +220,12 @@ def _value_at(body: bytes, at: int, name: str) -> Iterator[Named]:
 
 
 def too_many() -> InvalidRequest:
-    """What is answered to a body that names more objects than can be looked up in one go."""
+    """Returns the error for a body that names more objects than can be looked up in one go."""
     return InvalidRequest(f"The body names more than {MOST_FOUND} objects; send it in parts.", code="too_many_objects")
 
 
 def _in_opaque(body: bytes) -> Iterator[Named | None]:
-    """What is no JSON as we read it: another may. A form's fields have no quotes, other encodings have zeros between."""
+    """Yields ids of a body that is no JSON to us, but may be to others: forms have no quotes, other encodings have zeros."""
     lower = body.lower()
     is_wide = b"\0" in body[:4]
     if is_wide or any(name.encode() in lower for name in FIELDS):
@@ -237,7 +237,7 @@ def _in_opaque(body: bytes) -> Iterator[Named | None]:
 
 
 def _in_parts(body: bytes, content_type: bytes) -> Iterator[Named | None]:
-    """The fields of a form: `file_id`, `file_ids[]`, `image[file_id]`; and of a file of calls for a batch, its lines."""
+    """Yields the ids of a form's fields: `file_id`, `file_ids[]`, `image[file_id]`; and of the lines of a batch file."""
     found: list[Part] = []
     try:
         for part in parts_in_steps(body, boundary_of(content_type)):

@@ -18,7 +18,7 @@ from gateway.errors import InvalidRequest
 from gateway.policy.openai.json_text import outside_strings
 
 KINDS = frozenset(("responses", "conversations"))
-"""Of the places below which items are sent."""
+"""The kinds below whose paths items are sent."""
 FIELD = "input"
 MOST_FOUND = 5_000
 NEAR = 4_096
@@ -31,7 +31,7 @@ _OWN_CONTENT: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("encrypted_content", "content"),
     "image_generation_call": ("result",),
 }
-"""By type: where an item that is no reference has something."""
+"""The fields, by type, in which an item that is no reference has content."""
 _REFERENCE = re.compile(rb'"item_reference"')
 _STORED = re.compile(rb'"id"\s{0,64}:\s{0,64}"((?:rs|ig)_[^"]{0,256})"', re.IGNORECASE)
 _BARE = re.compile(
@@ -46,7 +46,7 @@ _ESCAPED_TYPE = re.compile(rb'"type"\s{0,64}:\s{0,64}"[^"\\]{0,64}\\u00[4-7]', r
 
 
 def references_in(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The ids of the items that a parsed body names and does not bring."""
+    """Yields the ids of the items that a parsed body names without their content."""
     for name, items in tree.items():
         if name.lower() in _LISTS:
             for item in items if isinstance(items, list) else (items,):
@@ -92,7 +92,7 @@ def references_searched(body: bytes) -> Iterator[str | None]:
 
 
 def _typed(body: bytes, start: int, piece: bytes) -> Iterator[bytes]:
-    """The ids beside each type that reads `item_reference`. Raises InvalidRequest where they cannot be told."""
+    """Yields the ids beside each type that reads `item_reference`. Raises InvalidRequest where they cannot be told."""
     for word in _REFERENCE.finditer(piece):
         at = start + word.start()
         before = body[max(0, at - NEAR) : at].rstrip()
@@ -114,7 +114,7 @@ def _bare(body: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _without_content(body: bytes, start: int, end: int) -> Iterator[bytes]:
-    """The ids of reasoning items and pictures that go on without anything of their own."""
+    """Yields the ids of reasoning items and pictures without content of their own."""
     stored = [*_STORED.finditer(body, start, end)]
     ends = [one.start() for one in stored[1:]] + [end + FAR]
     for found, until in zip(stored, ends, strict=False):
@@ -123,7 +123,7 @@ def _without_content(body: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _brings_content(body: bytes, at: int, until: int) -> bool:
-    """Whether the object whose id ends at `at` goes on with content of its own before `until`."""
+    """Returns whether the object whose id ends at `at` has content of its own before `until`."""
     for content in islice(_CONTENT.finditer(body, at, min(until, at + FAR)), _MOST_CONTENTS):
         depth = 0
         for brace in _BRACE.finditer(outside_strings(body[at : content.start()])):

@@ -1,8 +1,8 @@
 """Objects at a provider (files, batches, stored responses …) and the tenants that share its account: what a request is about.
 
 A provider knows the account only, so ids are all that keeps tenants apart there: each id that was created through the gateway
-is its tenant's, and whoever names an id of somebody else is told what he is told of ids that do not exist. Decisions only: who
-owns what is known to a store. Paths are read decoded and in lower case, for providers differ in what they take for the same.
+is its tenant's, and a caller that names another tenant's id gets the answer for an id that does not exist. Decisions only: a
+store knows the owners. Paths are read decoded and in lower case, for providers differ in what they take for the same.
 Source: OpenAI's API reference; ids in bodies and answers are found by `objectids` and `objectanswers`.
 """
 
@@ -35,41 +35,41 @@ _VERBS: Mapping[tuple[str, ...], frozenset[str]] = {
     ("chat", "completions"): frozenset(),
     ("models",): frozenset(),
 }
-"""Where there are objects: the path of each kind, and what follows it there that is no id."""
+"""The path of each kind of objects, with the words below it that are no ids."""
 _CURSORS = ("after", "before")
 _UNLISTED = frozenset(("DELETE", "HEAD", "PUT", "PATCH"))
-"""Nobody documents these for all objects of a kind at once."""
+"""The methods that no provider documents for all objects of a kind at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPath:
-    """What a path is about: all objects of a `kind`, or the one called `id`, or what is below it."""
+    """The subject of a path: all objects of a `kind`, the one called `id`, or something below it."""
 
     kind: str
-    """Its path without slashes around: `files`, `fine_tuning/jobs`."""
+    """The path without slashes around: `files`, `fine_tuning/jobs`."""
     id: str = ""
     verb: str = ""
-    """What is below the kind, or below the object: `complete`, `runs`."""
+    """The part below the kind or the object: `complete`, `runs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """What one request has to do with objects."""
+    """The objects that one request concerns."""
 
     place: ObjectPath | None
-    """None: only its body may name some."""
+    """The objects of the path; None: only the body may name some."""
     method: str = "POST"
     is_stored: bool = True
-    """What it creates can be asked for later."""
+    """The created object can be asked for later."""
 
     @property
     def is_list(self) -> bool:
-        """Its answer holds objects of everybody."""
+        """Returns whether the answer lists objects of all tenants."""
         return self.method == "GET" and self.place is not None and not (self.place.id or self.place.verb)
 
     @property
     def learns(self) -> bool:
-        """Its answer may name objects that become the tenant's."""
+        """Returns whether the answer may name objects that become the tenant's."""
         place = self.place
         if place is None or not self.is_stored or self.is_list:
             return False
@@ -77,28 +77,28 @@ class Concern:
 
     @property
     def reads_answer(self) -> bool:
-        """Its answer has to be read before anybody gets it."""
+        """Returns whether the answer has to be read before the client gets it."""
         return self.is_list or self.learns
 
 
 _MADE_LATER = frozenset(("batches", "fine_tuning/jobs", "responses"))
-"""Objects that bring forth others while nobody asks: their ids are seen in later answers."""
+"""The kinds that create further objects later: their ids are seen in later answers."""
 CHAT, RESPONSES = ObjectPath("chat/completions"), ObjectPath("responses")
 _HOT = {"chat": CHAT, "responses": RESPONSES}
 
 
 def key_of(scope: bytes, id: str) -> bytes:
-    """What an id is remembered as: a digest, of its provider and of itself."""
+    """Returns the key of an id: a digest of its provider and of itself."""
     return blake2b(id.encode("utf-8", "surrogatepass"), key=scope, digest_size=KEY_BYTES).digest()
 
 
 def scope_of(base_url: str) -> bytes:
-    """Of the provider at this address."""
+    """Returns the scope of the provider at this address."""
     return blake2b(base_url.rstrip("/").lower().encode(), digest_size=KEY_BYTES).digest()
 
 
 def read_path(path: str) -> ObjectPath | None:
-    """What a path below the base URL is about, as it was sent; None: no objects of ours."""
+    """Returns the subject of a path below the base URL, as it was sent; None: it has no objects."""
     for _ in range(_MOST_DECODINGS):
         path = unquote(path)
     steps = [step for step in path.split("/") if step]
@@ -116,7 +116,7 @@ def read_path(path: str) -> ObjectPath | None:
 
 
 def concern_of(request: Request, may_name: bool) -> Concern | None:
-    """What the call has to do with objects, None: nothing. `may_name`: its body may hold ids."""
+    """Returns the objects that the call concerns; None: it concerns none. `may_name`: its body may hold ids."""
     if request.endpoint.request == "any":
         place = read_path(request.path)
         if place is None and not may_name:
@@ -130,7 +130,7 @@ def concern_of(request: Request, may_name: bool) -> Concern | None:
 
 
 def _is_stored(request: Request, *, default: bool) -> bool:
-    """Whether the provider is to keep the answer. A body that was not parsed is believed to ask for it."""
+    """Returns whether the provider is to keep the answer. A body that was not parsed is assumed to ask for it."""
     if request.parsed is None:
         return default or b'"store"' in request.body
     store = request.parsed.get("store")
@@ -138,7 +138,7 @@ def _is_stored(request: Request, *, default: bool) -> bool:
 
 
 def ids_in_path(concern: Concern, query: bytes) -> Iterator[str]:
-    """The ids that path and query name. A name that nothing has (empty) stands for what nobody may do."""
+    """Yields the ids that path and query name. An empty id, which no object has, stands for a forbidden request."""
     place = concern.place
     if place is None:
         return
@@ -153,6 +153,6 @@ def ids_in_path(concern: Concern, query: bytes) -> Iterator[str]:
 
 
 def own_idempotency_key(sent: bytes, tenant: str) -> bytes:
-    """What a tenant's `Idempotency-Key` is called at a provider whose account it shares: two tenants' never meet."""
+    """Returns the `Idempotency-Key` sent to a provider whose account tenants share: those of two tenants never meet."""
     told = tenant.encode()
     return blake2b(b"%d:%b%b" % (len(told), told, sent), digest_size=20).hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Whose the objects of a provider are where tenants share its account, as the config says it."""
+"""The owners of a provider's objects where tenants share its account, as the config declares them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ObjectRules:
-    """Of a policy under which several tenants share accounts; of all others there is none."""
+    """The rules of a policy under which several tenants share accounts; other policies have none."""
 
     scopes: Mapping[str, bytes]
-    """By provider: where its ids are looked up. Providers at one address have the same."""
+    """The scope of ids, by provider. Providers at one address have the same."""
     is_open: bool = False
-    """All objects are everybody's."""
+    """All objects are open to every tenant."""
     ids: frozenset[str] = frozenset()
-    """These are everybody's."""
+    """The ids of objects that are open to every tenant."""
     prefixes: tuple[str, ...] = ()
-    """So are those that start like this."""
+    """The prefixes of ids of objects that are open to every tenant."""
     tenants: frozenset[str] = field(default=frozenset())
-    """Of the config; calls may name more below `named`."""
+    """The tenants of the config; calls may name further ones below `named`."""
     named: frozenset[str] = frozenset()
-    """Tenants whose keys name others, with `/` between."""
+    """The tenants whose keys name others, with `/` between."""
 
     def is_everybodys(self, id: str) -> bool:
-        """Whether the config has opened it."""
+        """Returns whether the config has opened the object to every tenant."""
         return id in self.ids or (bool(self.prefixes) and id.startswith(self.prefixes))
 
     def knows(self, tenant: str) -> bool:
-        """Whether calls may come of this tenant."""
+        """Returns whether calls may come from this tenant."""
         return tenant in self.tenants or any(tenant.startswith(f"{one}/") for one in self.named)

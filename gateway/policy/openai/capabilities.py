@@ -1,4 +1,4 @@
-"""What a call needs of a target, and what a target can do.
+"""The needs of a call, and the capabilities of a target.
 
 Only asked where some target of a plan declares a restriction. It must not know targets or limits. Invariants: total on any
 JSON object; the work is bounded however large the body is: what lies beyond the bounds is taken not to be there.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gateway.policy.openai.outline import UNREAD
 
 CONTEXT_TOLERANCE = 1.25
-"""Estimates err by so much: who may fit is let through, and the provider has the last word."""
+"""The error of estimates: a call that may fit is let through, and the provider has the last word."""
 
 _MOST_PARTS = 4096  # messages and parts of messages together, the newest
 _IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
@@ -22,22 +22,22 @@ _IMAGES = frozenset(("image_url", "input_image", "image", "computer_screenshot")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a target can do; nobody says: everything."""
+    """The capabilities of a target; without a declaration it can do everything."""
 
     tools: bool = True
     images: bool = True
     structured_output: bool = True
     context_window: int | None = None
-    """Tokens, input and output together; None: not known."""
+    """The tokens of input and output together; None: unknown."""
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there is anything that a call could need in vain."""
+        """Returns whether the target lacks anything that a call could need."""
         return not (self.tools and self.images and self.structured_output and self.context_window is None)
 
 
 class Needs(NamedTuple):
-    """What one call needs; `tokens` are the estimated input and the bound on the output together, 0: not known."""
+    """The needs of one call; `tokens` are the estimated input and the bound on the output together, 0: unknown."""
 
     tools: bool = False
     images: bool = False
@@ -46,7 +46,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
-    """What a chat completions or responses request needs; `body` is parsed."""
+    """Returns the needs of a chat completions or responses request; `body` is parsed."""
     return Needs(
         tools=_is_filled(body.get("tools")) or _is_filled(body.get("functions")),
         images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
@@ -56,12 +56,12 @@ def needs_of(body: dict[str, Any], tokens: int = 0) -> Needs:
 
 
 def needs_of_fields(fields: dict[str, Any], *, images: bool) -> Needs:
-    """What a request needs of which only the top level is known; what was not read is taken to need what it may need."""
+    """Returns the needs of a request of which only the top level is known; each part that was not read counts as needed."""
     return needs_of(fields)._replace(images=images)
 
 
 def lacks(needs: Needs, capabilities: Capabilities) -> str | None:
-    """The first thing needed that is not there, as a word for the error message; None: the target can serve the call."""
+    """Returns the first need that the target lacks, as a word for the error message; None: it can serve the call."""
     if needs.tools and not capabilities.tools:
         return "tools"
     if needs.images and not capabilities.images:
@@ -83,7 +83,7 @@ def _field(value: object, name: str) -> object:
 
 
 def _has_schema(value: object) -> bool:
-    """`json_object` asks for any JSON and is served by every model that is asked in words."""
+    """Returns whether a schema is asked for; `json_object` asks for any JSON, which every model serves when asked in words."""
     return value is UNREAD or _field(value, "type") == "json_schema"
 
 
@@ -92,7 +92,7 @@ def _shows_images(messages: object) -> bool:
 
 
 def _parts(messages: list[Any]) -> Iterator[object]:
-    """Messages and the parts of their content, and no deeper; in responses a part may stand among the messages."""
+    """Yields messages and the parts of their content, no deeper; in responses a part may stand among the messages."""
     for message in reversed(messages):
         yield message
         for name in ("content", "output"):  # of a message; of a tool's answer in responses

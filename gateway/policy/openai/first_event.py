@@ -1,4 +1,4 @@
-"""How an event stream starts: what only announces an answer, and the first event that is one, an error or nonsense.
+"""Tells how an event stream starts: an announcement, or the first event that is output, an error or nonsense.
 
 The client's status line is held back until the first real event, so that whatever goes wrong before it can be repaired by
 another attempt. It must not know how long that takes, nor what follows. Invariant: an event that carries output, or says
@@ -13,7 +13,7 @@ from typing import Any
 from gateway.policy.openai import sse
 
 FAILED_REASONS = frozenset(("error", "insufficient_system_resource", "abort"))
-"""Finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's."""
+"""The finish reasons that mean a failure: OpenRouter's, DeepSeek's, SGLang's and vLLM's."""
 
 _ANNOUNCEMENTS = frozenset(
     (
@@ -28,20 +28,20 @@ _ANNOUNCEMENTS = frozenset(
 
 
 class FirstEventKind(Enum):
-    """What one event of a stream that has not begun yet is."""
+    """The kinds of event in a stream that has not begun yet."""
 
     NOTHING = "nothing"
-    """An announcement, a comment: a failure may still follow."""
+    """The event is an announcement or a comment: a failure may still follow."""
     SOMETHING = "something"
-    """The answer has begun."""
+    """The answer has begun with this event."""
     DONE = "done"
-    """`[DONE]`, and nothing was said."""
+    """The event is `[DONE]`, without any output before it."""
     NONSENSE = "nonsense"
-    """Neither JSON nor SSE."""
+    """The event is neither JSON nor SSE."""
 
 
 def first_word(event: bytes) -> FirstEventKind:
-    """What an event means as long as nothing was said before it; errors are told by `first_error`."""
+    """Returns the kind of an event without output before it; errors are found by `first_error`."""
     data = sse.event_data(event).strip()
     if not data:
         return FirstEventKind.NOTHING if sse.is_silent(event) else FirstEventKind.NONSENSE
@@ -54,7 +54,7 @@ def first_word(event: bytes) -> FirstEventKind:
 
 
 def first_error(event: bytes) -> dict[str, Any] | None:
-    """The error object of an event that is an error, or that ends an answer with a reason that is one."""
+    """Returns the error object of an event that is an error, or that ends an answer with a reason that is one."""
     error = sse.error_in(event)
     if error is not None:
         return error
@@ -68,24 +68,24 @@ def first_error(event: bytes) -> dict[str, Any] | None:
 
 
 def failed_finish_message(reason: str) -> str:
-    """In words, for whoever reads the error."""
+    """Returns the message for an answer that ended with this reason."""
     return f'the provider gave up on the answer (finish_reason "{reason}")'
 
 
 def failed_reason(parsed: dict[str, Any]) -> str | None:
-    """The finish reason that means a failure; None: there is none."""
+    """Returns the finish reason that means a failure; None: there is none."""
     reasons = (choice.get("finish_reason") for choice in choices_of(parsed))
     return next((reason for reason in reasons if isinstance(reason, str) and reason.lower() in FAILED_REASONS), None)
 
 
 def choices_of(parsed: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choices of a chunk, as far as they are objects."""
+    """Returns the choices of a chunk that are objects."""
     choices = parsed.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def says_nothing(parsed: dict[str, Any]) -> bool:
-    """Whether this chunk or event carries no output and no end: a role, filter results, a ping, an empty item."""
+    """Returns whether this chunk or event has no output and no end: a role, filter results, a ping, an empty item."""
     kind = parsed.get("type")
     if isinstance(kind, str):
         return kind in _ANNOUNCEMENTS or _is_empty_part(kind, parsed)
@@ -95,7 +95,7 @@ def says_nothing(parsed: dict[str, Any]) -> bool:
 
 
 def _is_empty_part(kind: str, parsed: dict[str, Any]) -> bool:
-    """A message or a text that only begins; reasoning and tool calls are news."""
+    """Returns whether the part only begins a message or a text; reasoning and tool calls count as output."""
     if kind == "response.output_item.added":
         item = parsed.get("item")
         return isinstance(item, dict) and item.get("type") == "message" and not item.get("content")

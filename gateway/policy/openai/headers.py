@@ -1,4 +1,4 @@
-"""Which headers cross the gateway: allow-lists in both directions, because a header nobody thought of must not leak.
+"""The allow-lists of headers in both directions: a header that the lists do not name must not leak.
 
 Hop-by-hop fields, `host`, cookies, lengths and encodings never pass: they belong to one connection (RFC 9110, 7.6.1).
 """
@@ -18,14 +18,14 @@ class AllowList:
     def __init__(
         self, exact: frozenset[bytes], prefixes: tuple[bytes, ...], never: frozenset[bytes] = frozenset()
     ) -> None:
-        """`never` are names that stay behind although they start so."""
+        """`never` are names that are dropped although a prefix allows them."""
         self._exact = exact
         self._never = never
         self._prefixes = prefixes
         self._memo: dict[bytes, bool] = {}  # names repeat on every call: decide once, but never grow without bound
 
     def keep(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        """The allowed headers, in their order."""
+        """Returns the allowed headers, in their order."""
         memo = self._memo
         kept = []
         try:
@@ -59,7 +59,7 @@ REQUEST_IDS = (
     b"x-ms-request-id",
     b"x-ms-correlation-request-id",
 )
-"""What providers call the id that their support asks for, the first that is there counting."""
+"""The headers with the id that a provider's support asks for; the first one present counts."""
 ALL_REQUEST_IDS = frozenset(REQUEST_IDS)
 _RESPONSE_PREFIXES = (b"openai-", b"x-ratelimit", b"x-rate-limit-", b"anthropic-ratelimit-", b"ratelimit")
 
@@ -68,12 +68,12 @@ _ACCOUNT = frozenset((b"openai-organization", b"openai-project"))
 
 
 def request_headers() -> AllowList:
-    """Client to provider. Credentials and the content's length are set by the target, not passed on from here."""
+    """Returns the list from client to provider. Credentials and the content's length are set by the target instead."""
     return AllowList(_REQUEST, _REQUEST_PREFIXES)
 
 
 def passthrough_request_headers() -> AllowList:
-    """Client to provider on pass-through paths: also what files and conditional requests need."""
+    """Returns the list from client to provider on passthrough paths: also the headers for files and conditional requests."""
     more = (
         b"range if-range if-match if-none-match if-modified-since if-unmodified-since idempotency-key accept-language"
     )
@@ -81,16 +81,16 @@ def passthrough_request_headers() -> AllowList:
 
 
 def account_headers() -> AllowList:
-    """Client to provider, only beside the client's own credential: they name its account."""
+    """Returns the list from client to provider that goes only with the client's own credential: it names its account."""
     return AllowList(_ACCOUNT, ())
 
 
 def response_headers() -> AllowList:
-    """Provider to client; not the names of the account that has paid, which is ours."""
+    """Returns the list from provider to client, without the names of the paying account, which is the gateway's."""
     return AllowList(_RESPONSE, _RESPONSE_PREFIXES, _ACCOUNT)
 
 
 def passthrough_response_headers() -> AllowList:
-    """Provider to client on pass-through paths: also what files, redirects and conditional requests need."""
+    """Returns the list from provider to client on passthrough paths: also for files, redirects and conditional requests."""
     more = b"accept-ranges content-range content-language etag last-modified location x-content-type-options"
     return AllowList(_RESPONSE | frozenset(more.split()), _RESPONSE_PREFIXES, _ACCOUNT)

@@ -1,4 +1,4 @@
-"""Surgery on JSON bodies: change one top-level field and leave every other byte as the client sent it.
+"""Edits JSON bodies: changes one top-level field and leaves every other byte as the client sent it.
 
 The body is known to be a valid JSON object (the edge parsed it). A key may be written with escapes (`"mod\\u0065l"`),
 may occur again deeper down or inside a string; only the one at the top level counts, and it must be there once only,
@@ -30,7 +30,7 @@ _NO_STRUCTURE = bytes(set(range(256)).difference(b'"{}[]' + _MARK))
 
 
 class Field(NamedTuple):
-    """Where a top-level field stands: `body[key:]` starts with its key, `body[start:end]` is its value."""
+    """The place of a top-level field: `body[key:]` starts with its key, `body[start:end]` is its value."""
 
     key: int
     start: int
@@ -38,20 +38,20 @@ class Field(NamedTuple):
 
 
 def is_written_once(body: bytes, name: str) -> bool:
-    """Whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
+    """Returns whether the top-level field `name` (known to be there) is written only once, escaped spellings included."""
     key = _key_pattern(body, name)
     return _only_match(key, body) is not None or _key_depths(body, key).count(1) == 1
 
 
 def find_fields(body: bytes, name: str) -> list[Field]:
-    """Every place where the top-level object has a key that reads `name`."""
+    """Returns every place where the top-level object has a key that reads `name`."""
     key = _key_pattern(body, name)
     keys = [found.span() for found, depth in zip(key.finditer(body), _key_depths(body, key), strict=True) if depth == 1]
     return [Field(at, start, _value_end(body, start)) for at, start in keys]
 
 
 def _key_pattern(body: bytes, name: str) -> re.Pattern[bytes]:
-    """What matches a key that reads `name`, at any depth, with its colon and the space up to its value.
+    """Returns the pattern of a key that reads `name`, at any depth, with its colon and the space up to its value.
 
     Its first quote is not the escaped one inside a longer key, and what ends in a quote and a colon is a key.
     """
@@ -61,7 +61,7 @@ def _key_pattern(body: bytes, name: str) -> re.Pattern[bytes]:
 
 @lru_cache(maxsize=64)
 def _plain_key(name: str) -> re.Pattern[bytes]:
-    """For a name that is written as it is: a search for one fixed text is several times as fast."""
+    """Returns the pattern of a key that is written as it is: a search for one fixed text is several times as fast."""
     plain = name.encode()
     return re.compile(rb'"%s"(?<!\\"%s")\s*:\s*' % (plain, plain)) if _LETTERS.fullmatch(name) else _any_key(name)
 
@@ -77,14 +77,14 @@ def _only_match(key: re.Pattern[bytes], body: bytes) -> re.Match[bytes] | None:
 
 
 def _spellings(character: str) -> bytes:
-    """A pattern for the ways to write a character inside a JSON string: as it is, escaped, by number."""
+    """Returns the pattern of all ways to write a character inside a JSON string: as it is, escaped, by number."""
     units = character.encode("utf-16-be")
     number = b"".join(rb"\\u(?i:%04x)" % int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2))
     return b"(?:%s|%s)" % (re.escape(orjson.dumps(character)[1:-1]), number)
 
 
 def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
-    """How deep each match of `key` stands, in their order; 1 is the top level.
+    """Returns the depth of each match of `key`, in their order; 1 is the top level.
 
     A walk over the tokens would block the loop for seconds when a body has millions, so whole passes in C take away what
     does not count: escapes, then all but brackets and quotes, then strings (every other piece between quotes).
@@ -97,7 +97,7 @@ def _key_depths(body: bytes, key: re.Pattern[bytes]) -> list[int]:
 
 
 def _value_end(body: bytes, start: int) -> int:
-    """Where the value that starts there ends."""
+    """Returns the offset at which the value that starts at `start` ends."""
     if body[start] not in b'"{[':
         end = _SCALAR_END.search(body, start)
         return end.start() if end is not None else len(body)
@@ -111,25 +111,25 @@ def _value_end(body: bytes, start: int) -> int:
 
 
 def replace_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The body with the value of the top-level field `name` (known to be there) replaced by the JSON text `value`."""
+    """Returns the body with the value of the top-level field `name` (known to be there) replaced by the JSON text `value`."""
     field = _last_field(body, name)
     return body[: field.start] + value + body[field.end :]
 
 
 def insert_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The body with a top-level field added in front; it must not be there yet."""
+    """Returns the body with a top-level field added in front; it must not be there yet."""
     brace = body.index(b"{") + 1
     comma = b"" if _NO_FIELDS.match(body, brace) else b","
     return b'%s"%s":%s%s%s' % (body[:brace], name.encode(), value, comma, body[brace:])
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """The body with another model name."""
+    """Returns the body with another model name."""
     return replace_field(body, "model", orjson.dumps(model))
 
 
 def with_include_usage(body: bytes, stream_options: object) -> bytes:
-    """The body asking for usage in its stream; `stream_options` is its parsed value, None when absent or null."""
+    """Returns the body asking for usage in its stream; `stream_options` is its parsed value, None when absent or null."""
     if isinstance(stream_options, dict):
         field = _last_field(body, "stream_options")
         edit = replace_field if "include_usage" in stream_options else insert_field
@@ -141,9 +141,9 @@ def with_include_usage(body: bytes, stream_options: object) -> bytes:
 
 
 def _last_field(body: bytes, name: str) -> Field:
-    """The field of that name, the last one when it is repeated: that is the one which was parsed.
+    """Returns the field of that name, the last one when it is repeated: that is the one which was parsed.
 
-    A plain string search when that is unambiguous, a look at the depths otherwise.
+    A plain string search finds it when that is unambiguous, a look at the depths otherwise.
     """
     plain = b'"%s"' % name.encode()
     if body.count(plain) == 1 and not _ESCAPED_LETTER.search(body):

@@ -1,4 +1,4 @@
-"""Passes over JSON text that nobody parses: a piece at a time, each pass in C, so that a body of any size stops nobody.
+"""Passes over JSON text that is not parsed: a piece at a time, each pass in C, so that no body blocks the event loop.
 
 What is found is exact for valid JSON. Text that is none is told where its tokens tell it (what stands outside strings is no
 JSON, two strings meet), so that no parser can take for structure what was taken for text here. It must not know what the
@@ -13,12 +13,12 @@ from itertools import accumulate, islice
 from gateway.errors import BodyTooComplex
 
 MAX_DEPTH = 128
-"""Objects and lists within each other. Parsers of providers stop at 128 (Go's protobuf) to 1,000 (Python's); requests at 20."""
+"""The nesting depth. Parsers of providers stop at 128 (Go's protobuf) to 1,000 (Python's); real requests at 20."""
 PLAIN_BYTES = 65_536
 CROWDED_VALUES = 100_000
 PIECE_BYTES = 32_768
 FIRST_PIECE_BYTES = 1_024
-"""Where a value begins: most are short."""
+"""The first piece of a value, for most values are short."""
 
 _SPACE = b" \t\r\n"
 _NUMBER = b"0123456789+-.eE"
@@ -33,32 +33,32 @@ _ESCAPE = b"\0\0"  # as long as what it stands for, and nothing that may stand o
 
 
 class MalformedJson(ValueError):
-    """The text is no JSON; the message says why, in words that go behind `the body is not valid JSON:`."""
+    """The text is no JSON; the message completes the sentence `the body is not valid JSON:`."""
 
 
 def is_crowded(text: bytes) -> bool:
-    """Whether it may take tens of milliseconds to parse: not by its length, but by its commas and brackets."""
+    """Returns whether the text may take tens of milliseconds to parse, by its commas and brackets."""
     return len(text) > PLAIN_BYTES and text.count(b",") + text.count(b"{") + text.count(b"[") > CROWDED_VALUES
 
 
 def is_too_deep(body: bytes) -> bool:
-    """Whether valid JSON is nested deeper than MAX_DEPTH; that of most bodies is known by the number of their brackets."""
+    """Returns whether valid JSON is nested deeper than MAX_DEPTH; for most bodies the number of brackets tells."""
     bare = b"".join(without_escapes(body).split(b'"')[::2])
     return max(accumulate(map(_RISE.__getitem__, bare.translate(_FOLD, _NO_BRACKET))), default=0) > MAX_DEPTH
 
 
 def without_escapes(text: bytes) -> bytes:
-    """JSON text in which every quote begins or ends a string, every byte where it was."""
+    """Returns JSON text in which every quote begins or ends a string, with every byte in its place."""
     return text.replace(rb"\\", _ESCAPE).replace(rb"\"", _ESCAPE) if b"\\" in text else text
 
 
 def outside_strings(text: bytes) -> bytes:
-    """What of JSON text stands outside its strings."""
+    """Returns the JSON text outside its strings."""
     return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
 def piece_at(body: bytes, at: int, size: int) -> bytes:
-    """About `size` bytes of the body from there, without escapes, and none cut in two."""
+    """Returns about `size` bytes of the body from `at`, without escapes, and none cut in two."""
     piece = body[at : at + size]
     if b"\\" not in piece:
         return piece
@@ -69,7 +69,7 @@ def piece_at(body: bytes, at: int, size: int) -> bytes:
 
 
 class TokenCounter:
-    """What has been counted in a body so far."""
+    """The counts of a body's values so far."""
 
     __slots__ = ("_counts_numbers", "_in_data", "_max_values", "data_bytes", "data_strings", "values")
 
@@ -80,11 +80,11 @@ class TokenCounter:
         self._in_data = False
         self.values = 0
         self.data_bytes = 0
-        """Of strings that are Base64 as far as can be told, and longer than two pieces: pictures, sound, files."""
+        """The bytes of strings that look like Base64 and are longer than two pieces: pictures, sound, files."""
         self.data_strings = 0
 
     def add(self, values: int) -> None:
-        """Raises BodyTooComplex when there are more than the body may have."""
+        """Adds to the count. Raises BodyTooComplex when there are more values than the body may have."""
         self.values += values
         if self.values > self._max_values:
             raise BodyTooComplex(
@@ -93,7 +93,7 @@ class TokenCounter:
             )
 
     def count(self, tight: bytes, last: bytes) -> None:
-        """The values of this text without strings and white space; `last` is the character before it."""
+        """Counts the values of a text without strings and white space; `last` is the character before it."""
         openings = tight.count(b"{") + tight.count(b"[")
         commas = tight.count(b",")
         joined = last + tight
@@ -103,7 +103,7 @@ class TokenCounter:
         self.add(commas + openings - joined.count(b"{}") - joined.count(b"[]"))
 
     def inside_string(self, piece: bytes) -> None:
-        """A piece that is part of a string, and no quote in it."""
+        """Counts a piece of a string, without a quote in it."""
         is_data = len(piece) > PIECE_BYTES // 2 and not piece.replace(rb"\/", b"").translate(None, _BASE64)
         if is_data:
             self.data_bytes += len(piece)
@@ -117,14 +117,14 @@ class Container:
     __slots__ = ("_above", "_depth", "_in_string", "_last", "_tally")
 
     def __init__(self, tally: TokenCounter, depth: int) -> None:
-        """`depth` is that of what it stands in."""
+        """`depth` is that of the value around it."""
         self._tally = tally
         self._above = self._depth = depth
         self._in_string = False
         self._last = b""
 
     def feed(self, piece: bytes) -> int | None:
-        """Where in the piece it ends, behind its bracket; None: further on.
+        """Returns the offset in the piece behind the closing bracket; None: it comes later.
 
         Raises MalformedJson or BodyTooComplex.
         """
@@ -153,21 +153,21 @@ class Container:
         return end
 
     def _bare(self, piece: bytes) -> tuple[bytes, bool]:
-        """What stands outside strings, with a quote for each string that begins; and whether the end is in a string."""
+        """Returns the text outside strings, with a quote for each string that begins, and whether it ends in a string."""
         parts = piece.split(b'"')
         in_string = self._in_string ^ (len(parts) % 2 == 0)
         bare = b'"'.join(parts[self._in_string :: 2])
         return (bare + b'"' if in_string else bare), in_string
 
     def _bracket(self, piece: bytes, number: int) -> int:
-        """Where the bracket of this number, from 1, ends; those in strings do not count."""
+        """Returns the end of the bracket with this number, from 1; brackets in strings do not count."""
         start = piece.index(b'"') + 1 if self._in_string else 0
         brackets = (mark for mark in _MARK.finditer(piece, start) if piece[mark.start()] != 0x22)
         return next(islice(brackets, number - 1, None)).end()
 
 
 def too_deep() -> BodyTooComplex:
-    """What is said of a body that is nested too deeply."""
+    """Returns the error for a body that is nested too deeply."""
     return BodyTooComplex(
         f"The request body is nested deeper than {MAX_DEPTH} levels, the most that is taken; send it flatter."
     )

@@ -1,4 +1,4 @@
-"""What is remembered of a large body, so that nobody has to walk through it again.
+"""The facts kept of a large body, so that it is walked through only once.
 
 Bodies up to PEEKED_BYTES with few values are parsed once as small ones are; of all others only this is known.
 """
@@ -18,34 +18,34 @@ from gateway.splice import Edit, Spliced
 LARGE_BYTES = 262_144
 """A larger body is read in outline first, a piece at a time."""
 PEEKED_BYTES = 4_000_000
-"""A larger one is not parsed at all."""
+"""A larger body is not parsed at all."""
 PARSED_VALUES = 50_000
-"""Nor is one with more values: objects are a hundred times as dear as text."""
+"""A body with more values is not parsed: objects are a hundred times as dear as text."""
 MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Facts about a large body. What is empty or negative has to be, and may be, found by parsing it."""
+    """The facts about a large body. An empty or negative one has to be, and may be, found by parsing it."""
 
     model: Field | None = None
-    """Where JSON names the model."""
+    """The place of the model's name in the JSON."""
     stream_options: Field | None = None
     choices: int = 1
     tokens: int = -1
-    """Its input, estimated from its length; negative: it may be counted."""
+    """The tokens of the input, estimated from its length; negative: they may be counted."""
     needs: Needs | None = None
     digest: bytes = b""
-    """SHA-256, which stands for the body in keys."""
+    """The SHA-256 of the body, which replaces it in keys."""
 
 
 def is_parsed(body: bytes, outline: Outline) -> bool:
-    """Whether the body may be parsed."""
+    """Returns whether the body may be parsed."""
     return len(body) <= PEEKED_BYTES and outline.tally.values <= PARSED_VALUES
 
 
 def large_of(body: bytes, outline: Outline, contents: Contents | None = None) -> Large:
-    """What is to be remembered of it; `contents` where it is not parsed."""
+    """Returns the facts of a body; `contents` is given if it is not parsed."""
     model, options = outline.spans.get("model"), outline.spans.get("stream_options")
     choices = outline.fields.get("n")
     count = choices if type(choices) is int and 1 < choices <= MAX_CHOICES else 1
@@ -57,7 +57,7 @@ def large_of(body: bytes, outline: Outline, contents: Contents | None = None) ->
 
 
 def edited(body: bytes, large: Large, model: str | None, stream_options: object, *, adds_usage: bool) -> Spliced:
-    """The body with another model (None: its own), and asking for usage, without a copy of it."""
+    """Returns the body with another model (None: its own), and asking for usage, without copying it."""
     edits: list[Edit] = []
     if model is not None and large.model is not None:
         edits.append((large.model.start, large.model.end, orjson.dumps(model)))
@@ -72,7 +72,7 @@ def edited(body: bytes, large: Large, model: str | None, stream_options: object,
 
 
 def _with_usage(options: bytes, parsed: object) -> bytes:
-    """The value of `stream_options`, which is short where it was parsed."""
+    """Returns the value of `stream_options`, which is short where it was parsed."""
     if not isinstance(parsed, dict):
         return b'{"include_usage":true}'
     edit = replace_field if "include_usage" in parsed else insert_field

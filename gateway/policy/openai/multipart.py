@@ -30,7 +30,7 @@ class MultipartError(ValueError):
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """The boundary that the content type names. Raises MultipartError when there is none."""
+    """Returns the boundary that the content type names. Raises MultipartError when there is none."""
     found = _BOUNDARY.search(content_type)
     if found is None:
         raise MultipartError("the content type names no boundary")
@@ -38,7 +38,7 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
-    """Start and end offsets of the values of all fields with these names. Raises MultipartError on a malformed body."""
+    """Returns the offsets of the values of all fields with these names. Raises MultipartError on a malformed body."""
     steps = find_in_steps(body, boundary, names)
     while True:
         try:
@@ -49,7 +49,7 @@ def find_fields(body: bytes, boundary: bytes, names: Collection[str]) -> Spans:
 
 
 def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Generator[None, None, Spans]:
-    """As `find_fields`, in steps of a millisecond or two, each taken by whoever drives the generator."""
+    """Does the same as `find_fields`, in steps of a millisecond or two between which the caller can let others run."""
     spans: Spans = {name: [] for name in names}
     for part in parts_in_steps(body, boundary):
         if part is None:
@@ -60,7 +60,7 @@ def find_in_steps(body: bytes, boundary: bytes, names: Collection[str]) -> Gener
 
 
 def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None, None]:
-    """Every part: its name (empty: none), and the offsets of its value; None behind each step of a millisecond or two.
+    """Yields every part: its name (empty: none), and the offsets of its value; None behind each step of a millisecond or two.
 
     Raises MultipartError on a malformed body.
     """
@@ -93,7 +93,7 @@ def parts_in_steps(body: bytes, boundary: bytes) -> Generator[Part | None, None,
 
 
 def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes]:
-    """SHA-256 of what stands between the boundaries, each piece behind its length: clients draw a boundary anew each time."""
+    """Returns the SHA-256 of the parts, each behind its length, without the boundaries, which clients draw anew each time."""
     whole, line = sha256(), b"\r\n--" + boundary
     start = 0 if body.startswith(line[2:]) else -1  # the first boundary may lack its line end
     if start == 0:
@@ -116,7 +116,7 @@ def digest_in_steps(body: bytes, boundary: bytes) -> Generator[None, None, bytes
 
 
 def _find(body: bytes, what: bytes, start: int) -> Generator[None, None, int]:
-    """As `bytes.find`, a piece of the body at a time."""
+    """Does the same as `bytes.find`, a piece of the body at a time."""
     while start < len(body):
         found = body.find(what, start, start + _SEARCHED_BYTES + len(what) - 1)
         if found >= 0:

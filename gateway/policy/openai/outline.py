@@ -1,6 +1,6 @@
-"""What stands at the top level of a large JSON body, found without parsing what is in it, a piece at a time.
+"""The outline of a large JSON body: its top level, found a piece at a time without parsing the values in it.
 
-Whoever wants to know drives the generator and lets others run between its steps. Of fields that the gateway reads itself
+The caller drives the generator and lets others run between its steps. Of fields that the gateway reads itself
 short values are parsed; all others are `UNREAD`. Of a body that is only read in outline is not known: whether what is nested
 in it is JSON to the last byte (its strings, brackets and top level are), and how its messages divide into tokens. Invariants:
 the top level is read as strictly as a parser would; each step takes a few milliseconds at most, whatever the body is.
@@ -30,7 +30,7 @@ from gateway.policy.openai.json_text import (
 
 Steps = Generator[None, None, int]
 MAX_FIELDS = 4_096
-"""At the top level of a large body; requests have a few dozen."""
+"""The most fields at the top level of a large body; requests have a few dozen."""
 MAX_VALUE_BYTES = 32_768
 """A longer value is not read, whatever its field."""
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
@@ -49,7 +49,7 @@ _WORD_BYTES = 32
 
 
 class _Unread:
-    """A value that is there, and was not read."""
+    """The mark of a value that is there, and was not read."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ UNREAD: Final = _Unread()
 
 @dataclass(slots=True)
 class Outline:
-    """The top level of a body; of a field that is repeated, the last one: that is what parsers take."""
+    """The top level of a body; of a repeated field the last one counts, as in parsers."""
 
     fields: dict[str, Any]
     spans: dict[str, Field]
@@ -71,16 +71,16 @@ class Outline:
 
 
 class Contents(NamedTuple):
-    """What was seen in a body that is not parsed."""
+    """The findings in a body that is not parsed."""
 
     digest: bytes
-    """SHA-256 of it all."""
+    """The SHA-256 of the whole body."""
     may_show_images: bool
     """Some string in it is one of the words for a picture."""
 
 
 def read_outline(body: bytes, max_values: int, *, counts_numbers: bool = True) -> Generator[None, None, Outline]:
-    """The top level of the body; steps are taken by whoever drives the generator, which returns the outline.
+    """Reads the top level of the body in steps; the generator returns the outline.
 
     Raises MalformedJson, or BodyTooComplex.
     """
@@ -104,7 +104,7 @@ def read_outline(body: bytes, max_values: int, *, counts_numbers: bool = True) -
 
 
 def read_contents(body: bytes) -> Generator[None, None, Contents]:
-    """What a pass over all bytes shows. Raises MalformedJson for what is not UTF-8."""
+    """Reads all bytes once, and returns the findings. Raises MalformedJson for a body that is not UTF-8."""
     whole = sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     may_show_images = False
@@ -123,7 +123,7 @@ def read_contents(body: bytes) -> Generator[None, None, Contents]:
 
 
 def _read_fields(reader: _OutlineReader, outline: Outline, at: int) -> Steps:
-    """The fields, from the first key; returns where the closing bracket is."""
+    """Reads the fields, from the first key; returns the offset of the closing bracket."""
     body, count = reader.body, 0
     while True:
         key_at = at
@@ -157,7 +157,7 @@ def _read_fields(reader: _OutlineReader, outline: Outline, at: int) -> Steps:
 
 
 class _OutlineReader:
-    """Finds where things end."""
+    """Finds the ends of values."""
 
     __slots__ = ("body", "tally")
 
@@ -166,7 +166,7 @@ class _OutlineReader:
         self.tally = tally
 
     def space(self, at: int) -> Steps:
-        """Where white space that may begin here ends."""
+        """Returns the end of the white space that may begin at `at`."""
         while True:
             found = _SPACE.match(self.body, at, at + PIECE_BYTES)
             end = at if found is None else found.end()
@@ -176,7 +176,7 @@ class _OutlineReader:
             yield
 
     def value(self, at: int) -> Steps:
-        """Where the value that begins here ends."""
+        """Returns the end of the value that begins at `at`."""
         self.tally.add(1)
         mark = self.body[at : at + 1]
         if mark == b'"':
@@ -197,7 +197,7 @@ class _OutlineReader:
         return end
 
     def string(self, at: int) -> Steps:
-        """Where the string whose first quote is here ends."""
+        """Returns the end of the string whose first quote is at `at`."""
         if self.body[at : at + 1] != b'"':
             raise MalformedJson(f"a string is missing at byte {at}")
         at, size = at + 1, FIRST_PIECE_BYTES
@@ -226,7 +226,7 @@ class _OutlineReader:
 
 
 def _name(body: bytes, start: int, end: int) -> str | None:
-    """What a key reads; None for one that is too long to be of interest."""
+    """Returns the name that a key reads; None for one that is too long for any field of the gateway."""
     if end - start > _MAX_KEY_BYTES:
         return None
     name = _parsed(body, Field(start, start, end))

@@ -1,4 +1,4 @@
-"""Server-sent events, seen as bytes: where events end, what is in one, and which of them is an error.
+"""Server-sent events as bytes: finds the ends of events, their data, and the events that are errors.
 
 Events are never re-encoded. `EventCutter` only decides how many bytes are whole events. What a stream as a whole has said is
 `transcript.py`'s business, what its first events mean is `first_event.py`'s. In JSON quotes and line ends inside a string
@@ -17,7 +17,7 @@ import orjson
 from gateway.policy.openai.json_text import is_crowded
 
 PENDING_LIMIT = 65_536
-"""An event that grows beyond this is passed on in parts: memory stays bounded, whatever a provider sends."""
+"""A longer event is passed on in parts: memory stays bounded, whatever a provider sends."""
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
@@ -37,12 +37,12 @@ class EventCutter:
     def __init__(self) -> None:
         self._pending = bytearray()
         self.is_idle = True
-        """Nothing is held back and no event has begun: a chunk that is made of whole events need not be fed."""
+        """Nothing is held back and no event has begun: a chunk of whole events need not be fed."""
         self.inside = False
-        """The bytes returned last end inside an event: it was too long to be held back."""
+        """The bytes returned last end inside an event, which was too long to be held back."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """The whole events that are complete now; empty when there is none."""
+        """Returns the whole events that are complete now; empty when there is none."""
         if self.is_idle and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
         block = self._feed_slowly(chunk)
@@ -50,7 +50,7 @@ class EventCutter:
         return block
 
     def rest(self) -> bytes:
-        """What is left at the end of the stream: an unfinished event, or nothing."""
+        """Returns the rest at the end of the stream: an unfinished event, or nothing."""
         rest = bytes(self._pending)
         self._pending.clear()
         return rest
@@ -74,13 +74,13 @@ class EventCutter:
 
 
 def _last_event_end(buffer: bytearray, start: int) -> int:
-    """The offset behind the last blank line at or after `start`; 0 when there is none."""
+    """Returns the offset behind the last blank line at or after `start`; 0 when there is none."""
     ends = ((buffer.rfind(end, start), len(end)) for end in _BLANK_LINES)
     return max((at + length for at, length in ends if at >= 0), default=0)
 
 
 def split_events(block: bytes) -> Iterator[bytes]:
-    """The events of a block of whole events, each with its closing blank line."""
+    """Yields the events of a block of whole events, each with its closing blank line."""
     start = 0
     for end in _EVENT_END.finditer(block):
         yield block[start : end.end()]
@@ -90,7 +90,7 @@ def split_events(block: bytes) -> Iterator[bytes]:
 
 
 def event_data(event: bytes) -> bytes:
-    """The event's `data`, its lines joined; empty for a comment."""
+    """Returns the event's `data`, its lines joined; empty for a comment."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
         return event[6:-2]  # the usual case: one line, and the blank one
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
@@ -98,12 +98,12 @@ def event_data(event: bytes) -> bytes:
 
 
 def event_json(event: bytes) -> dict[str, Any] | None:
-    """The event's data as a JSON object; None when it is something else."""
+    """Returns the event's data as a JSON object; None when it is something else."""
     return json_object(event_data(event))
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
-    """The text parsed as a JSON object; None when it is anything else."""
+    """Returns the text parsed as a JSON object; None when it is anything else."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -112,25 +112,26 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def answer_object(body: bytes) -> dict[str, Any] | None:
-    """A whole answer as a JSON object; None when it is anything else, or to parse it would take long."""
+    """Returns a whole answer as a JSON object; None when it is anything else, or would take long to parse."""
     return None if is_crowded(body) else json_object(body)
 
 
 def is_silent(event: bytes) -> bool:
-    """Whether an event without data says nothing at all: comments and the names of fields, nothing that is none of SSE."""
+    """Returns whether an event without data has no content: only comments and names of SSE fields."""
     return all(line.partition(b":")[0] in _FIELDS for line in event.splitlines())
 
 
 def is_whole(event: bytes) -> bool:
-    """Whether an event that lacks its blank line lacks nothing else: its data is `[DONE]` or a JSON object."""
+    """Returns whether an event lacks only its blank line: its data is `[DONE]` or a JSON object."""
     data = event_data(event).strip()
     return data == DONE or json_object(data) is not None
 
 
 def error_in(event: bytes) -> dict[str, Any] | None:
-    """The error object of an error event, flat or nested as the provider writes it; None for other events.
+    """Returns the error object of an error event, flat or nested as the provider writes it; None for other events.
 
-    Takes bare JSON too: some append an error to a broken stream as it is, over several lines, in an array, behind `error:`.
+    It takes bare JSON too: some providers append an error to a broken stream over several lines, in an array, or behind
+    `error:`.
     """
     if b"error" not in event and b'"response.failed"' not in event:
         return None
@@ -142,7 +143,7 @@ def error_in(event: bytes) -> dict[str, Any] | None:
 
 
 def error_object(parsed: dict[str, Any], *, is_named: bool = False) -> dict[str, Any] | None:
-    """The error that this object is or holds; `is_named`: its event is called one."""
+    """Returns the error that this object is or holds; `is_named`: its event is called one."""
     if parsed.get("type") == "response.failed":
         response = parsed.get("response")
         parsed = response if isinstance(response, dict) else {}
@@ -166,18 +167,18 @@ def _bare_json(text: bytes) -> dict[str, Any] | None:
 
 
 def chat_error(message: str, code: str) -> bytes:
-    """An error event as OpenAI's chat streams send it; the SDKs raise APIError on it."""
+    """Returns an error event as OpenAI's chat streams send it; the SDKs raise APIError on it."""
     error = {"message": message, "type": "server_error", "param": None, "code": code}
     return b"data: %s\n\n" % orjson.dumps({"error": error})
 
 
 def response_error(message: str, code: str) -> bytes:
-    """An error event as OpenAI's Responses streams send it."""
+    """Returns an error event as OpenAI's Responses streams send it."""
     error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
 
 
 def message_error(message: str, code: str) -> bytes:
-    """An error event as Anthropic's streams send it."""
+    """Returns an error event as Anthropic's streams send it."""
     error = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)

@@ -1,4 +1,4 @@
-"""When a stream's clocks are to be looked at, and what they say: its total time, and the guard against streams that drip.
+"""The clocks of a running stream: its total time, and the guard against streams that drip.
 
 A stream that has begun drips when, over a whole window of waiting for the provider, it brings fewer events than it must;
 comments are no events, and time spent on a client that does not read is not the provider's. It must not know what an event
@@ -21,7 +21,7 @@ class StreamClock:
         self._begin(now, 0, 0.0)
 
     def look(self, now: float, events: int, paused_s: float) -> str | None:
-        """Why the stream has to end now; None: it goes on, and `look_at` is the next moment to ask.
+        """Returns the reason to end the stream now; None: it goes on, and is to be looked at again at `look_at`.
 
         `events` and `paused_s`, the seconds spent on the client, count from the stream's start.
         """
@@ -41,7 +41,7 @@ class StreamClock:
         return None
 
     def _begin(self, now: float, events: int, paused_s: float) -> None:
-        """Start a window."""
+        """Starts a window."""
         self._since, self._events, self._paused_s = now, events, paused_s
         is_guarded = self._clocks.least_events_per_s > 0
         self.look_at = min(self._ends_at, now + self._clocks.drip_window_s) if is_guarded else self._ends_at

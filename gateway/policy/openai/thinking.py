@@ -1,4 +1,4 @@
-"""Which calls make a model think before it answers, so that minutes without a word are usual.
+"""Tells which calls make a model think before it answers, so that minutes without output are usual.
 
 From what a request asks for, or, where nobody says, from a model's name. It must not know targets or clocks.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FIELDS = frozenset(("reasoning_effort", "reasoning", "include_reasoning", "thinking", "enable_thinking"))
-"""Of a request, at its top: OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
+"""The fields at the top of a request: of OpenAI (chat; responses), OpenRouter, Anthropic, Qwen."""
 _LITTLE = frozenset((None, False, "none", "minimal", "disabled"))
 _LONGEST_NAME = 256
 _THINKERS = re.compile(
@@ -20,16 +20,16 @@ _THINKERS = re.compile(
 
 
 def asks_for_reasoning(body: Mapping[str, Any]) -> bool:
-    """Whether a request asks its model to think first, and not just a little."""
+    """Returns whether a request asks its model to think first, and more than a little."""
     if FIELDS.isdisjoint(body):
         return False
     return any(_is_much(body[field]) for field in FIELDS & body.keys())
 
 
 def is_thinker(model: str) -> bool:
-    """Whether a model of this name is known to think although nobody asks it to; those that do not say so are missed.
+    """Returns whether a model of this name thinks without being asked; models without a telling name are missed.
 
-    Of a name, which may be a client's and of any length, only the beginning is looked at.
+    Only the beginning of the name is looked at, which may be a client's and of any length.
     """
     model = model[:_LONGEST_NAME]
     return _THINKERS.search(model) is not None and "non-" not in model

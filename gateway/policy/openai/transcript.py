@@ -1,4 +1,4 @@
-"""What an event stream has said so far: whether it is complete, has failed or makes no sense, and the tokens it reports.
+"""Follows an event stream: whether it is complete, has failed or makes no sense, and the tokens it reports.
 
 Most events only bring more of the answer: `is_plain_chat` and `is_plain_response` tell these without parsing them. All
 others are read here, one by one. It must not know where bytes come from or go to. Invariants: nothing that is not a whole
@@ -21,7 +21,7 @@ from gateway.policy.openai.usage import find_usage, read_usage
 from gateway.words import Usage
 
 Form = Literal["chat", "responses", "messages", "other"]
-"""How a stream ends and errs: as OpenAI's chats, as its Responses, as Anthropic's messages, or in ways we do not know."""
+"""The ending and the errors of a stream: as OpenAI's chats, its Responses, or Anthropic's messages; `other` is unknown."""
 
 STREAM_ERROR = "stream_error"
 """The outcome of a stream in which the provider itself reported an error."""
@@ -37,11 +37,11 @@ _FINISH = re.compile(rb'(?<!\\)"finish_reason" ?: ?"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 _HEAD_BYTES = 256
 _TAIL_BYTES = 32_768
-"""What is kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
+"""The bytes kept of an event too long to be held: usage stands near its end, where metadata may follow it."""
 
 
 def is_plain_chat(block: bytes) -> bool:
-    """Whether a block is one event with more of an answer: one line of JSON by its looks, and no end in it."""
+    """Returns whether a block is one event with more of an answer: one line that looks like JSON, without a finish reason."""
     return (
         block.endswith(b"}\n\n")
         and block.rfind(b"data: {") == 0  # the only one: a torn event may have run into the next
@@ -53,7 +53,7 @@ def is_plain_chat(block: bytes) -> bool:
 
 
 def is_plain_response(block: bytes) -> bool:
-    """As `is_plain_chat`, for Responses: they name what brings more of the answer `….delta`."""
+    """Returns the same as `is_plain_chat` for Responses, which name such events `….delta`."""
     name_end = block.find(b"\n")
     return (
         block.startswith(b"event: response.")
@@ -72,7 +72,7 @@ _PLAIN: Mapping[Form, Callable[[bytes], bool]] = {"chat": is_plain_chat, "respon
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why nothing more is passed on: the call's outcome, and the error event that the client gets last, if any is due."""
+    """A reason to pass nothing more on: the call's outcome, and the error event that the client gets last, if any is due."""
 
     outcome: str
     event: bytes = b""
@@ -105,27 +105,27 @@ class Transcript:
         self._head = b""
         self._long_tail = b""
         self.events = 0
-        """Events read here that said something."""
+        """The events read here that had content."""
         self.finished: set[object] = set()
-        """The choices that have a reason to have ended."""
+        """The choices that have a finish reason."""
         self.is_over = False
         """The stream's last event has come."""
         self.is_plain = _PLAIN.get(form, _is_never_plain)
-        """Whether a block needs no reading; it is to be counted and kept in `last_plain`."""
+        """Returns whether a block needs no reading; it is then to be counted and kept in `last_plain`."""
         self.last_plain = b""
-        """The last event that nobody has looked into."""
+        """The last event that was passed on without reading."""
         self.failure: Failure | None = None
         self.usage: Usage | None = None
         self.usage_event = b""
-        """What was taken out of the stream because only asking for usage had added it."""
+        """The usage event that was taken out of the stream because only the gateway had asked for it."""
 
     @property
     def is_inside(self) -> bool:
-        """The client has a part of an event: it was too long to be held back."""
+        """Returns whether the client has a part of an event, which was too long to be held back."""
         return bool(self._head)
 
     def read(self, block: bytes, *, is_part: bool = False) -> bytes:
-        """What of this block may be passed on. `is_part`: it is the start or the middle of a long event."""
+        """Returns the part of this block that may be passed on. `is_part`: it is the start or the middle of a long event."""
         if is_part or self._head:
             return self._read_long(block, is_part=is_part)
         kept = []
@@ -155,7 +155,7 @@ class Transcript:
         return is_clean and self._form == "other"
 
     def error_event(self, message: str, code: str) -> bytes:
-        """An error as this stream's readers expect it."""
+        """Returns an error event as this stream's readers expect it."""
         if self._form == "responses":
             return sse.response_error(message, code)
         return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
@@ -183,7 +183,7 @@ class Transcript:
         return self._take(event, parsed)
 
     def _end(self, event: bytes) -> bytes:
-        """`[DONE]`: passed on once, also behind an end of another kind."""
+        """Passes `[DONE]` on once, also behind an end of another kind."""
         is_first, self._has_done = not self._has_done, True
         self._be_over()
         return event if is_first else b""
@@ -192,7 +192,7 @@ class Transcript:
         self.is_over, self.is_plain = True, _is_never_plain
 
     def _take(self, event: bytes, parsed: dict[str, Any]) -> bytes:
-        """An event with an object, and no error."""
+        """Passes on an event with an object that is no error."""
         if not says_nothing(parsed):
             self.events += 1
         for choice in choices_of(parsed):
@@ -210,7 +210,7 @@ class Transcript:
         return event
 
     def _note(self, parsed: dict[str, Any]) -> None:
-        """Remember its usage. And a stream we know nothing of may turn out to be one whose end we know."""
+        """Notes the event's usage. A stream of unknown form may also turn out to be one with a known end."""
         usage = _usage_in(parsed)
         if usage is not None:
             self.usage = usage if self.usage is None else _merged(self.usage, usage)
@@ -222,7 +222,7 @@ class Transcript:
                 self._form = "responses"
 
     def _fail(self, event: bytes, parsed: dict[str, Any] | None, error: dict[str, Any]) -> bytes:
-        """The provider's own error: passed on as it is where clients see an error in it, else put so that they do."""
+        """Passes on the provider's own error: as it is where clients recognise it, else in their form."""
         if parsed is not None and (parsed.get("error") or self._form != "chat"):
             self.failure = Failure(STREAM_ERROR)
             return event
@@ -274,7 +274,7 @@ def _is_usage_event(parsed: dict[str, Any]) -> bool:
 
 
 def _usage_in(parsed: dict[str, Any]) -> Usage | None:
-    """The tokens that an event reports, wherever its provider puts them."""
+    """Returns the tokens that an event reports, wherever its provider puts them."""
     for holder in (parsed, parsed.get("response"), parsed.get("message"), parsed.get("x_groq")):
         usage = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(usage, dict):
@@ -283,5 +283,5 @@ def _usage_in(parsed: dict[str, Any]) -> Usage | None:
 
 
 def _merged(known: Usage, news: Usage) -> Usage:
-    """Counts only grow: Anthropic reports input at the start and output at the end."""
+    """Merges two reports. Counts only grow: Anthropic reports input at the start and output at the end."""
     return Usage(max(known.input, news.input), max(known.output, news.output), max(known.cached, news.cached))

@@ -1,4 +1,4 @@
-"""How many tokens a call used: read from the end of the answer, or estimated when the provider did not say.
+"""The tokens of a call: read from the end of the answer, or estimated when the provider reported none.
 
 Reads the last `usage` object by searching backwards, so that neither a long answer is parsed nor a stream kept.
 """
@@ -21,7 +21,7 @@ _BASE64 = re.compile(rb";base64,[A-Za-z0-9+/=]++")
 
 
 def find_usage(tail: bytes) -> Usage | None:
-    """The usage that the end of an answer reports; None when there is none that can be read."""
+    """Returns the usage that the end of an answer reports; None when there is none that can be read."""
     end = len(tail)
     for _ in range(_SEARCHES):
         key = tail.rfind(b'"usage"', 0, end)
@@ -36,7 +36,7 @@ def find_usage(tail: bytes) -> Usage | None:
 
 
 def read_usage(usage: dict[str, Any]) -> Usage | None:
-    """Tokens from a provider's usage object (Chat Completions' or Responses' names); None when it has no numbers."""
+    """Returns the tokens of a provider's usage object (Chat Completions' or Responses' names); None when it has no numbers."""
     input_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
     output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     if (
@@ -54,14 +54,14 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
 
 
 def estimate_usage(body: bytes, output_tokens: int) -> Usage:
-    """A rough count from the size of the request: four bytes to a token."""
+    """Returns a rough count from the size of the request: four bytes to a token."""
     if b";base64," in body:
         body = _BASE64.sub(b"", body, count=_PICTURES)  # a picture does not cost by its bytes
     return Usage(len(body) // _BYTES_PER_TOKEN, output_tokens, estimated=True)
 
 
 def estimate_tokens(text: bytes) -> int:
-    """Tokens of an answer nobody counted."""
+    """Returns the estimated tokens of an answer without usage."""
     return len(text) // _BYTES_PER_TOKEN
 
 
@@ -70,7 +70,7 @@ def _count(value: object) -> int | None:
 
 
 def _object_after(text: bytes, start: int) -> dict[str, Any] | None:
-    """The JSON object behind `"usage":`, found by its closing brace; usage objects hold no strings with braces."""
+    """Returns the JSON object behind `"usage":`, found by its closing brace; usage objects hold no strings with braces."""
     opening = text.find(b"{", start, start + _MAX_BYTES)
     if opening < 0 or text[start:opening].strip() != b":":
         return None

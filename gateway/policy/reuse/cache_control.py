@@ -1,7 +1,7 @@
-"""What a request's `Cache-Control` allows to answer it with, and what an answer's says to caches further on.
+"""The `Cache-Control` of requests and answers: what a request may be answered with, and for how long an answer is fresh.
 
-It must not know what is kept, nor where. Invariants: what cannot be read is taken as strictly as it could be meant, what is
-not known is ignored; `no-store` forbids to keep the answer, not to give one that is there.
+It must not know which answers are stored, nor where. Invariants: an unreadable directive is taken as strictly as it could be
+meant, an unknown one is ignored; `no-store` forbids storing the answer, not giving a stored one.
 Sources: RFC 9111, 5.2.1 (requests), 4.2 and 5.2.2 (answers).
 """
 
@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from math import inf
 
 _MOST_S = 2_147_483_648.0
-"""What a number too great to be meant is taken for (RFC 9111, 1.2.2)."""
+"""The value that a number too great to be meant is taken for (RFC 9111, 1.2.2)."""
 _MOST_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What a client asks of caches. Ages are seconds; None: no bound."""
+    """The cache directives of a request. Ages are seconds; None: no bound."""
 
     no_store: bool = False
-    """Its answer is not to be kept."""
+    """The answer must not be stored."""
     no_cache: bool = False
-    """Nothing that is kept will do."""
+    """No stored answer may be given."""
     only_if_cached: bool = False
-    """Only something that is kept will do."""
+    """Only a stored answer may be given."""
     max_age_s: float | None = None
     min_fresh_s: float = 0.0
-    """So long the answer has to stay fresh."""
+    """The answer has to stay fresh for at least this long, in seconds."""
     max_stale_s: float | None = None
-    """So long an answer may have been stale; None: it may not be."""
+    """The answer may have been stale for at most this long, in seconds; None: it may not be stale."""
 
 
 ANYTHING = Directives()
 
 
 def read_directives(value: bytes | None) -> Directives:
-    """The directives of a request's `Cache-Control`, all its lines joined by commas; of one said twice the stricter holds."""
+    """Returns the directives of a `Cache-Control`, its lines joined by commas; of a repeated directive the stricter holds."""
     if not value:
         return ANYTHING
     said = _by_name(value)
@@ -63,7 +63,7 @@ def serves(directives: Directives, age_s: float, fresh_for_s: float) -> bool:
 
 
 def answer_headers(age_s: float, fresh_s: float) -> list[tuple[bytes, bytes]]:
-    """`age` and `cache-control` of an answer of this age that stays fresh so long; one that does not is to be asked for anew.
+    """Returns `age` and `cache-control` of an answer that stays fresh for `fresh_s`; a stale one is to be asked for anew.
 
     Caches count `max-age` from when the answer was made, and take `age` off it.
     """

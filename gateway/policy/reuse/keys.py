@@ -1,4 +1,4 @@
-"""Under which keys a call's answer is kept and shared: full SHA-256 digests over length-prefixed parts.
+"""The keys under which a call's answer is stored and shared: full SHA-256 digests over length-prefixed parts.
 
 A key holds all that decides about an answer: who asks (tenant, and the caller's own credential where that is passed on), the
 endpoint, the model, the version of the policy, the headers that change meanings, and the body in canonical form. Invariant:
@@ -21,9 +21,9 @@ from gateway.policy.request import Request
 from gateway.policy.reuse.rules import CONVERTIBLE, NOT_OF_THE_QUESTION, Caching
 
 TELLING = (b"openai-", b"anthropic-")
-"""Headers that start so change what is asked for: betas, versions, whose account it is."""
+"""The prefixes of headers that change the question: betas, versions, accounts."""
 ACCOUNTS = frozenset((b"openai-organization", b"openai-project"))
-"""Of these, whose account a credential is used for; they go upstream beside a caller's own only."""
+"""The headers among them that name a credential's account; they go upstream only with the caller's own credential."""
 
 _WHITE = b" \t\r\n"
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -31,11 +31,11 @@ _LONG_NUMBER = b"0" * 19
 """From 2**63 on, parsers disagree about whole numbers: some round them."""
 _BY_NAME = itemgetter(0)
 LARGE_BYTES = 131_072
-"""To write a larger body in canonical form would hold up everybody else for milliseconds."""
+"""To write a larger body in canonical form would block the event loop for milliseconds."""
 
 
 def digest(*parts: bytes) -> bytes:
-    """32 bytes that no other parts give: each goes in behind its length."""
+    """Returns 32 bytes that no other parts give: each goes in behind its length."""
     return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
 
 
@@ -71,7 +71,7 @@ def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
 
 
 def owner_of(request: Request) -> bytes:
-    """Whose answer it is: the tenant's, or among those who bring their own credential one caller's, in one account."""
+    """Returns the answer's owner: the tenant, or for a caller's own credential that caller, in one account."""
     if request.credential is None:
         return digest(request.tenant.encode())
     accounts = [header for header in _telling(request) if header[0] in ACCOUNTS]
@@ -79,7 +79,7 @@ def owner_of(request: Request) -> bytes:
 
 
 def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> bytes:
-    """Equal for two calls whose answers may stand for each other, streamed or not where one can be made of the other."""
+    """Returns a key, equal for two calls whose answers may stand for each other, also converted between stream and whole."""
     left_out = NOT_OF_THE_QUESTION if request.endpoint.name in CONVERTIBLE else frozenset()
     if caching.exact.ignore:
         left_out |= caching.exact.ignore
@@ -87,7 +87,7 @@ def exact_key(request: Request, parsed: dict[str, Any], caching: Caching) -> byt
 
 
 def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
-    """As the exact key, for another form of the body."""
+    """Returns the exact key for a request without its last question."""
     credential = b"" if request.credential is None else sha256(request.credential).digest()
     place = request.path, request.model.name, request.model_name, caching.version
     return sha256(
@@ -97,12 +97,12 @@ def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _whose(tenant: str, credential: bytes, query: bytes, place: tuple[str, ...], telling: tuple[bytes, ...]) -> bytes:
-    """All of a key but the body, in 32 bytes: it is the same for most calls. The credential is a digest already."""
+    """Returns all of a key but the body, in 32 bytes: it is the same for most calls. The credential is a digest already."""
     return digest(tenant.encode(), credential, query, *(part.encode() for part in place), *telling)
 
 
 def flight_key(request: Request, parsed: dict[str, Any], exact: bytes) -> bytes:
-    """Equal for two calls whose answers are the same byte for byte."""
+    """Returns a key, equal for two calls whose answers are the same byte for byte."""
     if not request.stream:
         return exact
     try:
@@ -113,21 +113,21 @@ def flight_key(request: Request, parsed: dict[str, Any], exact: bytes) -> bytes:
 
 
 def record_key(request: Request, idempotency_key: bytes) -> bytes:
-    """The record that an `Idempotency-Key` of this owner names; behind its digest stand 8 bytes that name the tenant."""
+    """Returns the id of the record for this owner's `Idempotency-Key`: its digest, and 8 bytes that name the tenant."""
     return digest(b"record", owner_of(request), idempotency_key) + digest(b"tenant", request.tenant.encode())[:8]
 
 
 def fingerprint(request: Request) -> bytes:
-    """What a repetition with the same `Idempotency-Key` has to be equal in: the path and the whole body.
+    """Returns the digest of all that a repetition of an `Idempotency-Key` must repeat: the path and the whole body.
 
-    Of a multipart body the boundary does not count: clients draw it anew each time they send.
+    The boundary of a multipart body does not count: clients draw it anew each time they send.
     """
     body = canonical(request, request.parsed) if request.parsed is not None else _multipart(request)
     return digest(request.method.encode(), request.path.encode(), request.query, *_flat(_telling(request)), body)
 
 
 def _telling(request: Request) -> list[tuple[bytes, bytes]]:
-    """The headers that tell, by name; those of one name in their order, which may mean something."""
+    """Returns the headers that change the question, by name; those of one name keep their order, which may matter."""
     told = [header for header in request.headers if header[0].startswith(TELLING)]
     return sorted(told, key=_BY_NAME) if told else told
 
@@ -137,7 +137,7 @@ def _flat(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _multipart(request: Request) -> bytes:
-    """Of what stands between the boundaries, so that nothing else can pass for one."""
+    """Returns the digest of a multipart body's parts, in a form that no other body has."""
     if request.large is not None and request.large.digest:
         return request.large.digest
     try:
