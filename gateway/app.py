@@ -253,7 +253,7 @@ class Gateway:
         for server in self._servers:
             await server.stop()
         if self._pipeline.replays.layers.semantic is not None:
-            await self._pipeline.replays.layers.semantic.aclose()  # embeddings under way are flights, too
+            await self._pipeline.replays.layers.semantic.aclose()  # embeddings under way are awaited, too
         await self._pipeline.aclose()
         if self._admission.sharing is not None:
             await self._admission.sharing.aclose()

@@ -38,7 +38,7 @@ STAYS_S = 2.0
 RETRIP_S = 30.0
 """A breaker that was closed although its target is still suspect is opened again after this time, in seconds."""
 FORGET_S = 3600.0
-"""What is known of a target at which no call has waited for this long is forgotten, in seconds."""
+"""A target at which no call has waited for this long is forgotten, in seconds."""
 log = logging.getLogger("gateway.health")
 
 

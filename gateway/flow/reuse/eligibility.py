@@ -64,7 +64,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
         return None
     asks_for_nothing = call.idempotency_key is None and call.cache_control is None
     if asks_for_nothing and caching.exact.requests == "off" and not (recognises and caching.semantic is not None):
-        # What is left is to share it with equal calls at this moment, which the policy may have said no to.
+        # Only single flight is left, which the policy may exclude for this call, too.
         if parsed is None or caching.coalesce == "off":
             return None
         if caching.coalesce == "deterministic" and not is_deterministic(call.endpoint.name, parsed):

@@ -1,4 +1,4 @@
-"""What is stored of an answer, and how a stored answer is given again, in the form that the call asks for.
+"""Makes stored entries of answers, and answers of stored entries, in the form that a call asks for.
 
 Pure data work between a call and a store. It must not know when either happens. Invariants: only complete answers are stored,
 an error only if it would be the same again; a body is given byte for byte as the first client got it, unless the call asks

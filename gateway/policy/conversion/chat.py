@@ -1,4 +1,4 @@
-"""A streamed chat or text completion as a whole one, and the other way round.
+"""Converts a streamed chat or text completion into a whole one, and the other way round.
 
 Chunks are put together by `merge.py`'s rules; a whole answer is cut into the chunks that put together make it again.
 It must not know where answers come from. Invariant: `chunks_of` and `completion_of` are the inverse of each other, or one of
@@ -16,21 +16,21 @@ from gateway.policy.openai.first_event import failed_reason
 Json = dict[str, Any]
 
 PIECE_LENGTH = 2_000
-"""Characters of a text in one chunk: some clients cannot read lines of 64 KiB. A multiple of 4, so base64 stays readable."""
+"""The characters of a text in one chunk: some clients cannot read lines of 64 KiB. A multiple of 4 keeps base64 readable."""
 
 _FIRST = frozenset(("created", "id", "model", "object"))
-"""What some providers make anew for each chunk; the first is the answer's."""
+"""The fields that some providers make anew for each chunk; the first chunk's are the answer's."""
 _LAST = frozenset(("service_tier", "system_fingerprint", "usage"))
-"""What may change while an answer comes; the last holds."""
+"""The fields that may change while an answer comes; the last value holds."""
 _PADDING = frozenset(("obfuscation", "p"))
-"""What OpenAI and Mistral add to a chunk to hide how long its text is."""
+"""The fields that OpenAI and Mistral add to a chunk to hide how long its text is."""
 _IN_EVERY_CHUNK = ("id", "object", "created", "model", "service_tier", "system_fingerprint")
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 _LISTS_OF_TOKENS = ("logprobs", "token_ids")
 
 
 def completion_of(chunks: Iterable[Json], *, is_chat: bool) -> Json:
-    """The whole answer that these chunks are the stream of; its texts are still `Text`. Raises Ambiguous."""
+    """Returns the whole answer that these chunks are the stream of; its texts are still `Text`. Raises Ambiguous."""
     whole: Json = {}
     choices: dict[int, Json] = {}
     for chunk in chunks:
@@ -63,7 +63,7 @@ def _add_head(whole: Json, chunk: Json) -> None:
 
 
 def _groq_usage(whole: Json) -> Any:
-    """What Groq tells at the end of a stream, and at the top of a whole answer."""
+    """Returns the usage that Groq puts at the end of a stream, and at the top of a whole answer."""
     ours = whole.get("x_groq")
     return ours.get("usage") if isinstance(ours, dict) else None
 
@@ -100,7 +100,7 @@ def _checked(value: Any, kind: type) -> Any:
 
 
 def _longer(old: Any, new: Any) -> Any:
-    """What is told for each token: the lists grow, side by side."""
+    """Merges a list with one entry for each token: the lists grow, side by side."""
     if old is None or new is None:
         return new if old is None else old
     if isinstance(old, list) and isinstance(new, list):
@@ -112,7 +112,7 @@ def _longer(old: Any, new: Any) -> Any:
 
 
 def _closed(choice: Json) -> Json:
-    """A choice as it stands in a whole answer."""
+    """Returns a choice in the form of a whole answer."""
     message = choice.get("message")
     if message is None:
         choice["text"] = choice["text"] or ""
@@ -128,7 +128,7 @@ def _closed(choice: Json) -> Json:
 
 
 def normal(body: Json, *, is_chat: bool) -> Json:
-    """A whole answer as `completion_of` would put it: without what is not part of it in a whole one. Raises Ambiguous."""
+    """Returns a whole answer as `completion_of` would put it, without fields of streams only. Raises Ambiguous."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or body.get("error"):
         raise Ambiguous("an answer without choices")
@@ -143,7 +143,7 @@ def normal(body: Json, *, is_chat: bool) -> Json:
 
 
 def chunks_of(body: Json, *, is_chat: bool, include_usage: bool) -> list[Json]:
-    """The chunks that a normal body is streamed in; the last one brings the usage, where there is any. Raises Ambiguous."""
+    """Returns the chunks of a normal body; the last one brings the usage, where there is any. Raises Ambiguous."""
     head = {name: body[name] for name in _IN_EVERY_CHUNK if name in body}
     head["object"] = "chat.completion.chunk" if is_chat else "text_completion"
     extras = {name: value for name, value in body.items() if name not in head and name not in ("choices", "usage")}
@@ -160,7 +160,7 @@ def chunks_of(body: Json, *, is_chat: bool, include_usage: bool) -> list[Json]:
 
 
 def _parts(choice: Json, *, is_chat: bool) -> Iterator[Json]:
-    """A choice in the order in which it would come: its opening, its text, its end."""
+    """Yields a choice in the order of a stream: its opening, its text, its end."""
     index = choice["index"]
     known = ("index", "message" if is_chat else "text", "finish_reason", "logprobs")
     extras = {name: value for name, value in choice.items() if name not in known}
@@ -175,7 +175,7 @@ def _parts(choice: Json, *, is_chat: bool) -> Iterator[Json]:
 
 
 def _has_tokens(part: Json) -> bool:
-    """Whether it has some of the text whose tokens `logprobs` tells."""
+    """Returns whether the part has some of the text whose tokens `logprobs` lists."""
     delta = part.get("delta", part)
     return any(delta.get(name) for name in ("content", "refusal", "text"))
 
@@ -185,7 +185,7 @@ def _texts(text: str) -> Iterator[Json]:
 
 
 def _deltas(message: Json) -> Iterator[Json]:
-    """A message as its deltas: first all that it has, its texts empty; then these, and what comes in a list, piece by piece."""
+    """Yields a message as its deltas: first all fields with empty texts, then the texts and lists, piece by piece."""
     texts = [name for name in (*_REASONING, "content", "refusal") if isinstance(message.get(name), str)]
     later = [name for name in ("audio", "function_call", "tool_calls", "annotations") if message.get(name)]
     opening = {name: value for name, value in message.items() if name not in later}
@@ -229,7 +229,7 @@ _LATER: Mapping[str, Callable[[Any], Iterator[Any]]] = {
 
 
 def _grown(value: Any, texts: tuple[str, ...]) -> Iterator[Any]:
-    """An object with these texts empty, then what they are made of."""
+    """Yields an object with these texts empty, then their pieces."""
     if not isinstance(value, dict):
         yield value
         return

@@ -1,4 +1,4 @@
-"""One answer in several forms: streamed or whole, with the usage that its client asked for or without.
+"""Converts an answer between its forms: streamed or whole, with the usage that its client asked for or without.
 
 Who asks for a stream may get what another was given whole, and the other way round. It must not know what is kept, nor for
 how long. Invariants: what is made of an answer says all that the answer says and nothing else, or is not made at all (None);
@@ -22,12 +22,12 @@ from gateway.policy.openai.transcript import NULL_USAGE, is_plain_chat
 
 _DONE_FRAME = b"data: [DONE]\n\n"
 _GIVES_UP = (Ambiguous, RecursionError, orjson.JSONEncodeError)
-"""The last two: nested more deeply than anything that is an answer."""
+"""The errors of a conversion; the last two mean that the answer is nested too deeply."""
 _FINISHES = (b'"finish_reason":"', b'"finish_reason": "')
 
 
 def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | None:
-    """The JSON that a call would have got whose complete answer was streamed in these frames; None where that is not certain.
+    """Returns the JSON form of the complete answer in these frames; None where that is not certain.
 
     `usage_event`: what was taken out of the stream for a client that had not asked for it.
     """
@@ -41,7 +41,7 @@ def as_whole(endpoint: str, frames: bytes, usage_event: bytes = b"") -> bytes | 
 
 
 def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | None:
-    """The frames that a call would have got to whom this answer was streamed; None where that is not certain.
+    """Returns the frames of an answer that was given whole; None where that is not certain.
 
     `include_usage` is what `stream_options` asks for; streams of Responses tell it in any case.
     """
@@ -57,7 +57,7 @@ def as_stream(endpoint: str, body: bytes, *, include_usage: bool) -> bytes | Non
 
 
 def with_usage(frames: bytes, usage_event: bytes) -> bytes:
-    """A stream for a client that asks for its usage, of one that was not told: `usage_event` is what that lacks."""
+    """Returns the stream for a client that asks for usage, made of one without; `usage_event` is the missing event."""
     if not usage_event:
         return frames
     follower = _after_usage(usage_event)
@@ -67,12 +67,12 @@ def with_usage(frames: bytes, usage_event: bytes) -> bytes:
 
 
 def without_usage(frames: bytes) -> bytes:
-    """A stream for a client that does not ask for its usage, as the relay would have passed it on."""
+    """Returns the stream for a client that does not ask for usage, as the relay would have passed it on."""
     return b"".join([event for event in _events(frames) if not _tells_only_usage(event)]).replace(NULL_USAGE, b"")
 
 
 def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
-    """Whether a complete answer deserves to be given to others: it says itself that it is one, and reports no error."""
+    """Returns whether a complete answer may be given to other calls: it is marked as complete, and reports no error."""
     if endpoint == "responses":
         response = last_response(body) if is_stream else sse.answer_object(body)
         return response is not None and response.get("status") == "completed" and not response.get("error")
@@ -85,7 +85,7 @@ def ends_well(endpoint: str, is_stream: bool, body: bytes) -> bool:
 
 
 def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of a stream's events. Raises Ambiguous for what is none."""
+    """Yields the objects of a stream's events. Raises Ambiguous for other events."""
     for event in _events(frames):
         data = sse.event_data(event).strip()
         if data == sse.DONE:
@@ -100,7 +100,7 @@ def _chunks(frames: bytes, usage_event: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _chat_stream(endpoint: str, whole: dict[str, Any], *, include_usage: bool) -> bytes | None:
-    """The frames of a chat or text completion; None when they do not make that answer again."""
+    """Returns the frames of a chat or text completion; None when they do not make that answer again."""
     is_chat = endpoint == "chat"
     body = normal(whole, is_chat=is_chat)
     chunks = chunks_of(body, is_chat=is_chat, include_usage=include_usage)
@@ -113,7 +113,7 @@ def _chat_stream(endpoint: str, whole: dict[str, Any], *, include_usage: bool) -
 
 
 def _events(frames: bytes) -> list[bytes]:
-    """All events with their line ends: most streams have but one kind of these."""
+    """Returns all events with their line ends: most streams have only one kind of these."""
     if b"\r" in frames:
         return list(sse.split_events(frames))
     *events, rest = frames.split(b"\n\n")
@@ -121,7 +121,7 @@ def _events(frames: bytes) -> list[bytes]:
 
 
 def _tells_only_usage(event: bytes) -> bool:
-    """Whether it is an event that the relay takes out. Keep in sync with `transcript.py`."""
+    """Returns whether the relay takes this event out. Keep in sync with `transcript.py`."""
     if b'"usage"' not in event or is_plain_chat(event):
         return False
     chunk = sse.event_json(event)
@@ -133,7 +133,7 @@ def _is_done(event: bytes) -> bool:
 
 
 def _after_usage(usage_event: bytes) -> bytes:
-    """The field that the provider writes behind `usage`, as it begins in JSON; empty: it is the last."""
+    """Returns the beginning of the JSON field that the provider writes behind `usage`; empty: it is the last."""
     names = list(sse.event_json(usage_event) or ())
     after = names[names.index("usage") + 1 :] if "usage" in names else []
     return b',"%b":"' % after[0].encode() if len(after) == 1 else b""

@@ -1,4 +1,4 @@
-"""The pieces of a streamed answer put together: what each of them adds, and what all of them say alike.
+"""Merges the pieces of a streamed answer: the deltas, and the fields that every piece repeats.
 
 A delta adds (`add`): the texts that are known to come in pieces grow, lists whose entries have an `index` grow entry by entry,
 everything else comes once. What stands around deltas is said again and again (`agree`): it has to be the same each time, or
@@ -25,11 +25,11 @@ _TEXTS = frozenset(
         "transcript",
     )
 )
-"""Strings of a delta that come in pieces, at any depth."""
+"""The strings of a delta that come in pieces, at any depth."""
 _NAMES = frozenset(("format", "id", "name", "role", "type"))
-"""Strings of a delta that some providers repeat; they are never cut."""
+"""The strings of a delta that some providers repeat; they are never cut."""
 _GROWING = frozenset(("annotations",))
-"""Lists of a delta whose entries come one after another, without an index."""
+"""The lists of a delta whose entries come one after another, without an index."""
 
 
 class Ambiguous(ValueError):
@@ -37,7 +37,7 @@ class Ambiguous(ValueError):
 
 
 class Text:
-    """A text that grows; to be made a string in the end, lest each piece copies all before it."""
+    """A text that grows; it becomes a string at the end, so that pieces are copied only once."""
 
     __slots__ = ("pieces",)
 
@@ -49,33 +49,33 @@ class Text:
 
 
 def plain(value: object) -> str:
-    """For `orjson.dumps(default=…)`: a text as the string that it has become."""
+    """For `orjson.dumps(default=…)`: returns the string of a text."""
     if isinstance(value, Text):
         return str(value)
     raise TypeError(type(value).__name__)
 
 
 def add(known: dict[str, Any], news: dict[str, Any]) -> None:
-    """Put a delta to those before it. Raises Ambiguous."""
+    """Adds a delta to those before it. Raises Ambiguous."""
     for name, value in news.items():
         known[name] = _added(name, known.get(name), value)
 
 
 def agree(known: dict[str, Any], news: dict[str, Any]) -> None:
-    """Note what is said once more, or for the first time. Raises Ambiguous where it is not the same."""
+    """Merges a repeated field. Raises Ambiguous where it is not the same as before."""
     for name, value in news.items():
         known[name] = _agreed(known[name], value) if name in known else value
 
 
 def add_text(known: Text | None, piece: str) -> Text:
-    """The text with one more piece."""
+    """Returns the text with one more piece."""
     text = known or Text()
     text.pieces.append(piece)
     return text
 
 
 def index_of(entry: dict[str, Any]) -> int:
-    """Where an entry of a list belongs. Raises Ambiguous when it does not say so."""
+    """Returns the index of an entry. Raises Ambiguous when it has none."""
     index = entry.get("index")
     if type(index) is not int or index < 0:
         raise Ambiguous("an entry without an index")
@@ -83,7 +83,7 @@ def index_of(entry: dict[str, Any]) -> int:
 
 
 def is_indexed(entries: list[Any]) -> bool:
-    """Whether every entry says where it belongs."""
+    """Returns whether every entry has an index."""
     return bool(entries) and all(isinstance(entry, dict) and type(entry.get("index")) is int for entry in entries)
 
 

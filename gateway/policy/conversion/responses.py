@@ -1,4 +1,4 @@
-"""A streamed response as a whole one, and the other way round.
+"""Converts a streamed response into a whole one, and the other way round.
 
 The last event of a Responses stream has all of the whole answer in it; the events that lead there are made of it, in the
 order in which OpenAI sends them. It must not know where answers come from. Invariants: sequence numbers count up by one
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 Event = tuple[str, Json]
 
 _LAST: Mapping[str, str] = {"response.completed": "completed", "response.incomplete": "incomplete"}
-"""The events that end an answer, and its status then."""
+"""The events that end an answer, with the answer's status."""
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
 _CUT: Mapping[str, tuple[str, str]] = {
     "function_call": ("arguments", "function_call_arguments"),
@@ -28,7 +28,7 @@ _CUT: Mapping[str, tuple[str, str]] = {
     "custom_tool_call": ("input", "custom_tool_call_input"),
     "code_interpreter_call": ("code", "code_interpreter_call_code"),
 }
-"""Items with a text that comes in pieces: its field, and the name of its events."""
+"""The items with a text that comes in pieces: its field, and the name of its events."""
 _STEPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "web_search_call": (("in_progress", "searching"), ("completed",)),
     "file_search_call": (("in_progress", "searching"), ("completed",)),
@@ -37,19 +37,19 @@ _STEPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mcp_call": (("in_progress",), ("completed",)),
     "mcp_list_tools": (("in_progress",), ("completed",)),
 }
-"""What a provider's own tools tell of their progress, before and after their text."""
+"""The progress events of a provider's own tools, before and after their text."""
 _PART_TEXTS: Mapping[str, tuple[str, str]] = {
     "output_text": ("text", "output_text"),
     "refusal": ("refusal", "refusal"),
     "reasoning_text": ("text", "reasoning_text"),
 }
-"""Parts of a message or of reasoning: their text's field, and the name of its events."""
+"""The parts of a message or of reasoning: their text's field, and the name of its events."""
 _NOT_YET = ("usage", "completed_at", "incomplete_details", "output_text")
-"""What a response that has only begun does not say."""
+"""The fields that a response lacks at its beginning."""
 
 
 def last_response(frames: bytes) -> Json | None:
-    """The response that a stream ends with, complete or incomplete; None when it ends in no such way."""
+    """Returns the response that a stream ends with, complete or incomplete; None when it ends in no such way."""
     for name, status in _LAST.items():
         event = event_json(_event_around(frames, frames.rfind(b'"%b"' % name.encode())))
         response = event.get("response") if event is not None and event.get("type") == name else None
@@ -59,7 +59,7 @@ def last_response(frames: bytes) -> Json | None:
 
 
 def response_of(frames: bytes) -> Json | None:
-    """The whole answer that these frames are the stream of. Some providers leave its output to the events before."""
+    """Returns the whole answer of these frames. Some providers leave its output to the events before."""
     response = last_response(frames)
     if response is None:
         return None
@@ -72,7 +72,7 @@ def response_of(frames: bytes) -> Json | None:
 
 
 def _finished_items(frames: bytes) -> list[Json] | None:
-    """All items in their order; None when one of them has not ended."""
+    """Returns all items in their order; None when one of them has not ended."""
     begun: set[Any] = set()
     done: dict[Any, Any] = {}
     for frame in split_events(frames):
@@ -89,7 +89,7 @@ def _finished_items(frames: bytes) -> list[Json] | None:
 
 
 def _event_around(frames: bytes, at: int) -> bytes:
-    """The event that has the byte at this offset; none for a negative one."""
+    """Returns the event that has the byte at this offset; none for a negative one."""
     if at < 0:
         return b""
     starts = ((frames.rfind(line, 0, at), len(line)) for line in _BLANK_LINES)
@@ -98,7 +98,7 @@ def _event_around(frames: bytes, at: int) -> bytes:
 
 
 def frames_of(body: Json) -> bytes | None:
-    """The events that a whole answer is streamed in; None when it has not ended, or is none."""
+    """Returns the events of a whole answer; None when it has not ended, or is none."""
     name = next((name for name, status in _LAST.items() if status == body.get("status")), None)
     output = body.get("output")
     if name is None or body.get("error") or not isinstance(output, list) or not all(map(_is_item, output)):
@@ -133,7 +133,7 @@ def _events(last: str, body: Json, output: list[Json]) -> Iterator[Event]:
 
 
 def _opened(item: Json) -> Json:
-    """An item that has only begun."""
+    """Returns an item as it is at its beginning."""
     opened = item | {"status": "in_progress"} if "status" in item else dict(item)
     opened |= {name: [] for name in ("content", "summary") if item.get(name)}
     text = _CUT.get(item["type"])
@@ -181,7 +181,7 @@ def _part_events(part: Json, place: Json) -> Iterator[Event]:
 
 
 def _emptied(part: Json, field: str) -> Json:
-    """A part that has only begun."""
+    """Returns a part as it is at its beginning."""
     empty = part | {name: [] for name in ("annotations", "logprobs") if part.get(name)}
     return empty | {field: ""} if isinstance(part.get(field), str) else empty
 

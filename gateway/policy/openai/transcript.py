@@ -142,7 +142,7 @@ class Transcript:
         return passed.replace(NULL_USAGE, b"") if self._strips else passed
 
     def is_complete(self, choices: Callable[[], int], *, is_clean: bool) -> bool:
-        """Whether the stream has said its last; `is_clean`: the connection did not break. `choices` is asked for
+        """Returns whether the stream is complete; `is_clean`: the connection did not break. `choices` is asked for
         how many there have to be. Three kinds of stream:
 
         1. Those that end with an event of their own. 2. Chats end with `[DONE]`; some providers leave it out, then a clean

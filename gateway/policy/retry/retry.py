@@ -1,4 +1,4 @@
-"""What follows a failure: try again, wait, or give up. One decision for all of a call's attempts.
+"""Decides what follows a failure: try again, wait, or give up. One decision for all of a call's attempts.
 
 A pure function of the attempt ledger, the plan, the budgets, the deadline, the time and one random draw.
 """

@@ -51,7 +51,7 @@ def read_directives(value: bytes | None) -> Directives:
 
 
 def serves(directives: Directives, age_s: float, fresh_for_s: float) -> bool:
-    """Whether an answer of this age that stays fresh so long (negative: was fresh so long ago) will do as it is.
+    """Returns whether an answer of this age may be given as it is; a negative `fresh_for_s` tells how long it has been stale.
 
     A bound on the age holds for stale ones too.
     """

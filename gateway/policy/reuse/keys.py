@@ -51,7 +51,7 @@ def canonical(request: Request, parsed: dict[str, Any], left_out: Collection[str
 
 
 def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
-    """Whether every parser finds in the body what ours has found: no key twice in an object, no number beyond its precision.
+    """Returns whether every parser reads the same in the body: no key twice in an object, no number beyond its precision.
 
     Who sends such a body may get another answer from a provider than the one who sends what we have read in it.
     """
