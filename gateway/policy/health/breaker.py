@@ -44,7 +44,6 @@ class Breaker(StateMachine):
         "_run_from",
         "_usual_per_s",
         "ask_leave",
-        "ejections",
         "opened_at",
         "peers",
     )
@@ -55,8 +54,6 @@ class Breaker(StateMachine):
         super().__init__(name, rules, now, on_change)
         self.opened_at = -inf
         """When it was opened last (monotonic seconds)."""
-        self.ejections = 0
-        """In a row, when it last opened or closed; `ejections_at` counts those that health has made up for."""
         self.ask_leave: Callable[[Breaker], object] | None = None
         """Asks the fleet whether it is this replica that probes; the answer comes by `FleetView`. None: nobody else probes."""
         self.peers = PeerReports()
@@ -83,12 +80,6 @@ class Breaker(StateMachine):
     def baseline(self) -> Baseline:
         """What is usual here."""
         return self._health.baseline
-
-    def ejections_at(self, now: float) -> int:
-        """Ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
-        if not self.ejections or not isinstance(self.phase, Closed):
-            return self.ejections
-        return max(0, self.ejections - int((now - self.phase.since) / max(self.rules.max_open_s, 1.0)))
 
     def outcomes_in_window(self, now: float) -> tuple[int, int]:
         """Calls that ended within the window, and how many of them failed; while not closed, in the window that opened it."""

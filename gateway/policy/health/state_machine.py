@@ -19,7 +19,19 @@ _NEVER_S = 1e9  # pybreaker's own timer
 class StateMachine:
     """One phase at a time; what a breaker is asked most."""
 
-    __slots__ = ("_circuit", "_moves", "_on_change", "is_clear", "is_news", "name", "phase", "reason", "rules", "state")
+    __slots__ = (
+        "_circuit",
+        "_moves",
+        "_on_change",
+        "ejections",
+        "is_clear",
+        "is_news",
+        "name",
+        "phase",
+        "reason",
+        "rules",
+        "state",
+    )
 
     def __init__(
         self, name: str, rules: BreakerRules, now: float, on_change: Callable[[str, str, str], None] | None
@@ -35,6 +47,8 @@ class StateMachine:
         """Closed, and not ramping up: all that the hot path has to ask."""
         self.is_news = False
         """It moved by what was seen here, or found out: others should know. Not by hand, by rules, nor by peers' reports."""
+        self.ejections = 0
+        """In a row, when it last opened or closed; `ejections_at` counts those that health has made up for."""
         self._on_change = on_change
         self._moves = [0] * len(STATES)
         self._circuit: CircuitBreaker | None = None  # while it is not closed: most never are anything else
@@ -71,6 +85,12 @@ class StateMachine:
     def transitions(self) -> dict[State, int]:
         """How often it has come into each state."""
         return dict(zip(STATES, self._moves, strict=True))
+
+    def ejections_at(self, now: float) -> int:
+        """Ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
+        if not self.ejections or not isinstance(self.phase, Closed):
+            return self.ejections
+        return max(0, self.ejections - int((now - self.phase.since) / max(self.rules.max_open_s, 1.0)))
 
     def retire(self) -> None:
         """Takes the circuit apart, whose parts refer to each other and to this: the breaker is closed, or used no more.
