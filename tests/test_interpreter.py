@@ -13,9 +13,9 @@ FAST = "-Wsign-compare -DNDEBUG -g -fwrapv -O3 -Wall"
     ("configured", "flags", "prefix", "is_debug"),
     [
         (
-            "'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-shared'",
+            "'--prefix=/opt/pyenv/versions/3.11.7' '--enable-shared'",
             FAST,
-            "/home/me/.pyenv/versions/3.11.7",
+            "/opt/pyenv/versions/3.11.7",
             False,
         ),
         ("'--enable-optimizations'", "-Og -g -O0", "/opt/python", False),
