@@ -35,7 +35,7 @@ class IdleGateState(NamedTuple):
     paused_until: float
     exhausted_until: float
     refusals: int
-    """Flights in a row that ended in one, without a success between; at most 255."""
+    """In a row, without a success between; at most 255."""
     used: tuple[Used, ...] = ()
 
 
