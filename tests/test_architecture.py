@@ -70,7 +70,6 @@ POLICYS_DATA = {"gateway.policy.snapshot", "gateway.policy.fleet.lease"}
 MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250
 LONG_MODULES = {
     "app": 537,
-    "cli.main": 524,
     "errors": 397,
     "flow.admission.admission": 459,
     "flow.admission.queue": 481,

@@ -1,0 +1,89 @@
+"""The commands of operators: each asks the admin API of a running gateway, and shows its answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gateway.cli import admin, caches, state
+from gateway.cli.admin import AdminClient, AdminRefused
+from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
+
+
+def targets(options: argparse.Namespace) -> int:
+    """Shows how targets and accounts are doing, or switches one by hand."""
+    action, name = options.action, options.name
+    if not action:
+        return _ask(options, AdminClient.targets, admin.table)
+    if not name:
+        return fail(f"which one? gateway targets {action} NAME; 'gateway targets' shows them", UNUSABLE)
+    return _ask(options, lambda client: client.switch(action, name), admin.sentence)
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Shows what was spared, by model, tenant or layer."""
+    return _ask(options, AdminClient.stats, lambda answer: caches.stats_table(answer, options.by))
+
+
+def cache_show(options: argparse.Namespace) -> int:
+    """Shows what the caches hold."""
+    return _ask(options, AdminClient.cache, caches.cache_table)
+
+
+def cache_purge(options: argparse.Namespace) -> int:
+    """Forgets kept answers."""
+    given = {name: getattr(options, name) for name in ("key", "model", "tenant", "all") if getattr(options, name)}
+    if not given:
+        return fail("purge what? --key HEX, --model NAME, --tenant NAME, or --all for everything", UNUSABLE)
+    return _ask(options, lambda client: client.purge(given), caches.purged)
+
+
+def cache_why(options: argparse.Namespace) -> int:
+    """Tells how a call fared with the caches, or how a request would fare now."""
+
+    def ask(client: AdminClient) -> dict[str, Any]:
+        body = caches.question(options.request, sys.stdin)
+        if body is None:
+            return client.recall(options.request)
+        whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
+        return client.explain({"body": body, **whose})
+
+    return _ask(options, ask, caches.story)
+
+
+def state_backup(options: argparse.Namespace) -> int:
+    """Copies the state file of a running gateway, and checks the copy."""
+    from gateway.store.sqlite.schema import damage_of  # no other command needs sqlite
+
+    return _ask(options, lambda client: state.save(client.backup(), options.file, damage_of), state.saved)
+
+
+def claim(options: argparse.Namespace) -> int:
+    """Gives objects that were there before to their tenant."""
+    ids = [id for given in options.ids for id in (sys.stdin.read().split() if given == "-" else (given,))]
+    given = {"tenant": options.tenant, "ids": ids, "move": options.move}
+    if options.provider:
+        given["provider"] = options.provider
+    return _ask(options, lambda client: client.claim(given), admin.claimed)
+
+
+def _ask(
+    options: argparse.Namespace,
+    ask: Callable[[AdminClient], dict[str, Any]],
+    show_answer: Callable[[dict[str, Any]], str],
+) -> int:
+    """Ask a running gateway, and print its answer."""
+    key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY", "")
+    if not key:
+        hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"
+        return fail(f"no admin key: {hint}", UNUSABLE)
+    try:
+        answer = ask(AdminClient(options.url, key))
+    except AdminRefused as error:
+        return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
+    print(json.dumps(answer, indent=2) if options.json else show_answer(answer))
+    return OK

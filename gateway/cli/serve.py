@@ -1,0 +1,31 @@
+"""`gateway serve`: the gateway in this process, or in several workers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+
+import uvloop
+
+from gateway.app import serve
+from gateway.cli.check import compile_config, settings_of
+from gateway.cli.exits import fail
+from gateway.workers.supervisor import Supervisor, WorkerFailed
+
+
+def run_gateway(options: argparse.Namespace) -> int:
+    """Runs the gateway until it is told to stop."""
+    settings = settings_of(options)
+    logging.basicConfig(
+        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    if settings.workers > 1:
+        try:
+            return Supervisor(settings, os.environ, compile_config(settings)).run()
+        except WorkerFailed as error:
+            return fail(str(error), error.code)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, os.environ))
