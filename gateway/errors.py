@@ -1,4 +1,4 @@
-"""Every way a call can fail, in one tree.
+"""Every error that a client can get, in one tree, and the two with which a process cannot start.
 
     GatewayError                    answered to the client in OpenAI's error shape
     ├── CallerFault            4xx  the request itself is wrong, or asks for what HTTP servers answer with 501 and 505
@@ -28,58 +28,23 @@
     ├── NoTargetAvailable      502  every target of the plan failed
     ├── TargetsTimedOut        504  the last target of the plan ran out of time
     ├── NotCached              504  only a cached answer was asked for, and there is none
+    ├── OwnerUnknown           503  the store is out of reach, so nobody knows whose object it is
     ├── DeadlineExceeded       504  the caller's own deadline passed before an answer began
     ├── ShuttingDown           503  the process is draining
     ├── BackupFailed           503  the state file could not be copied for an operator
     └── InternalError          500  a defect of ours: logged with its traceback, shown without
-    UpstreamFailed                  one attempt got no usable answer (phase and class); never shown to a client as it is
     ConfigError                     the config cannot be used; happens while loading only, never on a request
     StoreUnusable                   the place where state is kept cannot be used; at start only
 
-`ErrorClass` is the vocabulary of what went wrong at a provider, `Phase` how far the attempt had come.
+What goes wrong at a provider, which no client sees as it is, has a module of its own: `provider_errors`.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from math import inf
 
 MAX_RETRY_AFTER_S = 60.0
 """SDKs retry by themselves up to this delay. Older ones ignore a longer one and come back too early, others sleep for hours."""
-
-
-class ErrorClass(StrEnum):
-    """The kinds of failure, whatever words the provider used."""
-
-    RATE_LIMIT_REQUESTS = "rate_limit_requests"
-    RATE_LIMIT_TOKENS = "rate_limit_tokens"
-    QUOTA_EXHAUSTED = "quota_exhausted"
-    OVERLOADED = "overloaded"
-    SERVER_ERROR = "server_error"
-    TIMEOUT = "timeout"
-    CONNECTION = "connection"
-    BAD_REQUEST = "bad_request"
-    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    CONTENT_POLICY = "content_policy"
-    AUTH = "auth"
-    PERMISSION = "permission"
-    MODEL_NOT_FOUND = "model_not_found"
-    """The failure concerns a model that the config names, so the operator has to mend it."""
-    NOT_FOUND = "not_found"
-    PAYLOAD_TOO_LARGE = "payload_too_large"
-    CONFLICT = "conflict"
-    MALFORMED_RESPONSE = "malformed_response"
-    STREAM_INTERRUPTED = "stream_interrupted"
-    UNKNOWN = "unknown"
-
-
-class Phase(StrEnum):
-    """The progress of an attempt when it failed: it decides what may be tried again without paying twice."""
-
-    NOTHING_SENT = "nothing_sent"
-    SENT = "sent"
-    ANSWERED = "answered"
-    STREAMING = "streaming"
 
 
 class GatewayError(Exception):
@@ -368,21 +333,6 @@ class InternalError(GatewayError):
 
     def __init__(self, message: str = "The gateway failed on this request; its log has the details.") -> None:
         super().__init__(message)
-
-
-class UpstreamFailed(Exception):
-    """One attempt got no usable answer; `detail` is for logs and errors and carries no secret."""
-
-    def __init__(
-        self, error_class: ErrorClass, phase: Phase, detail: str, *, is_lasting: bool = False, fault: str | None = None
-    ) -> None:
-        """`is_lasting`: the same call would fail there again. `fault`: so would every call, until the operator mends this."""
-        super().__init__(f"{error_class} ({phase}): {detail}")
-        self.is_lasting = is_lasting or fault is not None
-        self.fault = fault
-        self.error_class = error_class
-        self.phase = phase
-        self.detail = detail
 
 
 class ConfigError(Exception):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.errors import UpstreamFailed
+from gateway.provider_errors import UpstreamFailed
 from gateway.splice import Spliced
 
 RawHeaders = Sequence[tuple[bytes, bytes]]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 
 Lane = Literal["critical", "interactive", "batch", "background"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.call import Call, Settled
 from gateway.calllog import MOST_ATTEMPTS, CallLog
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
 from tests.test_telemetry import record, spared

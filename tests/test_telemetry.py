@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.call import Replay, Settled
 from gateway.calllog import QUEUED_BATCHES, CallLog
-from gateway.errors import Phase
 from gateway.ports import StoreHealth
+from gateway.provider_errors import Phase
 from gateway.telemetry import Telemetry
 from gateway.telemetry.calls import CallCounter
 from gateway.telemetry.metrics import Distribution, Metrics

@@ -16,16 +16,7 @@ import orjson
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import (
-    CircuitOpen,
-    DeadlineExceeded,
-    ErrorClass,
-    GatewayError,
-    NoTargetAvailable,
-    Phase,
-    TargetsTimedOut,
-    UpstreamFailed,
-)
+from gateway.errors import CircuitOpen, DeadlineExceeded, GatewayError, NoTargetAvailable, TargetsTimedOut
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import JSON_TYPE, FirstAnswer, dispatch
@@ -38,6 +29,7 @@ from gateway.policy.retry.retry import DENIALS, GiveUp, Hold, Step, Try, next_st
 from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt, shown
 
 LIMITS_RATE = frozenset((ErrorClass.RATE_LIMIT_REQUESTS, ErrorClass.RATE_LIMIT_TOKENS, ErrorClass.QUOTA_EXHAUSTED))

@@ -15,7 +15,6 @@ import orjson
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, RawHeaders
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
@@ -28,6 +27,7 @@ from gateway.policy.openai.headers import ALL_REQUEST_IDS, REQUEST_IDS
 from gateway.policy.openai.sse import answer_object, json_object
 from gateway.policy.openai.usage import find_usage, read_usage
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt, Usage
 
 WHOLE_LIMIT = 16_000_000

@@ -19,7 +19,6 @@ from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import UpstreamFailed
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.budgets import CallBudgets, token_cost
 from gateway.flow.deadlines import AttemptDeadlines
@@ -30,6 +29,7 @@ from gateway.policy.retry.budgets import Retry
 from gateway.policy.retry.rules import Hedging
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
+from gateway.provider_errors import UpstreamFailed
 from gateway.words import LANES, Attempt
 
 CANCELLED = "cancelled"

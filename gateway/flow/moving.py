@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import ErrorClass, GatewayError, Phase
+from gateway.errors import GatewayError
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines, Task
 from gateway.flow.dispatch import FirstAnswer
@@ -25,6 +25,7 @@ from gateway.flow.hedge import CANCELLED
 from gateway.policy.retry.retry import rule_for
 from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass, Phase
 
 Ended = Callable[[bool], None]
 """Called when a move has ended; the argument is true if it ended with an answer."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.call import Call
-from gateway.errors import ErrorClass, NoTargetAvailable, NotFound, OwnerUnknown
+from gateway.errors import NoTargetAvailable, NotFound, OwnerUnknown
 from gateway.flow.dispatch import FirstAnswer
 from gateway.flow.reuse.records import result_or_default
 from gateway.policy.objects import ids as object_ids
@@ -34,6 +34,7 @@ from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.sse import json_object
 from gateway.policy.snapshot import Target
 from gateway.ports import Objects
+from gateway.provider_errors import ErrorClass
 
 IDEMPOTENCY_KEY = b"idempotency-key"
 _NOT_YOURS = (

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from gateway.errors import ErrorClass
 from gateway.exchange import Answer, Clocks, Upstream
 from gateway.flow.settle import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.policy.openai.usage import find_usage
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 
 RAW_TAIL_BYTES = 8192

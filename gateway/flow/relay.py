@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
 from gateway.call import Call
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, Upstream
 from gateway.flow.raw_relay import OnEnd, StreamBroken
 from gateway.flow.settle import CLIENT_GONE, INTERNAL_ERROR, why_stopped
@@ -20,6 +19,7 @@ from gateway.policy.openai.first_event import FirstEventKind, first_error, first
 from gateway.policy.openai.stream_clock import StreamClock
 from gateway.policy.openai.transcript import NULL_USAGE, STREAM_ERROR, Failure, Transcript
 from gateway.policy.openai.usage import find_usage
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 
 OPENING_LIMIT = 65_536
 """Bytes of announcements held back while waiting for the first real event."""

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import ErrorClass
 from gateway.exchange import Clocks
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines, Open, Task
@@ -30,6 +29,7 @@ from gateway.policy.health.first_byte_wait import UNKNOWN, Usual, first_event_s,
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.health.suspects import SilentAttempt, Suspicion, is_suspect
 from gateway.policy.limits.gate import Gate
+from gateway.provider_errors import ErrorClass
 
 LOOK_AFTER_S = 1.0
 """Attempts younger than this are not looked at, in seconds."""

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from gateway.call import Call, Replay, Settled
-from gateway.errors import ErrorClass
 from gateway.policy.snapshot import Model
+from gateway.provider_errors import ErrorClass
 from gateway.telemetry.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
 
 NOTHING_FAILED = "queue"

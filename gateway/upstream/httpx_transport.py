@@ -17,7 +17,7 @@ from typing import Any, cast
 import anyio
 import httpx
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.upstream.http2_resets import reset_abandoned, reset_stream
 from gateway.upstream.phase import with_phase
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import httpx
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 
 _E = TypeVar("_E", bound=httpx.TransportError)
 

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.policy.snapshot import Provider
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.splice import Spliced, pieces_of
 from gateway.upstream.certificates import certificate_error, explain
 from gateway.upstream.decoding import unpacked

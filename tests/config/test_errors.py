@@ -20,9 +20,9 @@ from gateway.config.policies.errors import (
 )
 from gateway.config.reading.problems import Problem
 from gateway.config.reading.source import read_document
-from gateway.errors import ErrorClass, Phase
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
 from gateway.policy.errors.rules import ErrorRule, Phrase
+from gateway.provider_errors import ErrorClass, Phase
 from tests.config.support import ROOT
 
 SHIPPED = ROOT / "policies" / "errors"

@@ -13,10 +13,10 @@ from gateway.calllog import CallLog
 from gateway.cli.main import main
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import FAULTS
-from gateway.errors import ErrorClass
 from gateway.ingress.admin.operations import LIVE_PATHS, READY_PATHS
 from gateway.policy.openai import headers as crossing
 from gateway.policy.retry.retry import DENIALS
+from gateway.provider_errors import ErrorClass
 from gateway.telemetry import Telemetry
 from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference, rows, section, words
 from tests.test_telemetry import line_of, record, spared

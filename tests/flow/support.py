@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from gateway.call import Call, Reply, Settled
 from gateway.config.policies.errors import read_error_tables
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Clocks, Outgoing
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import AttemptDeadlines
@@ -33,6 +32,7 @@ from gateway.policy.snapshot import (
     Target,
 )
 from gateway.ports import Store
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.store.memory.store import MemoryStore
 from gateway.words import Endpoint
 

@@ -13,7 +13,6 @@ import pytest
 
 from gateway.call import Reply
 from gateway.errors import (
-    ErrorClass,
     GatewayError,
     NoTargetAvailable,
     QueueDeadlineExceeded,
@@ -27,6 +26,7 @@ from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.limits import Cost, Style
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting, QueueBounds
+from gateway.provider_errors import ErrorClass
 from gateway.words import Endpoint, Usage
 from tests.flow.support import (
     ANSWER,

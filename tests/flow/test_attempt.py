@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.call import Call
-from gateway.errors import ErrorClass, GatewayError, NoTargetAvailable, Phase, UpstreamFailed
+from gateway.errors import GatewayError, NoTargetAvailable
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action, ClassRule, Retries
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt, Endpoint
 from tests.flow.faults import leftovers
 from tests.flow.outage import City, Provider, answers, fails, gone, refuses, streams

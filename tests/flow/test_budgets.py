@@ -8,10 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.errors import BudgetExceeded, ErrorClass, Phase
+from gateway.errors import BudgetExceeded
 from gateway.flow.admission.budgets import token_cost
 from gateway.policy.retry.rules import CostRule, Retries
 from gateway.policy.snapshot import Key, Rates
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt, Endpoint
 from tests.flow.faults import ANSWER_USD, OK, REQUEST, Act, Seen, Stage, breaks, says
 from tests.flow.outage import City, Provider, answers, fails

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.emulator.limits import EmulatedBucket
-from gateway.errors import ErrorClass, GatewayError
+from gateway.errors import GatewayError
 from gateway.exchange import RawHeaders
 from gateway.flow.admission.admission import Admission
 from gateway.flow.fleet.news import FleetNews
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
+from gateway.provider_errors import ErrorClass
 from tests.flow.bus import Bus, BusNews
 from tests.flow.fleet import SharedPools
 from tests.flow.support import Bench, ScriptedUpstream

@@ -13,7 +13,7 @@ from email.utils import formatdate
 import httpx
 import pytest
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from tests.flow.faults import (
     ANSWER,
     DONE,

@@ -12,13 +12,14 @@ from typing import NoReturn
 import pytest
 
 from gateway.call import Reply
-from gateway.errors import CircuitOpen, ErrorClass, GatewayError
+from gateway.errors import CircuitOpen, GatewayError
 from gateway.exchange import Outgoing
 from gateway.flow.admission import gates as gates_module
 from gateway.flow.admission.queue import Held, Line, Option
 from gateway.policy.limits.limits import Cost
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import LimitsAre, Target
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 from tests.flow.support import ONCE, Bench, Script, ScriptedAnswer, ScriptedUpstream, failed, whole
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Reply
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Outgoing
 from gateway.flow.hedge import CANCELLED
 from gateway.policy.health.target_health import UNHEALTHY
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import Backoff, Hedging, Retries
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt
 from tests.flow.support import ANSWER, JSON, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
 

@@ -19,11 +19,12 @@ import orjson
 import pytest
 
 from gateway.call import Call
-from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
+from gateway.errors import GatewayError
 from gateway.exchange import Outgoing
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Key
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.semantic.index import VectorIndex
 from gateway.semantic.lookup import Semantic
 from gateway.words import Endpoint

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import ErrorClass, KeyRateLimited
+from gateway.errors import KeyRateLimited
 from gateway.policy.limits.limits import LimitSet
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Key
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 from tests.flow.support import Bench, ScriptedUpstream, failed, streamed, whole
 

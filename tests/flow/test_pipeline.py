@@ -7,7 +7,8 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.errors import DeadlineExceeded, ErrorClass, InternalError, NoTargetAvailable, TargetsTimedOut
+from gateway.errors import DeadlineExceeded, InternalError, NoTargetAvailable, TargetsTimedOut
+from gateway.provider_errors import ErrorClass
 from gateway.words import Endpoint
 from tests.flow.support import (
     ANSWER,

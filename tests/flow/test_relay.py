@@ -9,11 +9,11 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.errors import ErrorClass, UpstreamFailed
 from gateway.exchange import Answer, Upstream
 from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.relay import OPENING_LIMIT, SseRelay
 from gateway.policy.openai.sse import PENDING_LIMIT
+from gateway.provider_errors import ErrorClass, UpstreamFailed
 from gateway.words import Endpoint, Usage
 from tests.flow.support import (
     CHAT,

@@ -11,20 +11,12 @@ import orjson
 import pytest
 
 from gateway.call import Reply
-from gateway.errors import (
-    DeadlineExceeded,
-    ErrorClass,
-    KeyInUse,
-    KeyReused,
-    NoTargetAvailable,
-    NotCached,
-    Phase,
-    UpstreamFailed,
-)
+from gateway.errors import DeadlineExceeded, KeyInUse, KeyReused, NoTargetAvailable, NotCached
 from gateway.flow.reuse.eligibility import plan_reuse
 from gateway.policy.reuse.keys import LARGE_BYTES
 from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.policy.snapshot import Key
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.store.memory.store import MemoryStore
 from tests.flow.support import ANSWER, BOUNDS, JSON, Bench, Script, ScriptedUpstream, failed, streamed, whole
 

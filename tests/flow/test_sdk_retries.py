@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.call import Reply
-from gateway.errors import DeadlineExceeded, ErrorClass, NoTargetAvailable
+from gateway.errors import DeadlineExceeded, NoTargetAvailable
 from gateway.ingress.inflight import Serving as Serving_
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Key
+from gateway.provider_errors import ErrorClass
 from tests.flow.support import ANSWER, JSON, SPEECH, Bench, Script, ScriptedUpstream, failed, streamed
 
 ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": "y"}}'

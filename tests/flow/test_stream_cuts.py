@@ -17,11 +17,11 @@ import pytest
 from openai._streaming import SSEDecoder
 
 from gateway.call import Call
-from gateway.errors import ErrorClass, UpstreamFailed
 from gateway.exchange import Answer, Upstream
 from gateway.flow.relay import SseRelay
 from gateway.policy.openai.sse import split_events
 from gateway.policy.openai.transcript import Transcript
+from gateway.provider_errors import ErrorClass, UpstreamFailed
 from gateway.words import Endpoint, Usage
 from tests.flow.support import CHAT, CLOCKS, RESPONSES, Bench, Broken, ScriptedUpstream
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
 from gateway.policy.limits.limits import NOTHING, Cost, Style
 from gateway.policy.limits.provider_headers import Learned, never_fits, retry_delay_s
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 
 WALL = 1_800_000_000.0

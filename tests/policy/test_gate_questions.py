@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.fleet.leased_part import Share
 from gateway.policy.limits.gate import Gate, Grant
 from gateway.policy.limits.limits import Cost, Shared
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 
 WALL = 1_800_000_000.0

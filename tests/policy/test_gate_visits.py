@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import ErrorClass
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits.gate import Gate, GateState, Grant
 from gateway.policy.limits.limits import Style
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 
 WALL = 1_700_000_000.0

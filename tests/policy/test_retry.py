@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ErrorClass, Phase
 from gateway.exchange import Clocks, Upstream
 from gateway.policy.retry.retry import (
     DENIALS,
@@ -29,6 +28,7 @@ from gateway.policy.retry.retry import (
 )
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, Retries
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt
 
 NOW = 1000.0

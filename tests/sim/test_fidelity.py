@@ -9,12 +9,13 @@ from typing import cast
 import orjson
 import pytest
 
-from gateway.errors import ErrorClass, GatewayError, Phase, UpstreamFailed
+from gateway.errors import GatewayError
 from gateway.exchange import Answer, Outgoing
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
 from gateway.policy.snapshot import StoreBounds
 from gateway.ports import Meter
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.store.memory.store import MemoryStore
 from gateway.words import Lane
 from tests.sim.call import SimCall

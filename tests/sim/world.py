@@ -16,7 +16,7 @@ from random import Random
 from typing import Protocol, cast
 
 from gateway.config.policies.errors import read_error_tables
-from gateway.errors import AdmissionDenied, ErrorClass, GatewayError, Phase
+from gateway.errors import AdmissionDenied, GatewayError
 from gateway.exchange import Clocks, RawHeaders, Upstream
 from gateway.flow.admission.admission import Admission
 from gateway.flow.attempt import LIMITS_RATE
@@ -28,6 +28,7 @@ from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, QueueBounds, Server, Target
 from gateway.ports import Meter
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt, Usage
 from tests.sim.call import DEADLINES_S, MODEL, SimCall
 from tests.sim.clock import START_S, Task, Turn, VirtualClock, until

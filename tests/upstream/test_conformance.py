@@ -10,7 +10,7 @@ import httpx
 import pytest
 import trustme
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.phase import phase_of
 from tests.upstream.answers import RECORDED, Recorded, chunked, head, lowered

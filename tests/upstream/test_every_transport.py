@@ -14,9 +14,9 @@ import httpx
 import pytest
 import trustme
 
-from gateway.errors import Phase
 from gateway.exchange import Clocks, Outgoing
 from gateway.policy.snapshot import Provider
+from gateway.provider_errors import Phase
 from gateway.splice import Spliced
 from gateway.upstream import wire as upstream
 from gateway.upstream.http1.transport import Http1Transport

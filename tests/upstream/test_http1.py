@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trustme
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.connection import STALE_WITHIN_S
 from gateway.upstream.http1.transport import Http1Transport, PoolStats, phase_of
 from tests.upstream.answers import chunked, head

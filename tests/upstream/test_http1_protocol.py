@@ -8,7 +8,7 @@ from math import inf
 import httpx
 import pytest
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.connection import HIGH_WATER_BYTES, Http1Connection
 from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.http1.head import MAX_HEAD_BYTES

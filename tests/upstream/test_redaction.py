@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.errors import UpstreamFailed
 from gateway.exchange import Answer
 from gateway.policy.snapshot import Provider
+from gateway.provider_errors import UpstreamFailed
 from gateway.upstream.redaction import MIN_BYTES, Seam, Secrets, secrets_of
 from gateway.upstream.wire import Wire
 from tests.upstream.test_wire import CHAT, read

@@ -8,9 +8,9 @@ import httpx
 import pytest
 import respx
 
-from gateway.errors import ErrorClass, Phase, UpstreamFailed
 from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.policy.snapshot import Provider
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.upstream.wire import Wire
 
 OPENAI = Provider(

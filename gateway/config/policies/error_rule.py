@@ -12,8 +12,8 @@ from pydantic_core import PydanticKnownError
 from gateway.config.reading.fields import Flag, PositiveDuration, Section, said
 from gateway.config.reading.problems import quoted
 from gateway.config.schema import Entry
-from gateway.errors import ErrorClass
 from gateway.policy.errors.rules import Phrase, Scope
+from gateway.provider_errors import ErrorClass
 
 _PHRASE_CHARS = 200
 _CLASSES = ", ".join(quoted(str(one)).replace('"', "'") for one in ErrorClass)

@@ -17,9 +17,9 @@ from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean, quoted
 from gateway.config.reading.source import read_document
-from gateway.errors import Phase
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.errors.rules import ErrorRule
+from gateway.provider_errors import Phase
 
 DEFAULT: Final = "default"
 NAMES: Final = (DEFAULT, *KINDS)

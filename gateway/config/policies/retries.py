@@ -29,8 +29,8 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
-from gateway.errors import ErrorClass
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
+from gateway.provider_errors import ErrorClass
 
 _BUILT_IN: Final = Retries()
 ACTIONS: Final[Mapping[str, Action]] = {a.value: a for a in Action if a is not Action.RETRY}

@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import DeadlineExceeded, ErrorClass, Phase, QueueFull
+from gateway.errors import DeadlineExceeded, QueueFull
 from gateway.exchange import RawHeaders
 from gateway.flow.admission.budgets import CallBudgets, KeyBudgets, token_cost
 from gateway.flow.admission.candidates import RANKS, Planner, estimate_of
@@ -40,6 +40,7 @@ from gateway.policy.retry.budgets import FREE, SEEN_ANSWERS, Price, Retry, cost_
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.ports import Leases, Meter
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Usage
 
 CALLERS_DEADLINE = "callers_deadline"

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import BudgetExceeded, BudgetReserved, ErrorClass, Phase
+from gateway.errors import BudgetExceeded, BudgetReserved
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.limits.gate import Gate
@@ -18,6 +18,7 @@ from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spend
 from gateway.policy.retry.retry import Doubt
 from gateway.policy.retry.rules import Retries
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt
 
 DAY_S = 86_400

@@ -11,7 +11,7 @@ from math import inf
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.errors import CircuitOpen, ErrorClass, InvalidRequest, NotFound
+from gateway.errors import CircuitOpen, InvalidRequest, NotFound
 from gateway.flow.admission.gates import Gates
 from gateway.policy.limits.estimate import estimate_input_tokens
 from gateway.policy.openai.capabilities import lacks, needs_of
@@ -20,6 +20,7 @@ from gateway.policy.retry.balancing import Tiers
 from gateway.policy.retry.retry import Plan
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass
 from gateway.words import LANES
 
 PROBED_AFTER_S = 0.5

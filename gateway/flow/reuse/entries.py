@@ -11,10 +11,10 @@ from collections import OrderedDict
 from hashlib import sha256
 
 from gateway.call import Call, Replay, Reply
-from gateway.errors import ErrorClass
 from gateway.policy.conversion.convert import as_stream, as_whole, ends_well, with_usage, without_usage
 from gateway.policy.reuse.cache_control import answer_headers
 from gateway.policy.reuse.rules import CONVERTIBLE, Caching
+from gateway.provider_errors import ErrorClass
 from gateway.words import Kept, shown
 
 SAME_AGAIN = frozenset(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gateway.errors import InvalidRequest, Phase
+from gateway.errors import InvalidRequest
 from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import read_body
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
 from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, answer_of
+from gateway.provider_errors import Phase
 
 _SHOWN_CHARS = 200
 _SCOPES = {

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.errors import ErrorClass, Phase
 from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import (
     BODY_BYTES,
@@ -26,6 +25,7 @@ from gateway.policy.errors.body import (
 from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, Scope, answer_of
 from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
 from gateway.policy.limits.reset_times import parse_reset
+from gateway.provider_errors import ErrorClass, Phase
 
 __all__ = ["Diagnosis", "ErrorTable", "Scope", "error_object", "in_band_status", "is_openai_shaped"]
 

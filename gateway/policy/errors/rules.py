@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gateway.errors import ErrorClass, Phase
 from gateway.exchange import RawHeaders
 from gateway.policy.errors.body import Wording, normalised, numberless
+from gateway.provider_errors import ErrorClass, Phase
 
 Scope = Literal["target", "key", "account"]
 """The extent of a failure: one target, every target of this credential, or every credential of the provider."""

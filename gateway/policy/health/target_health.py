@@ -10,12 +10,12 @@ from collections.abc import Callable
 from math import exp, inf
 from typing import NamedTuple
 
-from gateway.errors import ErrorClass
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.rules import BreakerRules, account_rules
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.retry.budgets import RetryBudget, RetryTokens
 from gateway.policy.retry.retry import Doubt
+from gateway.provider_errors import ErrorClass
 
 OnChange = Callable[[str, str, str], None]
 """Told of each change of a breaker: its name, its new state, and why."""

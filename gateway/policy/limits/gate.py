@@ -16,7 +16,6 @@ from enum import Enum
 from math import inf, sqrt
 from typing import Protocol
 
-from gateway.errors import ErrorClass
 from gateway.exchange import RawHeaders
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.latency import Latency
@@ -33,6 +32,7 @@ from gateway.policy.limits.rules import Limits
 from gateway.policy.limits.stray_refusals import Strays
 from gateway.policy.retry.budgets import Retry
 from gateway.policy.snapshot import Counting
+from gateway.provider_errors import ErrorClass
 from gateway.words import Lane, Usage
 
 LEARN_EVERY_S = 0.005

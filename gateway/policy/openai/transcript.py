@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.errors import ErrorClass
 from gateway.policy.openai import sse
 from gateway.policy.openai.first_event import choices_of, failed_finish_message, failed_reason, says_nothing
 from gateway.policy.openai.usage import find_usage, read_usage
+from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
 
 Form = Literal["chat", "responses", "messages", "other"]

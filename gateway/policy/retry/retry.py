@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from gateway.errors import ErrorClass, Phase
 from gateway.policy.retry.rules import Action, Backoff, ClassRule, Retries
 from gateway.policy.snapshot import Target
+from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt
 
 _FINAL = ClassRule(Action.PASS_THROUGH)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gateway.errors import ErrorClass
+from gateway.provider_errors import ErrorClass
 
 
 class Action(Enum):

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import httptools
 import httpx
 
-from gateway.errors import Phase
 from gateway.exchange import Signs
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.ending import closed_early, take_rest
 from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.http1.head import MAX_HEAD_BYTES

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from gateway.errors import Phase
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.connection import Http1Connection
 from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.http1.wire import WireTimeouts

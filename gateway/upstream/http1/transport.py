@@ -19,8 +19,8 @@ from typing import Protocol
 
 import httpx
 
-from gateway.errors import Phase
 from gateway.exchange import Signs
+from gateway.provider_errors import Phase
 from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.http1.pool import Origin, OriginPool
 from gateway.upstream.http1.turns import LoopTurns

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import httpx
 
-from gateway.errors import Phase
 from gateway.exchange import RawHeaders
+from gateway.provider_errors import Phase
 from gateway.splice import Spliced
 from gateway.upstream.phase import with_phase
 
