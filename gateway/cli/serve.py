@@ -10,9 +10,9 @@ import sys
 
 import uvloop
 
-from gateway.app import serve
 from gateway.cli.check import compile_config, settings_of
 from gateway.cli.exits import fail
+from gateway.workers.single import serve
 from gateway.workers.supervisor import Supervisor, WorkerFailed
 
 

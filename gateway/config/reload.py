@@ -35,8 +35,7 @@ class ReloadReport:
 class Reloader:
     """Watches the files of one config.
 
-    `load` compiles, `install` puts a snapshot in force, `report` is called after every reload. `current` is the snapshot
-    that is in force already, if any.
+    `load` compiles, `install` puts a snapshot in force. `current` is the snapshot that is in force already, if any.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Reloader:
         *,
         load: Callable[[], PolicySnapshot],
         install: Callable[[PolicySnapshot], None],
-        report: Callable[[ReloadReport], None],
         current: PolicySnapshot | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -54,7 +52,6 @@ class Reloader:
         self._environ = environ
         self._load = load
         self._install = install
-        self._report = report
         self._wall = wall
         self._version = current.version if current else 0
         self._digest = current.digest if current else ""
@@ -89,7 +86,6 @@ class Reloader:
 
     def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
         self.last = ReloadReport(status, self._version, self._digest, problems, self._wall())
-        self._report(self.last)
         return self.last
 
     def _stamp(self) -> _Stamp:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.app import listen_on
 from gateway.errors import ConfigError
+from gateway.ingress.http.server import listen_on
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel import Channel

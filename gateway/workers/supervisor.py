@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.app import greet, say_stopping
 from gateway.policy.snapshot import PolicySnapshot, Server
 from gateway.settings import Settings
 from gateway.workers.channel import Channel, Message
@@ -30,6 +29,7 @@ from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat
 from gateway.workers.listeners import ListenerPlace, is_one_for_all, places, require_fork, require_shared
 from gateway.workers.scrape import MetricsRounds
 from gateway.workers.shared_log import make_lock
+from gateway.workers.single import greet, say_stopping
 from gateway.workers.worker import WorkerSlot, run_worker
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 30.0

@@ -27,6 +27,7 @@ import uvloop
 
 from gateway.app import Gateway
 from gateway.clock import SystemClock
+from gateway.housekeeping import Housekeeping
 from gateway.settings import Settings
 from gateway.telemetry import telemetry
 from gateway.upstream.http1.transport import Http1Transport
@@ -76,7 +77,7 @@ async def gateway(provider_port: int) -> AsyncIterator[System]:
     times = _stand_still()
     with tempfile.TemporaryDirectory(prefix="gateway-still-") as folder:
         config = write_gateway_config(Path(folder), 0, provider_port)
-        one = _StillGateway(Settings(config=config, port=0), {}, log_stream=io.StringIO())
+        one = Gateway(Settings(config=config, port=0), {}, log_stream=io.StringIO())
         await one.start()
         try:
             yield System(int(one.url.rpartition(":")[2]), times)
@@ -100,14 +101,6 @@ async def floor(provider_port: int) -> AsyncIterator[System]:
 SYSTEMS: dict[str, Start] = {"gateway": gateway, "floor": floor}
 
 
-class _StillGateway(Gateway):
-    async def _keep_watch(self) -> None:
-        pass
-
-    async def _keep_house(self) -> None:
-        pass
-
-
 class _StillServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -123,6 +116,7 @@ def _stand_still() -> Times:
     times = Times()
     SystemClock.monotonic = staticmethod(times.look)
     telemetry.FLUSH_S = 1e6
+    Housekeeping.start = _no_tick  # type: ignore[method-assign, assignment]  # it starts the loops; mypy misses self
     Http1Transport._tick = _no_tick  # type: ignore[method-assign, assignment]  # it ends the sweeps; mypy misses self
     return times
 

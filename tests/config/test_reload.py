@@ -27,9 +27,13 @@ class Installed:
             ENVIRON,
             load=lambda: load(path, version=len(self.snapshots) + 1),
             install=self.snapshots.append,
-            report=self.reports.append,
             wall=lambda: NOW,
         )
+
+    def reload(self) -> ReloadReport:
+        """A reload, whose report is kept."""
+        self.reports.append(self.reloader.reload())
+        return self.reports[-1]
 
     def poll(self) -> bool:
         """Two looks, as two seconds would bring."""
@@ -44,7 +48,7 @@ def app(tmp_path: Path) -> Installed:
     """A good config, in force."""
     (tmp_path / "config.yaml").write_text(GOOD)
     app = Installed(tmp_path / "config.yaml")
-    app.reloader.reload()
+    app.reload()
     return app
 
 
@@ -69,25 +73,24 @@ def test_same_content_is_unchanged(app: Installed) -> None:
     replace(app.path, f"# a comment\n{GOOD}")
 
     assert app.poll()
-    assert app.reloader.reload().status == "unchanged"
+    assert app.reload().status == "unchanged"
     assert len(app.snapshots) == 1
     assert not app.poll()
 
 
 def test_snapshot_in_force_at_construction_counts(app: Installed) -> None:
     """An app that loaded by itself need not load twice."""
-    reports: list[ReloadReport] = []
     reloader = Reloader(
         app.path,
         ENVIRON,
         load=lambda: load(app.path, version=9),
         install=app.snapshots.append,
-        report=reports.append,
         current=app.snapshots[0],
     )
 
-    assert reloader.reload().status == "unchanged"
-    assert (reports[0].version, len(app.snapshots)) == (1, 1)
+    report = reloader.reload()
+
+    assert (report.status, report.version, len(app.snapshots)) == ("unchanged", 1, 1)
 
 
 def test_atomic_rename_is_noticed_and_loaded(app: Installed) -> None:
@@ -95,7 +98,7 @@ def test_atomic_rename_is_noticed_and_loaded(app: Installed) -> None:
     replace(app.path, OTHER)
 
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     assert list(app.snapshots[-1].models) == ["gpt-5"]
 
 
@@ -121,14 +124,14 @@ def test_half_written_file_waits_until_it_is_at_rest(app: Installed) -> None:
 
     assert not app.reloader.changed()
     assert app.reloader.changed()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
 
 
 def test_bad_config_keeps_the_old_and_a_good_one_heals(app: Installed) -> None:
     """Failure is reported once per change, with every problem and what stays in force."""
     replace(app.path, BAD)
     assert app.poll()
-    failed = app.reloader.reload()
+    failed = app.reload()
 
     assert (failed.status, failed.version, failed.digest) == ("failed", 1, app.snapshots[0].digest)
     assert "tragets" in "".join(failed.problems)
@@ -136,29 +139,29 @@ def test_bad_config_keeps_the_old_and_a_good_one_heals(app: Installed) -> None:
 
     replace(app.path, OTHER)
     assert app.poll()
-    assert app.reloader.reload().version == 2
+    assert app.reload().version == 2
     assert app.statuses() == ["loaded", "failed", "loaded"]
 
 
 def test_going_back_to_what_is_in_force_clears_the_failure(app: Installed) -> None:
     """The last report tells how things are now."""
     replace(app.path, BAD)
-    app.reloader.reload()
+    app.reload()
     replace(app.path, GOOD)
 
-    assert app.reloader.reload() == ReloadReport("unchanged", 1, app.snapshots[0].digest, (), NOW)
+    assert app.reload() == ReloadReport("unchanged", 1, app.snapshots[0].digest, (), NOW)
 
 
 def test_missing_file_is_a_failure_and_its_return_is_noticed(app: Installed) -> None:
     """A file may be gone for a moment."""
     app.path.unlink()
     assert app.poll()
-    assert app.reloader.reload().status == "failed"
+    assert app.reload().status == "failed"
     assert not app.poll()
 
     app.path.write_text(OTHER)
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
 
 
 def test_start_with_a_bad_config_can_be_healed(tmp_path: Path) -> None:
@@ -166,10 +169,10 @@ def test_start_with_a_bad_config_can_be_healed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{{{")
     app = Installed(tmp_path / "config.yaml")
 
-    assert (app.reloader.reload().version, app.reports[0].digest) == (0, "")
+    assert (app.reload().version, app.reports[0].digest) == (0, "")
     replace(app.path, GOOD)
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
 
 
 def test_new_changed_and_removed_policy_files_are_noticed(app: Installed) -> None:
@@ -177,17 +180,17 @@ def test_new_changed_and_removed_policy_files_are_noticed(app: Installed) -> Non
     folder = app.path.parent / "policies"
     folder.mkdir()
     replace(app.path, f"policies: policies\n{GOOD}")
-    app.reloader.reload()
+    app.reload()
 
     (folder / "timeouts.yaml").write_text("default: {connect: 1s}")
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     replace(folder / "timeouts.yaml", "default: {connect: 2s}")
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     (folder / "timeouts.yaml").unlink()
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     (folder / "README.md").write_text("not ours")
     assert not app.poll()
     connects = [snapshot.models["gpt-4o"].targets[0].clocks.connect_s for snapshot in app.snapshots]
@@ -199,19 +202,19 @@ def test_new_changed_and_removed_error_tables_are_noticed(app: Installed) -> Non
     folder = app.path.parent / "policies" / "errors"
     folder.parent.mkdir()
     replace(app.path, f"policies: policies\n{GOOD}")
-    app.reloader.reload()
+    app.reload()
 
     folder.mkdir()
     (folder / "openai.yaml").write_text("mine: {code: teapot, class: overloaded}")
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     replace(folder / "openai.yaml", "mine: {code: teapot, class: unknown}")
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     (folder / "openai.yaml").unlink()
     folder.rmdir()
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     firsts = [snapshot.models["gpt-4o"].targets[0].errors.rules[0] for snapshot in app.snapshots]
     assert [rule.error_class for rule in firsts if rule.name == "own openai: mine"] == ["overloaded", "unknown"]
     assert firsts[0] == firsts[1] == firsts[4]
@@ -223,12 +226,12 @@ def test_folder_that_vanishes_is_a_failure(app: Installed) -> None:
     folder.mkdir()
     (folder / "timeouts.yaml").write_text("default: {connect: 1s}")
     replace(app.path, f"policies: policies\n{GOOD}")
-    app.reloader.reload()
+    app.reload()
     (folder / "timeouts.yaml").unlink()
     folder.rmdir()
 
     assert app.poll()
-    assert app.reloader.reload().status == "failed"
+    assert app.reload().status == "failed"
 
 
 def test_swapped_symlinks_are_noticed(tmp_path: Path) -> None:
@@ -241,13 +244,13 @@ def test_swapped_symlinks_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
     (tmp_path / "rules").symlink_to("..data/rules")
     app = Installed(tmp_path / "config.yaml")
-    app.reloader.reload()
+    app.reload()
 
     (tmp_path / "..next").symlink_to("..1")
     (tmp_path / "..next").rename(tmp_path / "..data")
 
     assert app.poll()
-    assert app.reloader.reload().status == "loaded"
+    assert app.reload().status == "loaded"
     assert app.snapshots[-1].models["gpt-5"].targets[0].clocks.connect_s == 2
 
 
@@ -261,7 +264,7 @@ def test_change_while_loading_is_noticed_afterwards(tmp_path: Path) -> None:
         replace(path, OTHER)
         return snapshot
 
-    reloader = Reloader(path, ENVIRON, load=load_and_change, install=lambda _: None, report=lambda _: None)
+    reloader = Reloader(path, ENVIRON, load=load_and_change, install=lambda _: None)
     reloader.reload()
 
     assert reloader.changed() or reloader.changed()

@@ -38,9 +38,9 @@ async def last_reload(peer: Peer) -> dict[str, Any]:
 
 async def reload(gateway: Running) -> None:
     """Reload, as SIGHUP does, and wait for the outcome."""
-    before = gateway.gateway._reloader.last
+    before = gateway.gateway._reloading.last
     gateway.gateway.reload()
-    await until(lambda: gateway.gateway._reloader.last is not before)
+    await until(lambda: gateway.gateway._reloading.last is not before)
 
 
 async def test_a_good_config_takes_over(start: StartGateway) -> None:
@@ -90,7 +90,7 @@ async def test_an_unreadable_config_changes_nothing(start: StartGateway) -> None
         else:
             gateway.config_path.write_bytes(content)
         await reload(gateway)
-        last = gateway.gateway._reloader.last
+        last = gateway.gateway._reloading.last
         assert last is not None
         assert last.status == "failed"
 
@@ -128,7 +128,7 @@ async def test_a_changed_file_is_noticed_without_a_signal(start: StartGateway) -
     gateway = await start(config)
     gateway.write_config(config(gateway.emulator.base_url, "gpt-4o-mini"))
     for _ in range(2):
-        await gateway.gateway._tick(0.0)
+        await gateway.gateway._housekeeping.tick(0.0)
 
     await until(lambda: gateway.gateway.policy.version == 2)
 
@@ -140,7 +140,7 @@ async def test_a_reload_may_not_open_the_gateway_to_the_network(start: StartGate
 
     await reload(gateway)
 
-    last = gateway.gateway._reloader.last
+    last = gateway.gateway._reloading.last
     assert last is not None
     assert last.status == "failed"
     assert "without keys" in last.problems[0]
@@ -154,7 +154,7 @@ async def test_a_host_of_the_file_stays_guarded_too(start: StartGateway) -> None
 
     await reload(gateway)
 
-    last = gateway.gateway._reloader.last
+    last = gateway.gateway._reloading.last
     assert last is not None
     assert last.status == "failed"
 
@@ -204,7 +204,7 @@ async def test_reloads_under_load_fail_no_call_and_mix_no_config(start: StartGat
     await asyncio.gather(*calling)
     version = gateway.gateway.policy.version
     received = gateway.received()
-    await gateway.gateway._tick(0.0)
+    await gateway.gateway._housekeeping.tick(0.0)
     assert len(gateway.gateway._pools.stats()) == 1
     await gateway.stop()
 

@@ -167,7 +167,7 @@ async def test_clients_cannot_add_series(start: StartGateway) -> None:
         await peer.exchange(get("/v1/files/other"))
         await peer.exchange(get("/nothing"))
         await peer.exchange(post(CHAT, b"{"))
-        await gateway.gateway._tick(0.0)  # what it sets is there before as well as after
+        await gateway.gateway._housekeeping.tick(0.0)  # what it sets is there before as well as after
         before = set(await series(peer))
         for _ in range(100):
             name = f"m{draw.getrandbits(64):x}"

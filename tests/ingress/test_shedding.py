@@ -196,8 +196,8 @@ async def test_after_a_peak_everybody_is_let_in_again(
 ) -> None:
     """With nothing in flight, memory that stays resident is given back, and what is left of it keeps nobody out."""
     resident, given_back = [200], []
-    monkeypatch.setattr("gateway.app.resident_bytes", lambda: resident[0] * 1024 * 1024)
-    monkeypatch.setattr("gateway.app.find_trim", lambda: lambda: given_back.append(resident[0]))
+    monkeypatch.setattr("gateway.housekeeping.resident_bytes", lambda: resident[0] * 1024 * 1024)
+    monkeypatch.setattr("gateway.housekeeping.find_trim", lambda: lambda: given_back.append(resident[0]))
     (tmp_path / "queue.yaml").write_text(SHED)
     running = await start(lambda url: config_of(url, policies=str(tmp_path)))
     app = running.gateway
@@ -209,7 +209,7 @@ async def test_after_a_peak_everybody_is_let_in_again(
         assert (await peer.exchange(batch)).error["code"] == "gateway_overloaded"
         resident[0] = 374
         for second in range(3, 20):
-            await app._watch_load(float(second), 0.0)
+            await app._housekeeping._watch_load(float(second), 0.0)
         assert (await peer.exchange(batch)).status == 200
 
     assert given_back

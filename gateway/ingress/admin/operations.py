@@ -22,7 +22,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import __version__
+from gateway.clock import Clock
 from gateway.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorised
+from gateway.flow.admission.admission import Admission
+from gateway.ingress.admin import insight, views
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.pages import refuse_pages
 from gateway.ingress.routes import json_response
@@ -108,6 +111,23 @@ def metrics_route(
         return Response(encode(shown), headers={"content-type": content_type})
 
     return Route("/metrics", metrics)
+
+
+def state_routes(
+    policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any]
+) -> list[BaseRoute]:
+    """All that shows the state of a running gateway, and the switches of its targets and accounts."""
+
+    def show_targets() -> dict[str, dict[str, Any]]:
+        return views.show_targets(admission, policies.current, clock.monotonic())
+
+    shown: dict[str, Callable[[], Any]] = {
+        "config": show_config,
+        "limits": lambda: insight.show_limits(admission, clock.monotonic()),
+        "queue": lambda: insight.show_queue(admission, clock.monotonic()),
+        "targets": show_targets,
+    }
+    return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.outages.force)]
 
 
 def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> list[BaseRoute]:

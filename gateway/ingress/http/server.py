@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Mapping
 from email.utils import formatdate
@@ -36,6 +37,16 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     listener.setblocking(False)
     return listener
+
+
+def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Binds as `bind` does. Raises OSError, whose `strerror` is the whole sentence."""
+    try:
+        return bind(host, port, reuse_port=reuse_port)
+    except OSError as exc:
+        number = exc.errno or 0
+        reason = os.strerror(number).lower() if number > 0 else exc.strerror  # below 0: the host has no address
+        raise OSError(number, f"cannot listen on {host}:{port}: {reason}") from exc
 
 
 class HttpServer:
