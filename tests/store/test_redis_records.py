@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from redis import Redis
 
 from gateway.ports import Claim, Store
-from gateway.store.redis import records as redis_records
+from gateway.store.redis import record_answers
 from gateway.store.redis.offline_records import FIRST_SHARED_FENCE, OfflineRecords
 from gateway.store.redis.store import RedisStore
 from gateway.words import Kept
@@ -353,7 +353,7 @@ async def test_a_store_that_comes_back_is_told_a_few_at_a_time(lends: Lender, wa
     link.go(away=False)
 
     store.tick()
-    await until(lambda: link.ran.count("records_complete") >= redis_records.SENT_AT_ONCE)
+    await until(lambda: link.ran.count("records_complete") >= record_answers.SENT_AT_ONCE)
     await ticked(store, 2)
     told = link.ran.count("records_complete")
     await until(lambda: _tick(store, link, "records_complete", 40))

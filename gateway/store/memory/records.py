@@ -7,17 +7,15 @@ of a tenant with more than its share first.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
 from gateway.ports import TENANTS_SHARE, Claim
+from gateway.store.early_evictions import EarlyEvictions
 from gateway.store.entry_codec import pack, unpack
 from gateway.store.memory.lru import Lru
 from gateway.words import Kept
-
-log = logging.getLogger("gateway.store")
 
 _FINGERPRINT = 32
 _ID = 32
@@ -42,15 +40,14 @@ class RunningRecord:
 class MemoryRecords:
     """Implements `gateway.ports.Records`."""
 
-    __slots__ = ("_done", "_early", "_fence", "_has_warned", "_running", "_wall")
+    __slots__ = ("_done", "_early", "_fence", "_running", "_wall")
 
     def __init__(self, bound: int, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._running: OrderedDict[bytes, RunningRecord] = OrderedDict()
         self._done = Lru(bound, self._lost, TENANTS_SHARE)
         self._fence = 0
-        self._has_warned = False
-        self._early = 0
+        self._early = EarlyEvictions(bound)
 
     def claim(self, record: bytes, fingerprint: bytes, lease_s: float) -> Claim:
         """Takes the record if it is free or its lease has ended."""
@@ -92,8 +89,7 @@ class MemoryRecords:
 
     def configure(self, bound: int) -> None:
         """Bounds the answers to so many bytes; a new bound that is too low is logged again."""
-        if bound != self._done.bound:
-            self._done.bound, self._has_warned = bound, False
+        self._done.bound = self._early.bound = bound
 
     def tick(self) -> None:
         """Drops some expired answers and leases, and some answers above the bound."""
@@ -110,7 +106,7 @@ class MemoryRecords:
         return {
             "entries": len(self._running) + self._done.entries,
             "bytes": self._done.taken,
-            "early": self._early,
+            "early": self._early.count,
         }
 
     def _held(self, record: bytes, fence: int) -> RunningRecord | None:
@@ -118,15 +114,5 @@ class MemoryRecords:
         return lease if lease is not None and lease.fence == fence else None
 
     def _lost(self, fresh_until: float) -> None:
-        """Counts an answer that is evicted before its time, and logs the first."""
-        if fresh_until < self._wall():
-            return
-        self._early += 1
-        if self._has_warned:
-            return
-        self._has_warned = True
-        log.warning(
-            "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are dropped "
-            "early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
-            self._done.bound,
-        )
+        if fresh_until >= self._wall():
+            self._early.note()

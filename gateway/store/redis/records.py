@@ -8,41 +8,31 @@ that is too late is refused; a claim whose reply was lost still belongs to its h
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from itertools import islice
 from secrets import token_bytes
 from typing import Any
 
 from gateway.ports import Claim, Later
+from gateway.store.early_evictions import EarlyEvictions
 from gateway.store.redis.lru import Now, lru_script
 from gateway.store.redis.offline_records import ABANDONED_S, FIRST_SHARED_FENCE, HeldRecord, OfflineRecords
+from gateway.store.redis.record_answers import RecordAnswers
 from gateway.store.redis.tenants import ID_BYTES, TenantRecords, Tenants
-from gateway.store.redis.values import ENTRY_BYTES, MOST_BYTES, ChunkedValue, framed, is_head, moved, unframed
+from gateway.store.redis.values import is_head, moved, unframed
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 from gateway.words import Kept
-
-log = logging.getLogger("gateway.store")
 
 LONG_READ_S = 1.0
 """Seconds that a call waits in addition for a long answer, whose chunks arrive one after another."""
 CLAIM = lru_script("records_claim", "records")
 RENEW = lru_script("records_renew", "records")
-COMPLETE = lru_script("records_complete", "records")
 RELEASE = lru_script("records_release", "records")
 
 FENCES_S = 30 * 86_400
 """Seconds for which a tenant's last fence is remembered."""
-LARGEST_PART = 4
-"""An answer larger than a quarter of the bound is not kept: it would evict too many others."""
-MOST_STEPS = 1000
-"""Steps in which a completion makes room, at most."""
 OWED_BYTES = 64 * 1024 * 1024
 """The cap on the bytes of answers that this process keeps for the store."""
-SENT_AT_ONCE = 16
-"""Owed answers that one tick sends, at most: the store has just come back, for all replicas at once."""
 
 
 class RedisRecords:
@@ -55,17 +45,15 @@ class RedisRecords:
         self._background = background
         self._wall = wall
         self._now = now
-        self._early = 0
-        self._has_warned = False
+        self._early = EarlyEvictions(bound)
         self._tenants = Tenants(link, now, bound)
-        self._parts = ChunkedValue(link)
-        self._offline = OfflineRecords(min(bound, OWED_BYTES), self._warn)
+        self._offline = OfflineRecords(min(bound, OWED_BYTES), self._early.note)
+        self._kept = RecordAnswers(link, background, wall, now, self._tenants, self._offline, self._early)
 
     def configure(self, bound: int) -> None:
         """Bounds the answers to so many bytes; a new bound that is too low is logged again."""
-        if bound != self._tenants.bound:
-            self._tenants.bound, self._has_warned = bound, False
-            self._offline.bound = min(bound, OWED_BYTES)
+        self._tenants.bound = self._early.bound = bound
+        self._offline.bound = min(bound, OWED_BYTES)
 
     @property
     def owed(self) -> int:
@@ -104,7 +92,7 @@ class RedisRecords:
         held = self._offline.holder(record, fence)
         if held is None and (fence < FIRST_SHARED_FENCE or not self._link.is_up):
             return False
-        return self._background.start(self._completed(record, fence, held, kept))
+        return self._background.start(self._kept.complete(record, fence, held, kept))
 
     def release(self, record: bytes, fence: int) -> Later[None]:
         """Gives up the claim without an answer, so that the next caller runs the request."""
@@ -129,15 +117,7 @@ class RedisRecords:
 
     async def catch_up(self) -> None:
         """Sends some of the owed answers to the store, oldest first."""
-        for record, unsynced in [*islice(self._offline.owed.items(), SENT_AT_ONCE)]:
-            left_s = unsynced.kept.fresh_until - self._wall()
-            try:
-                if left_s > 0 and self._link.is_up:
-                    await self._run_complete(record, unsynced.held.fence, unsynced.held, framed(unsynced.kept), left_s)
-            except StoreGone:
-                return
-            if self._link.is_up and self._offline.owed.get(record) is unsynced:
-                self._offline.settle(record)
+        await self._kept.catch_up()
 
     def tick(self) -> None:
         """Sweeps the claims and answers in this process's memory."""
@@ -148,7 +128,7 @@ class RedisRecords:
 
         `early` counts the answers that this replica evicted before their time.
         """
-        offline, early = self._offline, self._early
+        offline, early = self._offline, self._early.count
         entries, taken = len(offline.owed), offline.owed_bytes
         if not self._link.is_up:
             return {"entries": len(offline.held) + entries, "bytes": taken, "early": early}
@@ -159,13 +139,10 @@ class RedisRecords:
         lost = await tenant.lru.sweep(self._tenants.bound_of(tenant), tenant.running, late_s=ABANDONED_S)
         self._tenants.told(tenant, tenant.lru.entries, tenant.lru.bytes)
         if lost:
-            self._warn(lost)
+            self._early.note(lost)
 
     def _keys(self, record: bytes) -> tuple[bytes, ...]:
         return self._tenants.records_of(record).keys(record)
-
-    def _parts_of(self, record: bytes) -> bytes:
-        return self._tenants.records_of(record).lru.parts(record[:ID_BYTES])
 
     def _run_claim(self, record: bytes, asked: bytes, nonce: bytes, lease_s: float) -> asyncio.Future[Any]:
         return self._link.run(
@@ -214,7 +191,7 @@ class RedisRecords:
         It is worth the longer wait, because the answer exists and was paid for.
         """
         try:
-            value = await self._parts.read(self._parts_of(record), reply[2], by + LONG_READ_S)
+            value = await self._kept.read(record, reply[2], by + LONG_READ_S)
         except StoreGone:
             self._fall_back(future, record, claimed)
             return
@@ -245,74 +222,12 @@ class RedisRecords:
             self._offline.drop(record, held)
         return bool(is_ours)
 
-    async def _completed(self, record: bytes, fence: int, held: HeldRecord | None, kept: Kept) -> bool:
-        value = framed(kept)
-        size = len(value) + ENTRY_BYTES
-        if size > min(self._tenants.bound // LARGEST_PART, MOST_BYTES):
-            value = b""
-            self._warn()
-        if self._link.is_up:
-            try:
-                is_kept = await self._run_complete(record, fence, held, value, kept.fresh_until - self._wall())
-            except StoreGone:
-                pass  # the answer is sent again, and the nonce shows whether it arrived the first time
-            else:
-                self._offline.drop(record, held)
-                return is_kept
-        if held is None or not value:
-            self._offline.drop(record, held)
-            return False
-        self._offline.owe(record, held, kept, size)
-        return True
-
-    async def _run_complete(
-        self, record: bytes, fence: int, held: HeldRecord | None, value: bytes, left_s: float
-    ) -> bool:
-        """Sends the answer; returns whether the store keeps it. Raises StoreGone."""
-        asked, nonce = (held.asked, held.nonce) if held is not None else (b"", b"")
-        size = len(value) + ENTRY_BYTES
-        tenant = self._tenants.records_of(record)
-        await self._tenants.note(tenant, left_s)
-        value, staged = await self._parts.stage(self._parts_of(record), value)
-        keys, id = (*tenant.keys(record), staged), record[:ID_BYTES]
-        for _ in range(MOST_STEPS):
-            bound = self._tenants.bound_of(tenant)
-            reply = await self._link.run(
-                COMPLETE, keys, (self._now(), id, asked, nonce, fence, left_s, size, bound, value)
-            )
-            state, entries, taken, lost, gone = reply
-            self._tenants.told(tenant, entries, taken)
-            if lost:
-                self._warn(int(lost))
-            if gone:
-                self._background.start(self._drop(tenant, gone))
-            if state == b"lost":
-                raise StoreGone("what was put aside is gone")
-            if state != b"again":
-                return bool(state == b"kept")
-        return False
-
-    async def _drop(self, tenant: TenantRecords, gone: Sequence[bytes]) -> None:
-        with suppress(StoreGone):  # a later sweep finds the values
-            await tenant.lru.drop(gone)
-
     async def _released(self, record: bytes, fence: int, nonce: bytes) -> None:
         try:
             entries, taken = await self._link.run(RELEASE, self._keys(record), (record[:ID_BYTES], nonce, fence))
         except StoreGone:
             return  # its lease ends by itself
         self._tenants.told(self._tenants.records_of(record), entries, taken)
-
-    def _warn(self, count: int = 1) -> None:
-        """Counts answers that are evicted before their time, and logs the first."""
-        self._early += count
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are "
-                "dropped early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
-                self._tenants.bound,
-            )
 
 
 def _resolve(future: asyncio.Future[Claim], claim: Claim) -> None:

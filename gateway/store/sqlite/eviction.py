@@ -7,16 +7,14 @@ share loses its own records first.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 
 from gateway.policy.snapshot import StoreBounds
 from gateway.ports import TENANTS_SHARE
+from gateway.store.early_evictions import EarlyEvictions
 from gateway.store.sqlite.file import Total
 from gateway.store.sqlite.jobs import Rest
-
-log = logging.getLogger("gateway.store")
 
 VECTOR_BYTES = 1024 * 1024 * 1024
 """The bound of all partitions of the semantic index together, in bytes."""
@@ -50,14 +48,12 @@ class Eviction:
         self._wall = wall
         self._is_over = False
         """The last transaction could not evict all that is over the bounds."""
-        self._has_warned = False
-        self.early = 0
-        """The number of records dropped before their time since the start."""
+        self.early = EarlyEvictions(bounds.records)
 
     def configure(self, bounds: StoreBounds) -> None:
         """Sets new bounds; a new bound for records that is too low is logged again."""
-        self._has_warned = self._has_warned and bounds.records == self._bounds.records
         self._bounds = bounds
+        self.early.bound = bounds.records
 
     def keep_to_bounds(self, db: sqlite3.Connection, totals: Sequence[Total]) -> bool:
         """Evicts rows of tables over their bounds before a commit, and returns whether there were any."""
@@ -74,17 +70,6 @@ class Eviction:
             is_more = db.execute(expire, (now,)).rowcount >= ROWS_AT_ONCE or is_more
         is_more = _give_back(db) or is_more
         return Rest(lambda db: self.tidy(db, now)) if is_more else None
-
-    def record_dropped_early(self) -> None:
-        """Counts a record that is dropped before its time, and logs the first."""
-        self.early += 1
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "No room for all answers that are to be replayed to those who repeat an Idempotency-Key: the oldest are "
-                "dropped early, and such a call would be paid for again. Raise idempotency.max_bytes in cache.yaml (now %d).",
-                self._bounds.records,
-            )
 
     def _bound_of(self, name: str) -> int:
         table, _, group = name.partition("/")
@@ -109,7 +94,7 @@ class Eviction:
                 most -= row_size
                 size -= row_size
                 if table == "records" and expires > self._wall():
-                    self.record_dropped_early()
+                    self.early.note()
             db.executemany(_DROP[table], gone)
             if size <= 0 or not gone:
                 return

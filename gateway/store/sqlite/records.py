@@ -110,7 +110,7 @@ class SqliteRecords:
         size = taken(record[:ID_BYTES], fingerprint, known, kept.body)
         if size > self._bound:
             del self._held[record]
-            self._eviction.record_dropped_early()
+            self._eviction.early.note()
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._busy[record] = []

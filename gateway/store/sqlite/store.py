@@ -94,7 +94,7 @@ class SqliteStore:
             one["entries"] += entries
             one["bytes"] += size
         stats["records"]["entries"] += self._records.running
-        stats["records"]["early"] = self._room.early
+        stats["records"]["early"] = self._room.early.count
         return stats if self._thread.is_well else {**stats, "answers": self._front.stats()}
 
     @property
