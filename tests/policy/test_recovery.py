@@ -7,7 +7,7 @@ from math import log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.health.recovery import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Growth, Probes
+from gateway.policy.health.recovery import DOUBLINGS, FIRST_SHARE, LEAST_RAMP_PER_S, Probes, SlowStart
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -16,7 +16,7 @@ BOUNDED = settings(deadline=None, derandomize=True)
 @BOUNDED
 def test_growth_lets_through_what_its_curve_allows(usual: float, ramp_s: float, gaps: list[float]) -> None:
     """At any moment no more than the curve and one call; whoever waits as told goes; never longer than the ramp."""
-    growth, now = Growth(usual, ramp_s, 5.0), 5.0
+    growth, now = SlowStart(usual, ramp_s, 5.0), 5.0
     for taken, gap in enumerate(gaps, start=1):
         now += gap
         if growth.is_over(now):
@@ -33,7 +33,7 @@ def test_growth_lets_through_what_its_curve_allows(usual: float, ramp_s: float, 
 
 def test_what_nobody_used_is_lost() -> None:
     """After five idle seconds of a ramp from 10 calls a second a fifth of a second's worth goes at once, not 450 calls."""
-    growth, at_once = Growth(100.0, 10.0, 0.0), 0
+    growth, at_once = SlowStart(100.0, 10.0, 0.0), 0
     growth.take(5.0)
 
     while growth.wait_s(5.0) == 0.0:

@@ -1,4 +1,4 @@
-"""What is usual at one target: how many of its calls fail, how long its first byte and its whole calls take.
+"""Learns what is usual at one target: how many of its calls fail, how long its first byte and its whole calls take.
 
     outcomes -> `OutcomeWindow` (the last minute, or longer where calls are) -> what leaves it -> `Baseline`
 
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from math import ceil, log
 
 BUCKETS = 12
-"""So many make a window; it forgets one at a time."""
+"""The number of buckets in a window, which forgets one at a time."""
 BEYOND_CHANCE = log(1e8)
-"""What chance brings about once in so many calls is not taken for chance (a `surprise`, in nats)."""
+"""The `surprise` in nats from which failures are not put down to chance: it brings about as many once in 1e8 times."""
 MOST_USUAL = 0.25
 """The largest share of failures that can become the rule."""
 MOST_AT_FIRST = 0.1
 """The same, while little is known."""
 ENOUGH_CALLS = 1000
-"""So many tell what is usual; from then on it moves slowly ..."""
+"""The number of calls that tell what is usual; from then on it moves slowly ..."""
 SLOWLY_S = 600.0
 """... with this time constant."""
 DURATIONS = 3.0
-"""A window is so many times longer than the calls ..."""
+"""The length of a window in durations of a call ..."""
 LONGEST_WINDOW_S = 600.0
 """... up to this length."""
 _DOUBT_CALLS = 50
@@ -33,7 +33,7 @@ _LEAST_USUAL = 1e-8
 
 
 class OutcomeCounts:
-    """The outcomes of some calls. `busy_s`: of those that succeeded; `first_byte_s`: of the `timed` ones."""
+    """Counts outcomes of calls. `busy_s` sums the durations of successes, `first_byte_s` the first bytes of the `timed`."""
 
     __slots__ = ("busy_s", "calls", "failures", "first_byte_s", "slow", "timed")
 
@@ -41,12 +41,12 @@ class OutcomeCounts:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing was seen."""
+        """Sets all counts to zero."""
         self.calls = self.failures = self.timed = self.slow = 0
         self.busy_s = self.first_byte_s = 0.0
 
     def add(self, other: OutcomeCounts) -> None:
-        """These, too."""
+        """Adds the counts of `other` to these."""
         self.calls += other.calls
         self.failures += other.failures
         self.timed += other.timed
@@ -56,7 +56,7 @@ class OutcomeCounts:
 
 
 class OutcomeWindow:
-    """The last `span_s` seconds, as a ring of buckets. Outcomes go to `present`, until `ends_at`; then it has to `turn`."""
+    """Holds the last `span_s` seconds in a ring of buckets. Outcomes go to `present` until `ends_at`; then it has to `turn`."""
 
     __slots__ = ("_began_at", "_buckets", "_index", "ends_at", "present", "span_s")
 
@@ -65,7 +65,7 @@ class OutcomeWindow:
         self.restart(span_s, now)
 
     def restart(self, span_s: float, now: float) -> None:
-        """Forget everything."""
+        """Empties the window."""
         for bucket in self._buckets:
             bucket.clear()
         self.span_s = span_s
@@ -75,7 +75,7 @@ class OutcomeWindow:
         self.ends_at = now + span_s / BUCKETS
 
     def turn(self, span_s: float, now: float) -> OutcomeCounts:
-        """Begin the bucket that `now` belongs to; `span_s` is the length from here on. Returns what has left the window."""
+        """Begins the bucket that `now` belongs to, with the length `span_s` from here on; returns what has left the window."""
         self.span_s = span_s
         step_s = span_s / BUCKETS
         steps = int((now - self.ends_at) / step_s) + 1
@@ -89,14 +89,14 @@ class OutcomeWindow:
         return gone
 
     def total(self) -> OutcomeCounts:
-        """Everything in it."""
+        """Returns the sum of all buckets."""
         total = OutcomeCounts()
         for bucket in self._buckets:
             total.add(bucket)
         return total
 
     def recent(self) -> Iterator[tuple[float, int, int]]:
-        """Seconds, calls and failures: of the present bucket, of the last two, and so on up to the whole window."""
+        """Yields seconds, calls and failures of the present bucket, of the last two, and so on up to the whole window."""
         calls = failures = 0
         for age in range(BUCKETS):
             bucket = self._buckets[self._index - age]
@@ -105,7 +105,7 @@ class OutcomeWindow:
             yield (age + 1) * self.span_s / BUCKETS, calls, failures
 
     def failures(self) -> tuple[int, int]:
-        """Calls and failures in it."""
+        """Returns the calls and the failures in the window."""
         calls = failures = 0
         for bucket in self._buckets:
             calls += bucket.calls
@@ -113,22 +113,22 @@ class OutcomeWindow:
         return calls, failures
 
     def failures_at(self, span_s: float, now: float) -> tuple[int, int]:
-        """Calls and failures that will be left in it when it turns at `now`, to the length `span_s`."""
+        """Returns the calls and failures that will be left when the window turns at `now`, to the length `span_s`."""
         gone = int((now - self.ends_at) * BUCKETS / span_s) + 1 if now >= self.ends_at else 0
         left = [self._buckets[self._index - age] for age in range(BUCKETS - gone)]
         return sum([bucket.calls for bucket in left]), sum([bucket.failures for bucket in left])
 
     def slow(self) -> tuple[int, int]:
-        """Calls whose first byte was timed, and how many of them were slow."""
+        """Returns the calls whose first byte was timed, and how many of them were slow."""
         return sum(bucket.timed for bucket in self._buckets), sum(bucket.slow for bucket in self._buckets)
 
     def calls_per_s(self, now: float) -> float:
-        """The rate at which calls ended."""
+        """Returns the rate at which calls ended, over the window or as much of it as has passed."""
         return self.failures()[0] / min(max(now - self._began_at, 1.0), self.span_s)
 
 
 class Baseline:
-    """What one target is like when it is well. Times are running means in seconds; 0.0: unknown."""
+    """Describes one target when it is well. Times are running means in seconds; 0.0: unknown."""
 
     __slots__ = ("call_s", "failure_share", "first_byte_s", "known_calls")
 
@@ -139,7 +139,7 @@ class Baseline:
         self.known_calls = 0
 
     def learn(self, seen: OutcomeCounts, span_s: float) -> None:
-        """These outcomes, of `span_s` seconds, were nothing to worry about."""
+        """Takes these outcomes, of `span_s` seconds, for usual; only outcomes that led to no ejection may be given."""
         if seen.calls <= 0:
             return
         is_settled = self.known_calls >= ENOUGH_CALLS
@@ -153,7 +153,7 @@ class Baseline:
             self.call_s = _towards(self.call_s, seen.busy_s / (seen.calls - seen.failures), weight)
 
     def usual_failures(self, calls: int, failures: int) -> float:
-        """The share of calls that usually fail; `calls` and `failures` are those since, asked while little is known."""
+        """Returns the share of calls that usually fail; `calls` and `failures`, the ones since, count while little is known."""
         share = self.failure_share
         if self.known_calls < ENOUGH_CALLS:
             known = share * self.known_calls + failures
@@ -161,21 +161,21 @@ class Baseline:
         return max(share, _LEAST_USUAL)
 
     def window_s(self, at_least_s: float) -> float:
-        """A window longer than the calls."""
+        """Returns the length of a window that is longer than calls here usually take."""
         return max(at_least_s, min(DURATIONS * self.call_s, LONGEST_WINDOW_S))
 
     def slow_after_s(self, factor: float, at_least_s: float, at_most_s: float) -> float:
-        """A first byte that comes later than this is slow; only the longest time is, as long as nothing is known."""
+        """Returns the seconds after which a first byte is slow; `at_most_s`, as long as nothing is known."""
         if not self.first_byte_s:
             return at_most_s
         return min(max(factor * self.first_byte_s, at_least_s), at_most_s)
 
 
 def surprise(calls: int, failures: int, usual: float) -> float:
-    """How far so many failures are from what is usual, in nats: chance brings about as many once in e**surprise times.
+    """Returns how far so many failures are from what is usual, in nats: chance brings as many once in e**surprise times.
 
-    `calls` times the Kullback-Leibler divergence of the share of failures from the usual one (Chernoff's bound); for
-    failures in a row it is -calls * log(usual). 0.0 where no more fail than usual.
+    It is `calls` times the Kullback-Leibler divergence of the share of failures from the usual one (Chernoff's bound); for
+    failures in a row that is -calls * log(usual). It is 0.0 where no more fail than usual.
     """
     share = failures / calls
     if share <= usual:
@@ -185,7 +185,7 @@ def surprise(calls: int, failures: int, usual: float) -> float:
 
 
 def longest_run(usual: float) -> int:
-    """So many failures in a row are beyond chance."""
+    """Returns the number of failures in a row that is beyond chance."""
     return ceil(BEYOND_CHANCE / -log(usual) - 1e-9)
 
 

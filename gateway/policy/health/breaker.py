@@ -18,15 +18,15 @@ from math import inf
 from typing import Literal
 
 from gateway.policy.health.baseline import Baseline
-from gateway.policy.health.failures import Health
+from gateway.policy.health.failures import FailureDetector
 from gateway.policy.health.peer_reports import PeerReports
 from gateway.policy.health.phases import AwaitingLeave, ByHand, Closed, HalfOpen, Open
-from gateway.policy.health.recovery import EARLY_S, Growth, Probes
+from gateway.policy.health.recovery import EARLY_S, Probes, SlowStart
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.state_machine import StateMachine
 
 LEAVE_S = 0.2
-"""So long leave to probe is waited for, before it is asked for again: it takes milliseconds, or is lost."""
+"""Seconds after which leave to probe is asked for again: an answer takes milliseconds, or is lost."""
 _MS = 1000
 _SENT_BITS = 44
 _SENT = (1 << _SENT_BITS) - 1
@@ -53,7 +53,7 @@ class Breaker(StateMachine):
     ) -> None:
         super().__init__(name, rules, now, on_change)
         self.opened_at = -inf
-        """When it was opened last (monotonic seconds)."""
+        """The time of the last opening (monotonic seconds); -inf: it was never opened."""
         self.ask_leave: Callable[[Breaker], object] | None = None
         """Asks the fleet whether it is this replica that probes; the answer comes by `FleetView`. None: nobody else probes."""
         self.peers = PeerReports()
@@ -62,7 +62,7 @@ class Breaker(StateMachine):
         self._pending = 0  # of these, the ones sent before the present run of failures began ...
         self._run_from = _NOBODY  # ... which was then, as a permit
         self._usual_per_s = 0.0
-        self._health = Health(rules, now)
+        self._health = FailureDetector(rules, now)
 
     # --- questions ---
 
@@ -73,12 +73,12 @@ class Breaker(StateMachine):
 
     @property
     def failures_in_a_row(self) -> int:
-        """So many calls have failed there since one was served to its end, while it was closed."""
+        """The number of calls that have failed since one was served to its end, while it was closed."""
         return self._health.run
 
     @property
     def baseline(self) -> Baseline:
-        """What is usual here."""
+        """Returns what is usual at this target: failures, first bytes, durations."""
         return self._health.baseline
 
     def outcomes_in_window(self, now: float) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Breaker(StateMachine):
         return failures / calls if calls else 0.0
 
     def has_own_evidence(self, now: float) -> bool:
-        """Whether what was seen here of late speaks clearly against an outage: many calls, or probes, and few failures."""
+        """Returns whether recent calls here speak clearly against an outage: many calls, or probes, and few failures."""
         phase = self.phase
         if not isinstance(phase, Closed):
             return isinstance(phase, HalfOpen) and phase.probes.good > 0
@@ -126,7 +126,10 @@ class Breaker(StateMachine):
         return self.wait_s(now, rank)
 
     def take(self, now: float) -> int:
-        """A call goes; only to be called when `admit` said 0.0. Returns its permit: the generation, and when it was sent."""
+        """Counts a call that goes, and returns its permit; may only be called when `admit` has returned 0.0.
+
+        The permit packs the generation and the time of sending, so that a late outcome is known as one.
+        """
         if not self.is_clear:
             phase = self.phase
             if isinstance(phase, HalfOpen):
@@ -137,14 +140,14 @@ class Breaker(StateMachine):
         return self._base + int(now * _MS)
 
     def forget(self, permit: int, _now: float) -> None:
-        """The call says nothing about health: refused for its rate or itself, left by its client, never sent."""
+        """Takes a permit back whose call says nothing about health: refused for a rate or itself, left by its client, unsent."""
         if permit >= self._base:
             self._came_back(permit)
             if isinstance(self.phase, HalfOpen):
                 self.phase.probes.out -= 1
 
     def succeeded(self, permit: int, now: float, first_byte_s: float | None) -> None:
-        """The call was served; `first_byte_s` is the time from sending it to its first byte, None where nobody knows.
+        """Counts a call that was served; `first_byte_s` is the time from sending it to its first byte, None if unknown.
 
         While it is half open this may be told at the first byte of a long stream, if it is not told again at its end.
         """
@@ -158,7 +161,7 @@ class Breaker(StateMachine):
             self._eject(illness, now, first_byte_s * 1e4 % 1.0)  # the last digits of its time serve as the draw
 
     def failed(self, permit: int, now: float, u: float, why: str) -> None:
-        """The call failed in a way that speaks of health; `why` is its error class, `u` a draw in [0, 1)."""
+        """Counts a call that failed in a way that speaks of health; `why` is its error class, `u` a draw in [0, 1)."""
         if permit < self._base:
             return
         self._came_back(permit)
@@ -182,7 +185,11 @@ class Breaker(StateMachine):
             self.close("disabled", now, ramp_s=0.0)
 
     def force(self, to: Literal["open", "closed", "drained"] | None, now: float) -> None:
-        """By hand: open and drained stay until undone; closed is trusted at once; None undoes, and tries with probes."""
+        """Sets the state by hand.
+
+        `open` and `drained` stay until they are undone, `closed` is trusted at once, and None undoes what was set by hand:
+        the target is tried with probes.
+        """
         if to == "open" or to == "drained":
             self._open(ByHand(to), "opened by hand" if to == "open" else "drained by hand", now)
         elif to == "closed":
@@ -206,14 +213,14 @@ class Breaker(StateMachine):
             self.close(reason, now, ramp_s=0.0)
 
     def probe_soon(self, now: float) -> None:
-        """There is a sign of life: an open breaker may be probed at once."""
+        """Lets an open breaker be probed at once, because there is a sign of life."""
         if isinstance(self.phase, Open | AwaitingLeave):
             self.phase.probe_at = min(self.phase.probe_at, now)
 
     # --- from phase to phase ---
 
     def open_until(self, probe_at: float, reason: str, now: float, *, is_news: bool = False) -> None:
-        """Leaves the target alone until then."""
+        """Opens the breaker: no call goes before `probe_at` (monotonic seconds)."""
         self._open(Open(probe_at), reason, now, is_news=is_news)
 
     def begin_probing(self, phase: Open | AwaitingLeave, now: float) -> None:
@@ -224,7 +231,7 @@ class Breaker(StateMachine):
         """Trusts the target again, behind a ramp of so many seconds; 0.0: at once."""
         self._health.restart(now)
         self.peers.open_until = None
-        phase = Closed(now, Growth(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None)
+        phase = Closed(now, SlowStart(self._usual_per_s, ramp_s, now) if ramp_s > 0 else None)
         self._enter(phase, reason, is_news=is_news)
 
     def catch_up(self, now: float) -> None:
@@ -259,7 +266,7 @@ class Breaker(StateMachine):
         self.open_until(now + open_s * (1 - rules.jitter_percent / 100 * u), reason, now, is_news=True)
 
     def _probe_succeeded(self, permit: int, now: float) -> None:
-        """A probe; or a call whose success says nothing, because it was sent before the last ejection."""
+        """Counts the success of a probe; that of a call sent before the last ejection says nothing, and is left out."""
         if not isinstance(self.phase, HalfOpen) or permit < self._base:
             return
         self._out -= 1
@@ -276,7 +283,7 @@ class Breaker(StateMachine):
             self._pending -= 1
 
     def _new_generation(self) -> None:
-        """Calls that are out are no evidence any more."""
+        """Begins a new generation of permits: calls that are out are no evidence any more."""
         self._base += 1 << _SENT_BITS
         self._out = self._pending = 0
         self._run_from = _NOBODY

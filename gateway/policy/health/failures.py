@@ -1,6 +1,6 @@
-"""Whether a target is well, judged from how its calls end: in failure, and how late their first byte came.
+"""Judges from the ends of its calls whether a target is well: failures in a row, their share, and late first bytes.
 
-Ill is one whose last calls all failed, of whose calls too many failed, or too many were slow; each beyond what is usual
+A target is ill if its last calls all failed, if too many failed, or if too many were slow; each beyond what is usual
 there and what chance would bring about. It must not know states, permits or targets. Invariants: O(1) for each outcome;
 a verdict needs at least `consecutive_failures` failures, or `min_calls` calls.
 """
@@ -19,13 +19,13 @@ from gateway.policy.health.baseline import (
 from gateway.policy.health.rules import BreakerRules
 
 LONGEST_RUN = 20
-"""So many failures in a row are never usual."""
+"""A number of failures in a row that is never usual."""
 HIGHEST_PERCENT = 90.0
 """A share of failures that is never usual."""
 
 
-class Health:
-    """The outcomes of one target's calls, while calls go there freely."""
+class FailureDetector:
+    """Judges one target by the outcomes of its calls, while calls go there freely."""
 
     __slots__ = ("baseline", "rules", "run", "slow_after_s", "window")
 
@@ -33,7 +33,7 @@ class Health:
         self.baseline = Baseline()
         self.window = OutcomeWindow(rules.window_s, now)
         self.run = 0
-        """Failures in a row."""
+        """The number of failures in a row."""
         self.configure(rules)
 
     def configure(self, rules: BreakerRules) -> None:
@@ -42,12 +42,12 @@ class Health:
         self.slow_after_s = self.baseline.slow_after_s(rules.slow_factor, rules.slow_at_least_s, rules.slow_at_most_s)
 
     def restart(self, now: float) -> None:
-        """Forget the present; what is usual stays."""
+        """Empties the window and ends the run of failures; what is usual stays."""
         self.run = 0
         self.window.restart(self.baseline.window_s(self.rules.window_s), now)
 
     def succeeded(self, took_s: float, now: float, first_byte_s: float | None) -> str | None:
-        """A call was served; returns what is wrong all the same, None: nothing."""
+        """Counts a call that was served; returns what is wrong with the target all the same, in words, or None."""
         window = self.window
         if now >= window.ends_at:
             self._turn(now)
@@ -64,7 +64,7 @@ class Health:
         return None
 
     def failed(self, now: float, why: str, pending: int = 0) -> str | None:
-        """A call failed for `why`; returns what is wrong with the target, None: nothing yet.
+        """Counts a call that failed for `why`; returns what is wrong with the target, in words, or None.
 
         `pending` calls were sent before this run of failures began and have not ended: failures come back sooner than
         successes, so as long as these are the more, they may all be well.
@@ -92,21 +92,21 @@ class Health:
         return None
 
     def outcomes(self, now: float) -> tuple[int, int]:
-        """Calls that ended within the window, and how many of them failed."""
+        """Returns the calls that ended within the window, and how many of them failed."""
         return self.window.failures_at(self.baseline.window_s(self.rules.window_s), now)
 
     def catch_up(self, now: float) -> None:
-        """Forget what is no longer in the window."""
+        """Drops the outcomes that have left the window, and learns from them."""
         if now >= self.window.ends_at:
             self._turn(now)
 
     def _turn(self, now: float) -> None:
-        """A bucket of the window is full: what leaves the window was no outage, and becomes part of what is usual."""
+        """Begins the next bucket; outcomes that leave the window led to no ejection, and become part of what is usual."""
         gone = self.window.turn(self.baseline.window_s(self.rules.window_s), now)
         self._learn(gone, self.window.span_s / BUCKETS)
 
     def _was_slow(self, present: OutcomeCounts) -> str | None:
-        """It teaches no more than what is still usual."""
+        """Counts a slow first byte, which teaches no more than what is still usual; returns what is wrong, or None."""
         rules, slow_after_s = self.rules, self.slow_after_s
         present.slow += 1
         present.first_byte_s += slow_after_s
@@ -117,9 +117,9 @@ class Health:
         return f"{100 * slow / timed:.0f} % of {timed} calls got their first byte after more than {slow_after_s:.0f} s"
 
     def _learn_all(self, but: int = 0) -> None:
-        """What came before a run of failures was usual, too.
+        """Learns the whole window, `but` for the run of failures at its end.
 
-        So a target that has become somewhat worse, or slower, for good is not ejected for ever.
+        A target that has become somewhat worse, or slower, for good is thus not ejected for ever.
         """
         seen = self.window.total()
         seen.calls -= but
@@ -133,7 +133,7 @@ class Health:
 
 
 def _is_high(calls: int, failures: int, usual: float, percent: float) -> bool:
-    """Whether `percent` of those calls that usually succeed failed, and that was no chance."""
+    """Returns whether `percent` of the calls that usually succeed have failed, and that was no chance."""
     threshold = max(percent, min(percent + (100 - percent) * usual, HIGHEST_PERCENT))
     share = 100 * failures / calls
     return share >= threshold and (share >= HIGHEST_PERCENT or surprise(calls, failures, usual) >= BEYOND_CHANCE)

@@ -1,7 +1,7 @@
-"""How long an attempt is waited for before its call tries another target, and what a long wait says of the target.
+"""Decides how long an attempt is waited for before its call tries another target, and what a long wait says of the target.
 
-Pure functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not know
-calls, attempts or clocks. Times are seconds.
+All are pure functions of what is usual at a target for calls of that kind, and of the time that a caller has set. It must not
+know calls, attempts or clocks. Times are seconds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gateway.policy.health.latency import Latency
 MIN_SAMPLES = 10
 """Fewer answers do not tell what is usual."""
 UNKNOWN_MEDIAN_S = 2.0
-"""What the next target is taken to need, where nobody knows."""
+"""Seconds that the next target is taken to need, if its times are unknown."""
 LEAST_ROOM_S = 1.0
-"""No attempt is left sooner, where nobody knows what it needs."""
+"""Seconds that an attempt gets at least, if the times of its target are unknown."""
 _SHARE, _SHARE_THINKING = 0.5, 0.75
 _BEYOND_USUAL, _DESERTED = 1.5, 3.0
 _FIRST_EVENT_FACTOR = 4.0
@@ -31,29 +31,29 @@ _PROBE_S, _PROBE_THINKING_S = 10.0, 30.0
 
 
 class Usual(NamedTuple):
-    """How long calls of one kind usually take at a target until something is there for the client; None: not known."""
+    """The time that calls of one kind usually take at a target until something is there for the client; None: unknown."""
 
     median_s: float | None
     late_s: float | None
-    """All but one in twenty are answered by then."""
+    """The time by which all but one in twenty are answered."""
 
 
 UNKNOWN = Usual(None, None)
 
 
 def usual_of(times: Latency | None) -> Usual:
-    """What is usual, by the answers that were measured."""
+    """Returns what is usual by the answers that were measured; `UNKNOWN` where they are too few."""
     if times is None or times.count < MIN_SAMPLES:
         return UNKNOWN
     return Usual(times.quantile(0.5, MIN_SAMPLES), times.quantile(0.95, MIN_SAMPLES))
 
 
 def room_s(left_s: float, usual: Usual, following: Usual, *, thinks: bool) -> float:
-    """So long an attempt may take of the `left_s` that its caller has left, while another target is untried; inf: all of it.
+    """Returns the seconds that an attempt may take of the caller's `left_s` while another target is untried; inf: all.
 
-    Half of it (three quarters for a call that thinks, where nothing is known), or one and a half times what is usual, if that
-    is more; but the time that is usual at the target that follows is left over. A target is never left before the time by
-    which it usually has answered: a deadline that has no room for both is not divided.
+    It is half of them (three quarters for a call that thinks, where nothing is known), or one and a half times what is usual,
+    if that is more; but the time that is usual at the target that follows is left over. A target is never left before the time
+    by which it usually has answered: a deadline that has no room for both is not divided.
     """
     most_s = left_s - (UNKNOWN_MEDIAN_S if following.median_s is None else following.median_s)
     if most_s < (LEAST_ROOM_S if usual.late_s is None else usual.late_s):
@@ -64,7 +64,7 @@ def room_s(left_s: float, usual: Usual, following: Usual, *, thinks: bool) -> fl
 
 
 def first_event_s(usual: Usual, *, thinks: bool) -> float:
-    """So long the first event of a stream may take (`first_event: auto`)."""
+    """Returns the seconds that the first event of a stream may take (`first_event: auto`)."""
     if usual.late_s is None:
         return _UNKNOWN_EVENT_THINKING_S if thinks else _UNKNOWN_EVENT_S
     least_s, most_s = _FIRST_EVENT_THINKING_S if thinks else _FIRST_EVENT_S
@@ -72,7 +72,7 @@ def first_event_s(usual: Usual, *, thinks: bool) -> float:
 
 
 def silence_s(usual: Usual, factor: float, *, stream: bool, thinks: bool, shortest_deadline_s: float) -> float:
-    """Several calls without a sign of life for so long make their target suspect.
+    """Returns the seconds without a sign of life after which several calls make their target suspect.
 
     `shortest_deadline_s` is that of the calls in flight there, as far as their callers set one; else inf.
     """
@@ -87,9 +87,9 @@ def silence_s(usual: Usual, factor: float, *, stream: bool, thinks: bool, shorte
 
 
 def probe_s(usual: Usual, ejections: int, *, thinks: bool) -> float:
-    """So long a call waits that tries again a target which had fallen silent; `ejections` is how often in a row it was left.
+    """Returns the seconds that a probe waits for a target which had fallen silent, after `ejections` in a row.
 
-    Where nothing is known it waits longer each time, so that one that is only slow is found well, but never for long.
+    Where nothing is known the probe waits longer each time, so that one that is only slow is found well, but never for long.
     """
     if usual.late_s is not None:
         return max(usual.late_s * _BEYOND_USUAL, _FIRST_PROBE_S)
@@ -98,7 +98,7 @@ def probe_s(usual: Usual, ejections: int, *, thinks: bool) -> float:
 
 
 def is_evidence(waited_s: float, usual: Usual, *, thinks: bool, unserved_s: float = 0.0) -> bool:
-    """Whether a deadline that has passed after so long without a sign of life tells that the target is not well.
+    """Returns whether a deadline that passed after `waited_s` without a sign of life tells that the target is not well.
 
     Where nothing is known, a short wait only tells something of a target that has served nobody for long: `unserved_s`.
     """
@@ -109,7 +109,7 @@ def is_evidence(waited_s: float, usual: Usual, *, thinks: bool, unserved_s: floa
 
 
 def is_deserted(waited_s: float, usual: Usual, *, thinks: bool) -> bool:
-    """Whether a client that leaves after so long without a sign of life tells it: most leave for reasons of their own."""
+    """Returns whether a client that left after `waited_s` of silence tells it: most leave for reasons of their own."""
     if usual.late_s is not None:
         return waited_s >= max(usual.late_s * _DESERTED, _SHORTEST_SILENCE_S)
     return is_evidence(waited_s, usual, thinks=thinks)

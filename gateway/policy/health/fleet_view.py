@@ -12,7 +12,7 @@ from gateway.policy.health.phases import AwaitingLeave, ByHand, Closed, HalfOpen
 
 
 class FleetView:
-    """One breaker, as its peers see and move it; to be made for the occasion, as it keeps nothing of its own."""
+    """Applies to one breaker what its peers report; keeps nothing of its own, and is made for the occasion."""
 
     __slots__ = ("_breaker",)
 
@@ -20,11 +20,12 @@ class FleetView:
         self._breaker = breaker
 
     def peer_opened(self, until: float, ejections: int, reason: str, now: float, rate: float = 1.0) -> bool:
-        """Another replica leaves the target alone until then, after so many ejections in a row: so does this one.
+        """Opens the breaker as another replica has done: until `until`, after so many `ejections` in a row.
 
-        Unless it knows better. `rate` is the share of failures that the peer has seen. The breaker is open for no longer than
-        its own longest open time, nor for less than it is already. Where nothing failed here it may be the peer's own way out
-        that is broken: then its word holds for no longer than a first ejection, however often it is repeated.
+        A replica with its own evidence of health ignores the report. `rate` is the share of failures that the peer has seen.
+        The breaker is open for no longer than its own longest open time, nor for less than it is already. Where nothing failed
+        here it may be the peer's own way out that is broken: then its word holds for no longer than a first ejection, however
+        often it is repeated.
         Returns True where the breaker was open, and is so for longer.
         """
         breaker = self._breaker
@@ -48,13 +49,13 @@ class FleetView:
         return False
 
     def peer_closed(self, reason: str, now: float) -> None:
-        """Another replica has found the target well: it is trusted here, too, behind a ramp."""
+        """Closes the breaker behind a slow start, because another replica has found the target well."""
         breaker = self._breaker
         if not isinstance(breaker.phase, Closed | ByHand):
             breaker.close(f"told by another replica: {reason}", now, breaker.rules.ramp_s)
 
     def grant_leave(self, now: float) -> bool:
-        """The fleet gives the leave to probe that was asked for; False: the breaker has no use for it any more."""
+        """Takes the leave to probe that the fleet gives; returns False if the breaker has no use for it any more."""
         phase = self._breaker.phase
         if isinstance(phase, HalfOpen):
             phase.has_leave = True
@@ -65,9 +66,9 @@ class FleetView:
         return True
 
     def retry_probe_at(self, at: float, now: float) -> bool:
-        """Another replica has the leave that was asked for: it may be asked for again at `at`.
+        """Puts off asking for leave to probe until `at`, because another replica has it.
 
-        A breaker whose leave had lapsed opens again, unless its probe is out already. False: it has moved on.
+        A breaker whose leave had lapsed opens again, unless its probe is out already. Returns False if it has moved on.
         """
         breaker = self._breaker
         phase = breaker.phase
@@ -90,7 +91,7 @@ class FleetView:
             phase.has_leave = False
 
     def _is_outranked(self, now: float) -> bool:
-        """Whether what was seen here of late speaks against an outage; as long as nothing fails that stays so."""
+        """Returns whether this replica's own evidence outranks a report of an outage, and renews that while nothing fails."""
         breaker, peers = self._breaker, self._breaker.peers
         is_outranked = breaker.has_own_evidence(now)
         if isinstance(breaker.phase, Closed):

@@ -14,9 +14,9 @@ from itertools import accumulate
 from math import exp, log2
 
 DECAY_S = 10.0
-"""A peak is believed so long: Finagle's time constant."""
+"""The time constant, in seconds, with which a peak is forgotten: Finagle's."""
 FORGET_S = 120.0
-"""What was measured at a target that nobody uses is doubted more and more over this time."""
+"""Seconds over which the times of a target that nobody uses are doubted more and more."""
 SHORTEST_S, LONGEST_S = 2.0**-10, 2.0**13
 """Times between these two are told apart: a millisecond to two hours."""
 MIN_SAMPLES = 20
@@ -37,7 +37,7 @@ class Latency:
 
     def __init__(self) -> None:
         self.count = 0
-        """Answers that were measured."""
+        """The number of answers that were measured."""
         self._peak = self._mean = 0.0
         self._at = 0.0
         self._weights = _NOTHING  # by steps of time; its own with the first answer

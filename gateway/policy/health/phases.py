@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal, TypeAlias
 
-from gateway.policy.health.recovery import EARLY_S, Growth, Probes
+from gateway.policy.health.recovery import EARLY_S, Probes, SlowStart
 
 State = Literal["closed", "open", "half_open", "drained"]
 STATES: tuple[State, ...] = ("closed", "open", "half_open", "drained")
@@ -28,14 +28,14 @@ class Closed:
     """The target is trusted."""
 
     since: float
-    """When it closed (monotonic seconds): ejections are forgotten from then on."""
-    ramp: Growth | None = None
-    """What lets growing traffic through after an ejection; None: all calls go."""
+    """The time at which it closed (monotonic seconds): ejections are forgotten from then on."""
+    ramp: SlowStart | None = None
+    """The slow start after an ejection, which lets growing traffic through; None: all calls go."""
     state: ClassVar[State] = "closed"
     probe_at: ClassVar[float] = inf
 
     def wait_s(self, now: float, _rank: int, _most_probes: int) -> float:
-        """Seconds until the next call may go."""
+        """Returns the seconds until the next call may go."""
         return 0.0 if self.ramp is None or self.ramp.is_over(now) else self.ramp.wait_s(now)
 
 
@@ -44,32 +44,32 @@ class Open:
     """The target is left alone for a while."""
 
     probe_at: float
-    """When the first probe may go (monotonic seconds)."""
+    """The time at which the first probe may go (monotonic seconds)."""
     state: ClassVar[State] = "open"
 
     @property
     def due_at(self) -> float:
-        """When its time is over."""
+        """The time at which it stops being open, if a call comes (monotonic seconds)."""
         return self.probe_at
 
     def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Seconds until a call of the lane `rank` may probe: the lowest lanes go first."""
+        """Returns the seconds until a call of the lane `rank` may probe: the lowest lanes go first."""
         left_s = self.probe_at - now
         return left_s if left_s > EARLY_S else Probes(self.probe_at).wait_s(now, rank, most_probes)
 
 
 @dataclass(slots=True)
 class AwaitingLeave:
-    """Its time is over, and the fleet has been asked whether it is this replica that probes."""
+    """The open time is over, and the fleet has been asked whether it is this replica that probes."""
 
     due_at: float
-    """When its time was over (monotonic seconds): the order of the lanes counts from there."""
+    """The end of the open time (monotonic seconds): the order of the lanes counts from there."""
     probe_at: float
-    """When the fleet is asked again, unless it answers."""
+    """The time at which the fleet is asked again, unless it answers (monotonic seconds)."""
     state: ClassVar[State] = "open"
 
     def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Seconds until a call of the lane `rank` may probe, or ask for it."""
+        """Returns the seconds until a call of the lane `rank` may probe, or ask for leave to."""
         left_s = self.probe_at - now
         return left_s if left_s > EARLY_S else Probes(self.due_at).wait_s(now, rank, most_probes)
 
@@ -85,11 +85,11 @@ class HalfOpen:
 
     @property
     def probe_at(self) -> float:
-        """When the first probe was due."""
+        """The time at which the first probe was due (monotonic seconds)."""
         return self.probes.since
 
     def wait_s(self, now: float, rank: int, most_probes: int) -> float | None:
-        """Seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
+        """Returns the seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
         return self.probes.wait_s(now, rank, most_probes)
 
 
@@ -102,8 +102,8 @@ class ByHand:
     probe_at: ClassVar[float] = inf
 
     def wait_s(self, _now: float, _rank: int, _most_probes: int) -> float:
-        """For ever."""
+        """Returns inf: only a person ends this phase."""
         return inf
 
 
-Phase: TypeAlias = Closed | Open | AwaitingLeave | HalfOpen | ByHand
+BreakerPhase: TypeAlias = Closed | Open | AwaitingLeave | HalfOpen | ByHand

@@ -11,13 +11,13 @@ from math import log2
 from gateway.words import LANES
 
 PROBE_GRACE_S = 0.1
-"""So long each lane leaves the probes to the one below it."""
+"""Seconds for which each lane leaves the probes to the one below it."""
 LEAST_RAMP_PER_S = 5.0
-"""Calls per second let through at least, however little the traffic was."""
+"""The calls per second that a slow start lets through at least, however little the traffic was."""
 EARLY_S = 1e-6
-"""A timer may come so much too early."""
+"""Seconds by which a timer may come too early."""
 FIRST_SHARE = 0.1
-"""Of the traffic before the ejection, which is let through at first."""
+"""The share of the traffic before the ejection that a slow start begins with."""
 DOUBLINGS = 10
 _AT_ONCE_S = 0.2
 _LN2 = 0.6931471805599453
@@ -34,15 +34,15 @@ class Probes:
         self.good = 0
 
     def wait_s(self, now: float, rank: int, most: int) -> float | None:
-        """Seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
+        """Returns the seconds until a call of the lane `rank` may probe; None when one that is out has to end first."""
         if self.out >= min(most, 1 + self.good):
             return None
         grace_s = self.since + (len(LANES) - 1 - rank) * PROBE_GRACE_S - now
         return grace_s if grace_s > EARLY_S else 0.0
 
 
-class Growth:
-    """Calls let through after recovery: at a rate that doubles with each tenth of the ramp, from almost none.
+class SlowStart:
+    """Lets calls through after recovery at a rate that doubles with each tenth of `ramp_s`, from almost none.
 
     Up to `t` seconds after its beginning r0 d / ln 2 (2^(t/d) - 1) calls may go, where d is a tenth of the ramp and r0 the rate
     it begins with; what nobody used is lost but for a fifth of a second's worth. So whoever waits is gone before it ends.
@@ -58,17 +58,17 @@ class Growth:
         self._taken = 0.0
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the next call may go; 0.0 now."""
+        """Returns the seconds until the next call may go; 0.0 now."""
         due_s = self._double_s * log2(1 + self._taken * _LN2 / (self._first_per_s * self._double_s))
         wait_s = self._began_at + min(due_s, self._ramp_s) - now
         return wait_s if wait_s > EARLY_S else 0.0
 
     def take(self, now: float) -> None:
-        """A call goes."""
+        """Counts a call that goes."""
         rate_per_s = self._first_per_s * 2.0 ** ((now - self._began_at) / self._double_s)
         allowed = (rate_per_s - self._first_per_s) * self._double_s / _LN2
         self._taken = max(self._taken, allowed - rate_per_s * _AT_ONCE_S) + 1
 
     def is_over(self, now: float) -> bool:
-        """Whether it is fully trusted again."""
+        """Returns whether the slow start has ended, so that all calls go."""
         return now - self._began_at >= self._ramp_s - EARLY_S

@@ -1,4 +1,4 @@
-"""What `breakers.yaml` says, compiled: when a target is left alone after failures, and how it comes back."""
+"""The compiled rules of `breakers.yaml`: when a target is left alone after failures, and how it comes back."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ class BreakerRules:
 
     is_enabled: bool = True
     consecutive_failures: int = 5
-    """In a row; raised to 20 at most where failures are usual at this target."""
+    """The failures in a row that open it; raised to 20 at most where failures are usual at this target."""
     failure_rate_percent: float = 50.0
-    """Of the calls that usually succeed; raised to 90 % of all at most."""
+    """The percentage of the calls that usually succeed whose failure opens it; raised to 90 % of all at most."""
     min_calls: int = 20
-    """In the window, before a rate is looked at."""
+    """The calls that have to be in the window before a rate is looked at."""
     window_s: float = 60.0
-    """Made longer where calls take longer."""
+    """The length of the window in seconds; it is made longer where calls take longer."""
     slow_rate_percent: float = 80.0
-    """Of calls whose first byte came later than is usual here ..."""
+    """The percentage of calls that opens it whose first byte came later than is usual here ..."""
     slow_factor: float = 4.0
     """... by this factor over the target's own baseline, within the next two ..."""
     slow_at_least_s: float = 10.0
     slow_at_most_s: float = 120.0
     open_s: float = 2.0
-    """The first time; doubled with each further ejection."""
+    """The seconds that it is open for the first time; doubled with each further ejection."""
     max_open_s: float = 60.0
     jitter_percent: float = 20.0
-    """Of the open time; it only shortens it."""
+    """The largest part of the open time by which a draw shortens it."""
     probes: int = 3
-    """Calls in flight while it is half open, at most; so many successes close it."""
+    """The most calls in flight while it is half open; as many successes close it."""
     ramp_s: float = 10.0
-    """Once closed, the calls let through grow over this time."""
+    """The seconds of the slow start, over which the calls let through grow once it is closed."""
     hold_for_s: Mapping[Lane, float] = field(
         default_factory=lambda: {"critical": 0.0, "interactive": 0.0, "batch": 60.0, "background": 21600.0}
     )
-    """When every target of a call is open, it is held so long before it is refused."""
+    """The seconds that a call of each lane is held when all its targets are open, before it is refused."""
 
 
 def account_rules(rules: BreakerRules) -> BreakerRules:
-    """The rules of a provider's account, told of the failures of all its targets: no single one should open it."""
+    """Returns the rules of a provider's account, which hears of all its targets' failures: no single target should open it."""
     consecutive = max(10, 2 * rules.consecutive_failures)
     return replace(rules, consecutive_failures=consecutive, min_calls=max(50, 2 * rules.min_calls))

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.policy.health.circuit import CircuitBreaker, CircuitBreakerListener, CircuitBreakerState
-from gateway.policy.health.phases import STATES, ByHand, Closed, HalfOpen, Phase, State
+from gateway.policy.health.phases import STATES, BreakerPhase, ByHand, Closed, HalfOpen, State
 from gateway.policy.health.rules import BreakerRules
 
 _NEVER_S = 1e9  # pybreaker's own timer
 
 
 class StateMachine:
-    """One phase at a time; what a breaker is asked most."""
+    """Holds the one phase that a breaker is in, and answers the questions that are asked of it most."""
 
     __slots__ = (
         "_circuit",
@@ -39,22 +39,22 @@ class StateMachine:
         """`on_change` is told the name, the new state and the reason of each move."""
         self.name = name
         self.rules = rules
-        self.phase: Phase = Closed(now)
+        self.phase: BreakerPhase = Closed(now)
         self.state: State = "closed"
         """The state of `phase`, as pybreaker has announced it."""
         self.reason = "not opened yet"
         self.is_clear = True
-        """Closed, and not ramping up: all that the hot path has to ask."""
+        """True while it is closed and not in a slow start: all that the hot path has to ask."""
         self.is_news = False
-        """It moved by what was seen here, or found out: others should know. Not by hand, by rules, nor by peers' reports."""
+        """True if calls or probes of this replica moved it, so peers should know; False for a person, rules, peers' reports."""
         self.ejections = 0
-        """In a row, when it last opened or closed; `ejections_at` counts those that health has made up for."""
+        """The ejections in a row, as of the last move; `ejections_at` takes off those that health has made up for since."""
         self._on_change = on_change
         self._moves = [0] * len(STATES)
         self._circuit: CircuitBreaker | None = None  # while it is not closed: most never are anything else
 
     def wait_s(self, now: float, rank: int) -> float | None:
-        """Seconds until a call may go: 0.0 now, inf never by itself, None when a probe in flight has to end first.
+        """Returns the seconds until a call may go: 0.0 now, inf never by itself, None when a probe has to end first.
 
         `rank` is the index of the call's lane; the lowest lanes probe first. Where the fleet has to be asked, it is the wait
         until then.
@@ -63,31 +63,31 @@ class StateMachine:
 
     @property
     def probe_at(self) -> float:
-        """When the first probe may go or could go; inf: it is closed, or stays as it is until a person says so."""
+        """The time of the first probe (monotonic seconds); inf: it is closed, or stays as it is until a person says so."""
         return self.phase.probe_at
 
     @property
     def is_by_hand(self) -> bool:
-        """A person has opened or drained it."""
+        """Returns whether a person has opened or drained it."""
         return isinstance(self.phase, ByHand)
 
     @property
     def probes_out(self) -> int:
-        """So many calls are out that try whether the target is well again."""
+        """The number of calls in flight that try whether the target is well again."""
         return self.phase.probes.out if isinstance(self.phase, HalfOpen) else 0
 
     def is_ramping(self, now: float) -> bool:
-        """Whether it is closed, but not for all calls yet."""
+        """Returns whether it is closed, but still in its slow start."""
         phase = self.phase
         return isinstance(phase, Closed) and phase.ramp is not None and not phase.ramp.is_over(now)
 
     @property
     def transitions(self) -> dict[State, int]:
-        """How often it has come into each state."""
+        """Returns how many times it has come into each state."""
         return dict(zip(STATES, self._moves, strict=True))
 
     def ejections_at(self, now: float) -> int:
-        """Ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
+        """Returns the ejections in a row; while it is closed, one is forgotten for each `max_open_s` of health."""
         if not self.ejections or not isinstance(self.phase, Closed):
             return self.ejections
         return max(0, self.ejections - int((now - self.phase.since) / max(self.rules.max_open_s, 1.0)))
@@ -101,7 +101,7 @@ class StateMachine:
         if circuit is not None:
             vars(circuit).clear()
 
-    def _enter(self, phase: Phase, reason: str, *, is_news: bool = False) -> None:
+    def _enter(self, phase: BreakerPhase, reason: str, *, is_news: bool = False) -> None:
         """Puts the phase in force, and moves the circuit after it: closed at first, and made anew for each ejection."""
         self.phase = phase
         self.is_clear = isinstance(phase, Closed) and phase.ramp is None
@@ -119,7 +119,7 @@ class StateMachine:
             circuit.open()
 
     def _became(self) -> None:
-        """pybreaker has moved to where the phase is."""
+        """Takes over the state of the phase and tells of the move; called once pybreaker has moved there."""
         self.state = self.phase.state
         self._moves[STATES.index(self.state)] += 1
         if self._on_change is not None:

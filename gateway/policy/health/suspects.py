@@ -1,4 +1,4 @@
-"""When a target that nobody hears anything of is suspect, and how fast the calls that hang there move on.
+"""Decides when a silent target is suspect, and how fast the calls that hang there move on.
 
     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
 
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SPAN_S = 2.0
-"""Calls that began within less may all be of one kind: twenty long ones at once are no news."""
+"""Seconds over which the calls must have begun: twenty long ones that were sent at once are no news."""
 FIRST_WINDOW = 3
-"""So many calls move at once, until the first of them is answered."""
+"""The calls that may move at once, until the first of them is answered."""
 _LARGEST_WINDOW = 1 << 20
 
 
 class SilentAttempt(NamedTuple):
-    """One call that waits for its target: when it was sent, since when it has shown no sign of life, how long that is usual."""
+    """A call that waits for its target: the time of sending, the seconds of silence, and those that are usual."""
 
     begun_at: float
     silent_s: float
@@ -27,7 +27,7 @@ class SilentAttempt(NamedTuple):
 
 
 def is_suspect(waiting: Sequence[SilentAttempt], at_least: int, unserved_s: float) -> str | None:
-    """Why the target is suspect, in words; None: it is not. `unserved_s` is the time since it has served anybody.
+    """Returns why the target is suspect, in words, or None; `unserved_s` is the time since it has served anybody.
 
     The one that has waited longest must be overdue; the others, who came after it, as good as.
     """
@@ -44,30 +44,30 @@ def is_suspect(waiting: Sequence[SilentAttempt], at_least: int, unserved_s: floa
 
 
 class Suspicion:
-    """One target that is suspect, and the calls that are on their way to others."""
+    """Counts the calls that move away from a suspect target, and bounds them."""
 
     __slots__ = ("moving", "reason", "since", "window")
 
     def __init__(self, reason: str, since: float) -> None:
         self.reason = reason
         self.since = since
-        """Monotonic seconds."""
+        """The time at which it became suspect (monotonic seconds)."""
         self.moving = 0
-        """Calls that have begun elsewhere, and have no answer yet."""
+        """The calls that have begun elsewhere, and have no answer yet."""
         self.window = FIRST_WINDOW
-        """So many may be moving."""
+        """The most calls that may be moving."""
 
     @property
     def free(self) -> int:
-        """So many more may move now."""
+        """The number of further calls that may move now."""
         return max(0, self.window - self.moving)
 
     def moved(self) -> None:
-        """A call has begun elsewhere."""
+        """Counts a call that has begun elsewhere."""
         self.moving += 1
 
     def ended(self, *, is_answered: bool) -> None:
-        """It has its answer, which doubles the window, or none."""
+        """Counts the end of such a call; an answer doubles the window."""
         self.moving -= 1
         if is_answered:
             self.window = min(self.window * 2, _LARGEST_WINDOW)

@@ -1,4 +1,4 @@
-"""How one target is doing, apart from its limits: breakers, times to first byte, retries in flight.
+"""Keeps the health of one target, apart from its limits: breakers, times to first byte, retries in flight.
 
 An account (one credential at a provider) has a breaker of its own, which opens when its credential is refused, or when every
 target in use there is open. It must not know calls. Invariant: each permit is given back exactly once, with or without news.
@@ -18,18 +18,18 @@ from gateway.policy.retry.retry import Doubt
 from gateway.provider_errors import ErrorClass
 
 OnChange = Callable[[str, str, str], None]
-"""Told of each change of a breaker: its name, its new state, and why."""
+"""A callback that is told of each change of a breaker: its name, its new state, and why."""
 CLIENT_GONE = "client_gone"
 PANIC_FAILURE_SHARE = 2 / 3
-"""Of the calls failed: then even the last target is left alone."""
+"""The share of failed calls above which even the last target of a call is left alone."""
 LATELY_S = 10.0
-"""After so long a third of the calls that were in flight together still counts as active."""
+"""The time constant, in seconds, with which the most calls in flight are forgotten."""
 LONG_S = 60.0
-"""A target that has served nobody for so long may be dead."""
+"""Seconds without an answer after which a target may be dead."""
 FEWEST_TRIALS = 3
-"""So many calls that have failed elsewhere may try at once whether a target serves."""
+"""The calls that have failed elsewhere and may try at the same time whether a target serves, at least."""
 PROBE_PATIENCE_S = 0.25
-"""A probe's turn that is so near is waited for."""
+"""Seconds up to which the turn of a probe is waited for."""
 UNHEALTHY = frozenset(
     (
         ErrorClass.OVERLOADED,
@@ -41,18 +41,18 @@ UNHEALTHY = frozenset(
         "stream_error",
     )
 )
-"""What speaks of the target's health. Refusals for a rate and errors of the request do not, nor does a client that left."""
+"""The outcomes that speak of a target's health; refusals for a rate, errors of the request and leaving clients do not."""
 
 
 class Permit(NamedTuple):
-    """What the breakers have let through; to be given back."""
+    """The permits of the target's and the account's breaker for one call; both have to be given back."""
 
     own: int
     account: int | None
 
 
 class Account:
-    """One credential at a provider."""
+    """Keeps the health of one credential at a provider."""
 
     __slots__ = ("breaker", "is_refused", "name")
 
@@ -60,11 +60,11 @@ class Account:
         self.name = name
         self.breaker = Breaker(name, account_rules(rules), now, on_change)
         self.is_refused = False
-        """The provider does not take the credential."""
+        """True while the provider does not take the credential."""
 
 
 class TargetHealth:
-    """The state of one target."""
+    """Keeps the health of one target: its breakers, and what is heard of it."""
 
     __slots__ = (
         "_busiest",
@@ -87,7 +87,7 @@ class TargetHealth:
         on_change: OnChange | None,
         kin: TargetHealth | None = None,
     ) -> None:
-        """`kin` is of the same target, seen by another caller: how well the target is, they tell each other."""
+        """`kin` is the health of the same target with another caller's credential: both share the breaker and what is heard."""
         self.account = account
         self.breaker: Breaker = Breaker(name, rules, now, on_change) if kin is None else kin.breaker
         self.heard: Heard = Heard() if kin is None else kin.heard
@@ -100,30 +100,30 @@ class TargetHealth:
 
     @property
     def is_clear(self) -> bool:
-        """Nothing is in the way of any call."""
+        """Returns whether nothing is in the way of any call."""
         return self.breaker.is_clear and self.account.breaker.is_clear
 
     @property
     def reason(self) -> str:
-        """Why it is not clear, in words."""
+        """Returns why it is not clear, in words."""
         account = self.account.breaker
         return self.breaker.reason if account.is_clear else f"account {self.account.name}: {account.reason}"
 
     def wait_s(self, now: float, rank: int) -> float | None:
-        """Seconds until a call of this rank may go; None: one in flight has to end first, inf: not before a person says so."""
+        """Returns the seconds until a call of this rank may go; None: one in flight must end first, inf: a person must act."""
         return _longer(self.breaker.wait_s(now, rank), self.account.breaker.wait_s(now, rank))
 
     def admit(self, now: float, rank: int) -> float | None:
-        """As `Breaker.admit`, of both breakers: a call that may go brings about what its time is for."""
+        """Does for both breakers what `Breaker.admit` does for one, and returns the longer wait."""
         return _longer(self.breaker.admit(now, rank), self.account.breaker.admit(now, rank))
 
     @property
     def is_probed(self) -> bool:
-        """A few calls find out whether it is well again."""
+        """Returns whether a few calls are finding out whether it is well again."""
         return self.breaker.state == "half_open" or self.account.breaker.state == "half_open"
 
     def is_open_to(self, rank: int, now: float) -> bool:
-        """Whether a call of this rank gets its turn by rates alone: nothing is open, or a probe is wanted."""
+        """Returns whether only rates stand between a call of this rank and its turn: nothing is open, or a probe is wanted."""
         if self.is_clear:
             return True
         wait_s = self.wait_s(now, rank)
@@ -132,10 +132,10 @@ class TargetHealth:
         return wait_s <= PROBE_PATIENCE_S or (self.breaker.state == "closed" == self.account.breaker.state)
 
     def doubt(self, now: float) -> Doubt | None:
-        """What is known where as many calls as tell whether it serves are there again, or have failed; None: it may be tried.
+        """Returns why a call that has failed elsewhere should not try this target now; None: it may.
 
-        Others that have failed before have nothing to win there: where all targets are dead each of them would only be
-        one more attempt. Calls that have not failed find out the same, and are not concerned.
+        Enough such calls are there already to tell whether it serves, or have failed. Where all targets are dead, each
+        further one would only be one more attempt. Calls that have not failed yet are not concerned.
         """
         breaker = self.breaker
         rules = breaker.rules
@@ -150,9 +150,9 @@ class TargetHealth:
         return Doubt(next(iter(trials.values()), None), run >= enough or is_silent)
 
     def close_in_panic(self, now: float) -> bool:
-        """Close a breaker that opened although many calls were served (Envoy's panic threshold); False: it is not such a one.
+        """Closes a breaker that opened although many calls were served (Envoy's panic threshold); returns whether it did.
 
-        For the last resort: a target that serves a third of its calls is better than none.
+        It is for the last resort: a target that serves a third of its calls is better than none.
         """
         breaker = self.breaker
         is_open = breaker.state in ("open", "half_open") and not breaker.is_by_hand and self.account.breaker.is_clear
@@ -162,7 +162,7 @@ class TargetHealth:
         return True
 
     def probe_at(self, now: float) -> float:
-        """When somebody may go at the earliest."""
+        """Returns the earliest time at which a call may go (monotonic seconds)."""
         moments = [now]
         for breaker in (self.breaker, self.account.breaker):
             if breaker.state in ("open", "drained"):
@@ -170,33 +170,33 @@ class TargetHealth:
         return max(moments)
 
     def take(self, now: float) -> Permit:
-        """A call goes."""
+        """Counts a call that goes, and returns its permits."""
         account = self.account.breaker
         return Permit(self.breaker.take(now), None if account.is_clear else account.take(now))
 
     def was_busy(self, in_flight: int, now: float) -> None:
-        """So many calls are in flight, more than of late."""
+        """Remembers the number of calls in flight, because it is higher than of late."""
         self._busiest, self._busiest_at = in_flight, now
 
     def busiest(self, now: float) -> float:
-        """The most calls in flight of late: those that failed together are not in flight any more."""
+        """Returns the most calls in flight of late, which includes those that have just failed together."""
         return self._busiest * exp((self._busiest_at - now) / LATELY_S)
 
     def forget(self, permit: Permit, now: float) -> None:
-        """It told nothing."""
+        """Gives the permits of a call back that said nothing about health."""
         self.breaker.forget(permit.own, now)
         if permit.account is not None:
             self.account.breaker.forget(permit.account, now)
 
     def succeeded(self, permit: Permit, now: float, first_byte_s: float | None) -> None:
-        """It was answered; `first_byte_s` where that time says how quick the target is."""
+        """Counts a call that was answered; `first_byte_s` is given if that time tells how quick the target is."""
         self.breaker.succeeded(permit.own, now, first_byte_s)
         if permit.account is not None:
             self.account.is_refused = False
             self.account.breaker.succeeded(permit.account, now, None)
 
     def failed(self, permit: Permit, now: float, u: float, why: str) -> None:
-        """It came to nothing, and that is the target's doing; `u` is a uniform draw from [0, 1)."""
+        """Counts a call whose failure is the target's doing; `u` is a uniform draw from [0, 1)."""
         self.heard.last_failure = why
         self.breaker.failed(permit.own, now, u, why)
         if permit.account is not None:
