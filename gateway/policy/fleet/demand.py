@@ -1,4 +1,4 @@
-"""How much the calls of one replica will take of one limit in the next moments, judged by the last.
+"""Predicts how much the calls of one replica will take of one limit in the next moments, from the last ones.
 
 It must not know limits, stores or who waits. Amounts are in the limit's own unit.
 """
@@ -8,27 +8,27 @@ from __future__ import annotations
 from math import floor, inf
 
 AHEAD_S = 0.5
-"""So far ahead of need is leased."""
+"""Seconds of demand that are leased ahead of need."""
 WARM_S = 30.0
-"""So long after its last use a share of a large limit holds enough for the next calls to find something."""
+"""Seconds after its last use for which a share of a large limit holds enough for `WARM_CALLS` calls."""
 WARM_CALLS = 2
 LARGE = 64
-"""A limit that lets so many calls through at once can spare some for every replica."""
+"""The calls at once from which on a limit can spare some for every replica."""
 SMALL = 8
-"""Of one that lets fewer through nothing is held ahead: whoever needs the next one gets it."""
+"""The calls at once below which nothing of a limit is held ahead: the replica that needs the next one gets it."""
 PART = 16
-"""No more than this part of a limit is held ahead."""
+"""The divisor of a limit that bounds what is held ahead of it."""
 SMOOTH_S = 1.0
 
 
 class Demand:
-    """Counts calls, and what they take."""
+    """Counts the calls of one replica and what they take, and smooths both over `SMOOTH_S`."""
 
     __slots__ = ("_cost", "_per_s", "_since", "_told", "calls", "used_at")
 
     def __init__(self, now: float) -> None:
         self.calls = 0
-        """Since the last look."""
+        """The calls since the last `observe`."""
         self.used_at = -inf
         self._per_s = 0.0
         self._cost = 1.0
@@ -36,7 +36,10 @@ class Demand:
         self._told = 0.0
 
     def observe(self, used: float | None, now: float) -> None:
-        """`used` is all that calls ever took; None where each takes one, and gives it back."""
+        """Takes the calls since the last time into account.
+
+        `used` is all that calls ever took, in the limit's unit; None where each call takes one and gives it back.
+        """
         if self.calls:
             self.used_at = now
             if used is not None:
@@ -48,7 +51,10 @@ class Demand:
         self._told = used or 0.0
 
     def ahead(self, capacity: float, now: float, *, is_whole: bool, keeps_warm: bool) -> float:
-        """What to hold: whole calls, for a part of one is no use."""
+        """Returns how much to hold of a limit with this capacity: whole calls, because a part of one is of no use.
+
+        `is_whole` limits count whole units; `keeps_warm` holds a little for some time after the last use.
+        """
         calls = floor(self._per_s * AHEAD_S)
         if keeps_warm and calls < WARM_CALLS and now - self.used_at < WARM_S and capacity >= LARGE * self._cost:
             calls = WARM_CALLS
@@ -57,5 +63,5 @@ class Demand:
         return float(min(calls, max(floor(capacity / PART), int(capacity >= SMALL))))
 
     def end(self) -> None:
-        """There will be no more calls."""
+        """Forgets the demand: there will be no more calls."""
         self.calls, self._per_s, self.used_at = 0, 0.0, -inf

@@ -1,4 +1,4 @@
-"""What a replica holds of a limit that others use, too: what it was handed, has used and gives back, and what it asks for next.
+"""Keeps one replica's account of a shared limit: the amounts it was granted, has used and gives back, and asks for next.
 
 The store has the one true level; a replica leases what its calls are likely to need in the next moments, tells in the same
 breath what they have used, and gives back what lies idle. It must not know stores, queues, who waits, nor how calls count.
@@ -18,19 +18,19 @@ from gateway.policy.fleet.own_part import LocalShare
 from gateway.policy.fleet.store_view import StoreView
 
 LOW = 0.5
-"""What is held ahead is asked for again when less than this share of it is left."""
+"""The share of what is held ahead below which more is asked for."""
 SPREAD = 8
-"""For those who wait no more than this part of the limit is asked at a time: another limit may hold them up."""
+"""The divisor of the limit that bounds what is asked at a time for waiting calls: another limit may hold them up."""
 REPORT_S = 0.2
-"""What was used is told so soon: as long as it is not, a full limit does not refill. And what is wanted no more."""
+"""Seconds after which the store hears what was used, or is not wanted any more; until then a full limit does not refill."""
 REFRESH_S = 1.0
-"""What is held is told so often, whether or not more is needed; the store forgets who is silent for five times that."""
+"""Seconds between two reports of what is held; the store forgets a replica that is silent for five times that."""
 FORGOTTEN_S = 6.0
-"""A little more than the silence after which the store forgets a replica (`SILENT_S` of `store/redis/lua/lease.lua`)."""
+"""Seconds, a little more than those after which the store forgets a replica (`SILENT_S` of `store/redis/lua/lease.lua`)."""
 
 
 class LeaseState(Enum):
-    """Where a share stands with the store."""
+    """The state of a share towards the store."""
 
     QUIET = "quiet"
     """It lives on what it holds, and there is nothing to ask."""
@@ -45,7 +45,7 @@ class LeaseState(Enum):
 
 
 class LeasedAmount:
-    """One replica's account with the store, of one limit; amounts are in the limit's own unit."""
+    """Keeps one replica's account with the store of one limit; amounts are in the limit's own unit."""
 
     __slots__ = (
         "__weakref__",
@@ -115,11 +115,11 @@ class LeasedAmount:
         self.incarnation = incarnation
         self.state = LeaseState.QUIET
         self.retry_at = -inf
-        """There is no use in asking before."""
+        """The time before which there is no use in asking (monotonic seconds)."""
         self._is_whole = is_whole
         self._wake = wake
         self.fails_closed = fails_closed
-        """While the store is out of reach nothing goes; to be changed with `fail_closed`."""
+        """True if nothing goes while the store is out of reach; changed by `fail_closed` only."""
         self._held = 0.0
         self._granted = 0.0
         self._given = 0.0
@@ -142,26 +142,26 @@ class LeasedAmount:
 
     @property
     def is_asked(self) -> bool:
-        """An ask is under way."""
+        """Returns whether an ask is under way."""
         return self.state is LeaseState.ASKED
 
     @property
     def needs_refill(self) -> bool:
-        """It waits to be asked for."""
+        """Returns whether the next round has to ask for more."""
         return self.state is LeaseState.NEEDED
 
     @property
     def is_alone(self) -> bool:
-        """Whether it lives on its own part, or on none."""
+        """Returns whether the store is out of reach, so that it lives on a local share, or on nothing."""
         return self.state is LeaseState.LOCAL or self.state is LeaseState.CLOSED
 
     @property
     def is_heard(self) -> bool:
-        """Whether it knows what the store has, and lives on that."""
+        """Returns whether the store has answered, and is within reach."""
         return self._store.is_known and not self.is_alone
 
     def ask(self, now: float, waiting: float) -> LeaseAsk:
-        """What to tell the store and ask of it now; `waiting` is what those who wait here would take, all together."""
+        """Returns the message to the store, and begins an ask; `waiting` is what all calls that wait here would take."""
         self._expire(now)
         if not self.is_alone:
             self.state = LeaseState.ASKED
@@ -214,7 +214,7 @@ class LeasedAmount:
         return ask
 
     def heard(self, reply: LeaseReply, now: float) -> None:
-        """The store has answered."""
+        """Takes the reply of the store in, which ends the ask."""
         if self.is_alone:
             return
         self.state = LeaseState.QUIET
@@ -233,19 +233,19 @@ class LeasedAmount:
             self._refill()
 
     def is_due(self, now: float) -> bool:
-        """Whether the store has to hear of it again: something was used since, or is held for long."""
+        """Returns whether the store has to hear of it again: something was used since, or is held for long."""
         if self.is_asked:
             return False
         after_s = REPORT_S if self._demand.calls or self._is_unmet else REFRESH_S if self._held or self._in_use else inf
         return now - self._asked_at >= after_s
 
     def is_idle(self, now: float) -> bool:
-        """Whether the store has nothing more to hear of it, and has forgotten it by now."""
+        """Returns whether the store has nothing more to hear of it, and has forgotten it by now."""
         is_quiet = not self._held and not self._in_use and not self._demand.calls
         return is_quiet and not self.is_asked and not self.needs_refill and now - self._asked_at > FORGOTTEN_S
 
     def leave(self) -> None:
-        """Give back all that is held: this replica ends. The next `ask` tells it."""
+        """Gives back all that is held, because this replica ends; the next `ask` tells the store."""
         if not self.is_alone and self._held > 0:
             self._given += self._held
             self._held = 0.0
@@ -253,7 +253,7 @@ class LeasedAmount:
         self._demand.end()
 
     def retire(self) -> None:
-        """Nobody uses it any more: all of it goes back, and calls that still run are counted by nobody."""
+        """Gives everything back, because the limit is gone from the config; calls that still run are not counted any more."""
         if self.is_alone:
             self._own, self.state = None, LeaseState.QUIET
         self._given += max(0.0, self._held) + self._in_use
@@ -277,11 +277,11 @@ class LeasedAmount:
             self._wake(self)
 
     def _held_at(self, now: float) -> float:
-        """What is held; what a window that has ended left is void."""
+        """Returns what is held; the rest of a window that has ended is void."""
         return 0.0 if now >= self._store.ends_at and self._held > 0 else self._held
 
     def _expire(self, now: float) -> None:
-        """Gives back what is void."""
+        """Gives back the rest of a window that has ended."""
         if now >= self._store.ends_at and self._held > 0:
             self._given += self._held
             self._held = 0.0

@@ -16,26 +16,26 @@ from gateway.policy.fleet.leased_amount import LeasedAmount, LeaseState
 from gateway.policy.fleet.own_part import LocalShare, own_bucket, own_slots, own_window
 
 IN_FLIGHT_S = 0.5
-"""So old may be what the store knows of others when a provider's level is compared with its own."""
+"""Seconds by which the store's knowledge of the others may be old when a provider's level is compared with its own."""
 DOUBT = 0.05
-"""As in `bucket.py`: so much of the capacity a provider may count otherwise."""
+"""The share of the capacity by which a provider may count otherwise, as in `bucket.py`."""
 _ROUNDING = 1e-9
 _EARLY_S = 1e-6
 
 
 class Share(LeasedAmount):
-    """One replica's part of one limit. Implements `Limit`."""
+    """Lets the calls of one replica through by its part of one shared limit. Implements `Limit`."""
 
     __slots__ = ()
 
     def level_at(self, now: float) -> float:
-        """What is held here and what nobody holds; of a share on its own, what that has."""
+        """Returns what is held here plus what nobody holds; while the store is out of reach, the level of the local share."""
         if self._own is not None:
             return self._own.limit.level_at(now)
         return min(self.capacity, self._held_at(now) + self._store.common(now))
 
     def wait_s(self, cost: float, now: float, keep: float = 0.0) -> float | None:
-        """As of `Limit`; None also where the store has to be asked, which `want` does."""
+        """Returns what `Limit.wait_s` does; None also if the store has to be asked, which `want` does."""
         if self._own is not None:
             return self._own.wait_s(cost, now, keep, self.capacity)
         if self.state is LeaseState.CLOSED:
@@ -49,7 +49,7 @@ class Share(LeasedAmount):
         return 0.0 if is_left_over else None
 
     def want(self, cost: float, now: float, keep: float = 0.0) -> float | None:
-        """A call wants `cost` with `keep` left over: as `wait_s`, but what is lacking is leased, or saved up."""
+        """Returns what `wait_s` does, and leases what is lacking, or saves up for it."""
         if self._own is not None:
             self._own.want(cost, now, self.capacity)
         wait_s = self.wait_s(cost, now, keep)
@@ -60,15 +60,15 @@ class Share(LeasedAmount):
         return wait_s
 
     def is_dry(self, need: float, now: float) -> bool:
-        """Whether so much is not there, nor in the store, as far as that has said."""
+        """Returns whether `need` is neither here nor in the store, as far as the store has said."""
         if self._own is not None:
             return self._own.limit.level_at(now) < need
         return self._is_unmet and self._held_at(now) < need
 
     def raise_by(self, amount: float, now: float) -> None:
-        """So much more is there, as has turned out: the store shares it out, up to the capacity.
+        """Adds an amount that turned out to be there; the store shares it out, up to the capacity.
 
-        Whoever else waits for it finds the same out, so each raises it by a part.
+        The other replicas that wait find out the same, so each of them adds a part.
         """
         if self._own is not None:
             self._own.limit.give_back(amount / self._replicas, now)
@@ -78,7 +78,7 @@ class Share(LeasedAmount):
             self._refill()
 
     def ready_at(self, cost: float, now: float, ahead: float = 0.0, keep: float = 0.0) -> float:
-        """An estimate: those who wait elsewhere get as much as those who wait here."""
+        """Estimates when a call may go (monotonic seconds), as if the other waiting replicas got as much as this one."""
         if self._own is not None:
             return self._own.limit.ready_at(min(cost, self._own.limit.capacity), now, ahead, keep)
         if cost > self.capacity:
@@ -124,7 +124,7 @@ class Share(LeasedAmount):
                 self._refill()
 
     def correct(self, level: float, now: float) -> None:
-        """What is held shrinks at once, and the store hears of it; a level is never raised by one replica's word."""
+        """Lowers what is held at once, and tells the store; one replica's word never raises a level."""
         if self._own is not None:
             before = self._own.limit.level_at(now)
             self._own.correct(level, now)
@@ -135,7 +135,7 @@ class Share(LeasedAmount):
             self._lower_to(level, now)
 
     def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
-        """Only ever down: what the others have used since, nobody knows here."""
+        """Lowers the level to what the provider has left, never raises it: the others' use since is not known here."""
         if self._own is not None:
             before = self._own.limit.level_at(now)
             self._own.reconcile(remaining, now, sent_at, taken_since, grain)
@@ -160,7 +160,7 @@ class Share(LeasedAmount):
             self._held = capacity
 
     def go_local(self, replicas: int, now: float) -> None:
-        """The store is out of reach: from now on this replica has one of so many equal parts of the limit.
+        """Switches to a local share, one of `replicas` equal parts of the limit, because the store is out of reach.
 
         It begins with what it holds, and its part of what nobody held when the store was last heard.
         """
@@ -182,7 +182,7 @@ class Share(LeasedAmount):
             self._own = own_bucket(self.rate_per_s, self.capacity, held, common, replicas, now)
 
     def rejoin(self, now: float) -> None:
-        """The store is back: what is left of the own part is what is held now; what was taken from the rest is owed."""
+        """Returns to the lease, because the store is back: the rest of the local share is held, what was borrowed is owed."""
         if self._own is not None:
             is_unused = not self._store.is_known and self._own.used(now) <= 0
             self._bring(self._own, now)
@@ -196,7 +196,7 @@ class Share(LeasedAmount):
         self._refill()
 
     def fail_closed(self, fails_closed: bool, now: float) -> None:
-        """Whether nothing goes while the store is out of reach; also if it is now."""
+        """Sets whether nothing goes while the store is out of reach; that holds at once, also if it is now."""
         if fails_closed == self.fails_closed:
             return
         self.fails_closed = fails_closed
@@ -207,19 +207,18 @@ class Share(LeasedAmount):
             self.go_local(self._replicas, now)
 
     def _bring(self, own: LocalShare, now: float) -> None:
-        """Hold what is left of the own part: what was used is what was granted less that, so nothing else has to change."""
+        """Holds the rest of the local share; its use follows from the grant less that, so nothing else has to change."""
         if self.kind == "slots":
             self._held, self._given = 0.0, self._granted - self._in_use
-        elif (
-            now >= self._store.ends_at
-        ):  # a window that is over: what went in the one that began since is part of the next
+        elif now >= self._store.ends_at:
+            # The window is over: what was used in the one that has begun since counts in the store's next one.
             self._charged += own.used(now)
         else:
             self._held = own.left(now)
             self._charged += own.borrowed
 
     def _note_lowered(self, own: LocalShare, before: float, now: float) -> None:
-        """The store hears of it when it is back."""
+        """Remembers a level that the provider lowered; the store hears of it when it is back."""
         level = own.limit.level_at(now)
         if level < before and self.kind != "slots":
             self._lower_to(level, now)

@@ -1,4 +1,4 @@
-"""One of N equal parts of a limit, for a replica that cannot hear what the others use.
+"""A local share is one of N equal parts of a limit, for a replica that cannot hear what the others use.
 
 It begins with what the replica held, and its part of what nobody held when the store was last heard: that is borrowed, and
 owed when the store is back. It must not know the store. Invariant: all parts together let no more through than the limit
@@ -15,12 +15,12 @@ from gateway.policy.limits.windows import Slots, Window
 
 
 class LocalShare:
-    """The part, and since when the replica lives on it."""
+    """Holds the share as a limit of its own, and since when the replica lives on it."""
 
     __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
 
     def __init__(self, kind: LimitKind, limit: Limit, free: float, borrowed: float | None, now: float) -> None:
-        """`free` of it is there now, `borrowed` of that from the rest; None: nobody has told it of any."""
+        """`free` is its level now, `borrowed` the part of that which nobody held; None: the store was never heard."""
         self.limit = limit
         self.rate_per_s = limit.rate_per_s if isinstance(limit, Bucket) else 0.0
         self.since = now
@@ -31,29 +31,29 @@ class LocalShare:
             limit.correct(free, now)
 
     def wait_s(self, cost: float, now: float, keep: float, most: float) -> float | None:
-        """As a limit's; for a call larger than the part, but not than the limit (`most`), until it has saved up for it."""
+        """Returns what `Limit.wait_s` does; a call larger than the share, but not than the limit (`most`), has to save up."""
         if self.limit.capacity < cost <= most:
             return (cost - self.limit.level_at(now)) / self.rate_per_s if self.rate_per_s else None
         return self.limit.wait_s(cost, now, min(keep, self.limit.capacity))
 
     def want(self, cost: float, now: float, most: float) -> None:
-        """A call wants so much: one larger than the part, but not than the limit (`most`), saves up for it from now on."""
+        """Saves up from now on for a call larger than the share, but not than the limit (`most`)."""
         if self.limit.capacity < cost <= most:
             self.limit.resize(self.rate_per_s, cost, now)
 
     def resize(self, change_rate: float, change_capacity: float, now: float) -> None:
-        """The limit is so many times as fast, and as large."""
+        """Scales the share with its limit, which is now so many times as fast and as large."""
         self.rate_per_s *= change_rate
         self.limit.resize(self.rate_per_s, self.limit.capacity * change_capacity, now)
 
     def correct(self, level: float, now: float) -> None:
-        """Sets the level. What it loses by that nobody has used: of what was borrowed, so much is not owed."""
+        """Sets the level; a loss was not used by anybody here, so that much of what was borrowed is not owed."""
         before = self.limit.level_at(now)
         self.limit.correct(level, now)
         self._forgive(before, now)
 
     def reconcile(self, remaining: float, now: float, sent_at: float, taken_since: float, grain: float) -> None:
-        """As a limit's; what is lost by it is not owed."""
+        """Does what `Limit.reconcile` does; a loss is not owed."""
         before = self.limit.level_at(now)
         self.limit.reconcile(remaining, now, sent_at, taken_since, grain)
         self._forgive(before, now)
@@ -64,18 +64,18 @@ class LocalShare:
             self.borrowed = max(0.0, self.borrowed - lost)
 
     def left(self, now: float) -> float:
-        """What it brings back; below 0: what it owes. Slots in use are counted apart."""
+        """Returns what the replica brings back to the store, below 0 what it owes; slots in use are counted apart."""
         return self.limit.level_at(now) if self._kind != "slots" and self._knows_level else 0.0
 
     def used(self, now: float) -> float:
-        """What was let through in the present window, where one has begun since."""
+        """Returns what the present window has let through, if one has begun since."""
         return self.limit.capacity - self.limit.level_at(now)
 
 
 def own_bucket(
     rate_per_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
 ) -> LocalShare:
-    """`common` is what nobody held, None: never heard of; then the replica takes all of its part."""
+    """Returns the local share of a bucket; `common` is what nobody held. None, if never heard: the share begins full."""
     part = capacity / replicas
     free, borrowed = _free(part, held, common, replicas)
     return LocalShare("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)
@@ -84,7 +84,7 @@ def own_bucket(
 def own_window(
     window_s: float, ends_in_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
 ) -> LocalShare:
-    """As `own_bucket`, to begin with in the window that ends then; at least one call fits."""
+    """Returns the local share of a window, which begins in the one that ends in `ends_in_s`; at least one call fits."""
     part = max(1.0, capacity / replicas)
     if ends_in_s <= 0:  # none is open
         return LocalShare("window", Window(part, window_s, now), part, 0.0, now)
@@ -96,7 +96,7 @@ def own_window(
 
 
 def own_slots(capacity: float, in_use: float, replicas: int, now: float) -> LocalShare:
-    """At least one; those in use are its own."""
+    """Returns the local share of slots, at least one; those in use are its own."""
     slots = Slots(max(1.0, floor(capacity / replicas)))
     slots.force(in_use, now)
     return LocalShare("slots", slots, 0.0, None, now)

@@ -1,4 +1,4 @@
-"""What all replicas have used up of something together: nobody waits for it, each hears what the others have added.
+"""Adds up what all replicas have used of something, such as money: nobody waits for it, each hears what the others add.
 
 It is told to the store like a share that leases nothing and uses what it was never granted: the store's level is what is
 left of a sum larger than anybody's. It must not know what is counted. Invariant: what was added here counts once, whatever
@@ -13,13 +13,13 @@ from math import inf
 from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 
 MOST = 1e7
-"""Small enough that a double still tells a millionth of a cent apart."""
+"""The capacity told to the store, small enough that a double still tells a millionth of a cent apart."""
 REPORT_S = 0.2
 REFRESH_S = 1.0
 
 
 class FleetSum:
-    """One replica's account of one sum."""
+    """Keeps one replica's account of one sum."""
 
     __slots__ = (
         "__weakref__",
@@ -63,33 +63,33 @@ class FleetSum:
 
     @property
     def is_known(self) -> bool:
-        """Whether the store has told what others have added."""
+        """Returns whether the store has told what others have added."""
         return self._is_known
 
     @property
     def total(self) -> float:
-        """What was added here, and elsewhere as far as is known; who reads it wants to know it in a moment, too."""
+        """Returns what was added here, and elsewhere as far as is known; the read also keeps the sum fresh."""
         self._is_read = True
         return self._own + self._elsewhere
 
     @property
     def untold(self) -> float:
-        """Of what was added here, what the store has not confirmed to know."""
+        """Returns the part of what was added here that the store has not confirmed."""
         return self._own - self._counted
 
     def add(self, amount: float) -> None:
-        """Counts it; less than 0: a correction of what was counted before."""
+        """Adds an amount; one below 0 corrects what was added before."""
         self._own = max(0.0, self._own + amount)
         self.look()
 
     def look(self) -> None:
-        """Hear what the others have added by now."""
+        """Asks for what the others have added by now, with the next round."""
         if not self.needs_refill and not self.is_asked and not self.is_alone:
             self.needs_refill = True
             self._wake(self)
 
     def ask(self, now: float, waiting: float) -> LeaseAsk:
-        """What to tell the store now."""
+        """Returns the message to the store, and begins an ask; `waiting` means nothing here."""
         self.is_asked, self.needs_refill = True, False
         self._asked_at, self._told, self._is_read = now, self._own, False
         self._given += max(0.0, self._granted - self._own - self._given)
@@ -108,32 +108,32 @@ class FleetSum:
         )
 
     def heard(self, reply: LeaseReply, now: float) -> None:
-        """The store has answered."""
+        """Takes the reply of the store in, which ends the ask."""
         self.is_asked, self._is_known = False, True
         self._granted, self._counted = reply.granted, self._told
         self._elsewhere = max(0.0, MOST - reply.level - self._told)
         self.retry_at = now + REPORT_S
 
     def go_local(self, replicas: int, now: float) -> None:
-        """The store is out of reach: each replica counts for itself, from what it has heard."""
+        """Counts for this replica alone from now on, from what was heard, because the store is out of reach."""
         self.is_alone, self.is_asked, self.needs_refill = True, False, False
 
     def rejoin(self, now: float) -> None:
-        """The store is back, and hears what was added meanwhile."""
+        """Tells the store, which is back, what was added meanwhile."""
         self.is_alone = False
         self.retry_at = -inf
         self.look()
 
     def is_due(self, now: float) -> bool:
-        """Whether there is something to tell, or to hear."""
+        """Returns whether there is something to tell, or to hear."""
         if self.is_asked:
             return False
         after_s = REPORT_S if self._own != self._told else REFRESH_S if self._is_read else inf
         return now - self._asked_at >= after_s
 
     def is_idle(self, now: float) -> bool:
-        """Never: others may add to it at any time."""
+        """Returns False: others may add to it at any time."""
         return False
 
     def leave(self) -> None:
-        """This replica ends; what it has added stays."""
+        """Does nothing: this replica ends, and what it has added stays."""

@@ -1,4 +1,4 @@
-"""What a replica knows of the whole of a shared limit: what the store has said last.
+"""Keeps what a replica knows of the whole of a shared limit: the last reply of the store.
 
 It must not know what the replica holds. Times are monotonic seconds, amounts in the limit's own unit.
 """
@@ -11,7 +11,7 @@ from gateway.policy.fleet.lease import LeaseReply, LimitKind
 
 
 class StoreView:
-    """The last reply of the store, and how it ages."""
+    """Keeps the last reply of the store, and ages it."""
 
     __slots__ = ("_known_at", "_level", "_spare", "ends_at", "most", "wanting", "window")
 
@@ -20,36 +20,36 @@ class StoreView:
         self._spare = 0.0  # the same, less what was taken for a part of its own
         self._known_at = -inf
         self.wanting = 1
-        """So many replicas want more than they were given."""
+        """The number of replicas that want more than they were given, at least 1."""
         self.most = inf
-        """Of slots, while others wait who have fewer: who holds more gives back those that come free."""
+        """The most slots that a replica may hold while another waits for one."""
         self.window = 0
         """The number of the window that counts are of."""
         self.ends_at = -inf if kind == "window" else inf
-        """When the window starts anew."""
+        """The time at which the window starts anew (monotonic seconds); inf for other kinds."""
 
     @property
     def is_known(self) -> bool:
-        """Whether the store was ever heard."""
+        """Returns whether the store was ever heard."""
         return self._known_at > -inf
 
     def hear(self, reply: LeaseReply, kind: LimitKind, now: float) -> None:
-        """Takes the store's word."""
+        """Takes over the reply of the store."""
         self._level = self._spare = reply.level
         self._known_at, self.most, self.wanting = now, reply.most, max(1, reply.wanting)
         if kind == "window":
             self.window, self.ends_at = reply.window, now + reply.ends_in_s
 
     def claim(self) -> None:
-        """The replica has taken its part of what nobody held; the rest is the others'."""
+        """Takes off what nobody held: this replica's part went into its local share, the rest is the others'."""
         self._spare = min(0.0, self._spare)
 
     def common(self, now: float) -> float:
-        """What nobody holds, as far as is known: others take from it, and it refills."""
+        """Returns the amount that nobody held when the store last answered; others may have taken from it since."""
         return self._spare if self.is_known and now < self.ends_at else 0.0
 
     def reckoned(self, kind: LimitKind, rate_per_s: float, capacity: float, until: float, now: float) -> float:
-        """What nobody holds, reckoned for a store that has lost it: it refilled until then; below 0: never known."""
+        """Estimates for a store that has lost its level what nobody holds, with the refill until `until`; -1.0: unknown."""
         if not self.is_known or kind == "slots" or now >= self.ends_at:
             return -1.0
         if kind == "window":

@@ -140,7 +140,7 @@ class Breaker(StateMachine):
         return self._base + int(now * _MS)
 
     def forget(self, permit: int, _now: float) -> None:
-        """Takes a permit back whose call says nothing about health: refused for a rate or itself, left by its client, unsent."""
+        """Takes back a permit whose call tells nothing about health: refused for a rate or itself, unsent, or left."""
         if permit >= self._base:
             self._came_back(permit)
             if isinstance(self.phase, HalfOpen):

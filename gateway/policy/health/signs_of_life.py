@@ -47,7 +47,7 @@ class Heard:
         self._missed = 0  # calls in a row to which the provider said that it has no such model ...
         self._missed_after = 0  # ... after so many answers
         self.trials: dict[int, float] = {}
-        """The calls that have failed before, here or elsewhere, and wait for its answer, with the time of each, oldest first."""
+        """The calls that have failed before, here or elsewhere, and wait for its answer: since when, oldest first."""
         self._answers = 0
         self._served_at = -inf
 
