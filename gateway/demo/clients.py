@@ -69,7 +69,7 @@ class Client(Protocol):
 
 @asynccontextmanager
 async def sdk_client(base_url: str, heard: Heard, *, habits: Habits = Habits()) -> AsyncIterator[Ask]:
-    """The openai SDK with its defaults."""
+    """Returns the openai SDK with its defaults."""
     import openai  # optional, and slow to import: the other commands must not wait for it
 
     async def leave(_request: Any) -> None:
@@ -121,7 +121,7 @@ async def plain_client(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     draw: Callable[[], float] = random.random,
 ) -> AsyncIterator[Ask]:
-    """A client with only the SDK's retry rules, which is many times faster; `draw` returns numbers from 0 to 1."""
+    """Returns a client with only the SDK's retry rules, which is many times faster; `draw` returns numbers from 0 to 1."""
 
     read_timeout_s = _READ_S if habits.timeout_s is None else habits.timeout_s
 

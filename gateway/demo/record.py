@@ -109,7 +109,7 @@ class Run:
         return median(self.overheads_ms) if self.overheads_ms else None
 
     def to_mapping(self) -> dict[str, Any]:
-        """The figures as JSON values."""
+        """Returns the figures as JSON values."""
         return {name: getattr(self, name) for name in _RUN_FIGURES}
 
 
@@ -218,7 +218,7 @@ class Trial:
         return known[ceil(share * len(known)) - 1] if known else None
 
     def to_mapping(self) -> dict[str, Any]:
-        """The figures as JSON values."""
+        """Returns the figures as JSON values."""
         return {name: getattr(self, name) for name in _TRIAL_FIGURES}
 
 

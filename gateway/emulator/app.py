@@ -277,7 +277,7 @@ def create_app(
     sleep: Sleep = asyncio.sleep,
     wall: Callable[[], float] = time.time,
 ) -> Emulator:
-    """The ASGI application of a scripted provider; see `Emulator` for the clocks."""
+    """Returns the ASGI application of a scripted provider; see `Emulator` for the clocks."""
     return Emulator(config, now=now, sleep=sleep, wall=wall)
 
 

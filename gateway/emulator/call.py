@@ -80,7 +80,7 @@ class EmulatedCall:
         self._watcher: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> bytes:
-        """The first value of a header (name in lower case), or nothing."""
+        """Returns the first value of a header (name in lower case), or nothing."""
         return next((value for each, value in self.headers if each == name), b"")
 
     def identify(self, identity: Headers) -> None:

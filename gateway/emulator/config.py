@@ -66,7 +66,7 @@ class EmulatorConfig:
 
     @classmethod
     def demo(cls) -> EmulatorConfig:
-        """The pace of a hosted model: 0.3 s to the first token, then 60 tokens a second, about 60 tokens."""
+        """Returns the pace of a hosted model: 0.3 s to the first token, then 60 tokens a second, about 60 tokens."""
         return cls(ttft_s=0.3, tokens_per_second=60.0, jitter=0.2, output_tokens=60, output_sigma=0.3)
 
     @classmethod
@@ -94,7 +94,7 @@ class EmulatorConfig:
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """The form that `from_mapping` reads back, as JSON values; the key is left out because it is a secret."""
+        """Returns the form that `from_mapping` reads back, as JSON values; the key is left out because it is a secret."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "api_key"}
         plain["models"] = list(self.models)
         plain["faults"] = [rule.to_mapping() for rule in self.faults]
@@ -105,7 +105,7 @@ class EmulatorConfig:
         return plain
 
     def limits_of(self, model: str) -> EmulatedLimits:
-        """The limits a key has on `model`."""
+        """Returns the limits a key has on `model`."""
         own = self.model_limits.get(model)
         if own is not None:
             return own

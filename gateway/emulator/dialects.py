@@ -41,14 +41,14 @@ class EmulatedAccount(Protocol):
         """Counts output tokens as they are produced."""
 
     def headers(self, now: float) -> Headers:
-        """The limit headers of an answer sent at `now`."""
+        """Returns the limit headers of an answer sent at `now`."""
 
     def throttle(self, wait_s: float, now: float, *, is_bare: bool = False) -> EmulatedReply:
-        """A 429 that asks for `wait_s` whatever the limits say; bare: without any hint."""
+        """Returns a 429 that asks for `wait_s` whatever the limits say; bare: without any hint."""
 
 
 def open_account(config: EmulatorConfig, model: str, now: float, wall: Callable[[], float]) -> EmulatedAccount:
-    """The account of one key and model in the configured dialect, with full limits."""
+    """Returns the account of one key and model in the configured dialect, with full limits."""
     limits = config.limits_of(model)
     match config.dialect:
         case "azure":

@@ -63,7 +63,7 @@ ENDPOINTS: Mapping[str, EmulatedEndpoint] = MappingProxyType(
 
 
 def canonical(path: str) -> tuple[str, str | None]:
-    """The `/v1/...` form of a path, and the deployment that an Azure path names."""
+    """Returns the `/v1/...` form of a path, and the deployment that an Azure path names."""
     if path.startswith("/v1/"):
         return path, None
     if path.startswith("/openai/deployments/"):

@@ -99,7 +99,7 @@ class FaultRule:
         return self.on_s is None or (elapsed_s - self.from_s) % (self.on_s + self.off_s) < self.on_s
 
     def to_mapping(self) -> dict[str, Any]:
-        """The form that `parse_rule` reads back."""
+        """Returns the form that `parse_rule` reads back."""
         everything = {
             "fault": self.fault.kind,
             "after_chunks": self.fault.after_chunks,
@@ -208,7 +208,7 @@ class FaultPlan:
         return any(rule.fault.kind in CONNECTION_FAULTS for rule in self.rules)
 
     def pick(self, model: str, now: float, key: str = "") -> Fault | None:
-        """The fault of the next call: the script's next entry, else the first rule that holds and fires."""
+        """Returns the fault of the next call: the script's next entry, else the first rule that holds and fires."""
         for name in (model, "*"):
             queue = self._scripts.get(name)
             if queue:

@@ -32,7 +32,7 @@ class EmulatedBucket:
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` units are there; 0 when they are. A nanounit of rounding is forgiven."""
+        """Returns the seconds until `amount` units are there; 0 when they are. A nanounit of rounding is forgiven."""
         missing = amount - self.level(now)
         return missing / self._rate if missing > 1e-9 * self.capacity else 0.0
 
@@ -41,15 +41,15 @@ class EmulatedBucket:
         self._level = self.level(now) - amount
 
     def remaining(self, now: float) -> int:
-        """Whole units left, at least 0."""
+        """Returns the whole units left, at least 0."""
         return max(0, math.floor(self.level(now) + 1e-6))
 
     def used(self, now: float) -> int:
-        """Whole units gone."""
+        """Returns the whole units gone."""
         return self.per_minute - self.remaining(now)
 
     def full_in_s(self, now: float) -> float:
-        """Seconds until the bucket is full: what OpenAI's reset headers tell."""
+        """Returns the seconds until the bucket is full: what OpenAI's reset headers tell."""
         return (self.capacity - self.level(now)) / self._rate
 
 
@@ -65,7 +65,7 @@ class EmulatedWindow:
         self._used = 0
 
     def remaining(self, now: float) -> int:
-        """Units left in the window of `now`."""
+        """Returns the units left in the window of `now`."""
         index = math.floor((now + 1e-6) / self.length_s)  # a caller that waited exactly as told is in the next one
         if index != self._index:
             self._index, self._used = index, 0
@@ -77,12 +77,12 @@ class EmulatedWindow:
         self._used += amount
 
     def ends_in_s(self, now: float) -> float:
-        """Seconds until the next window."""
+        """Returns the seconds until the next window."""
         return self.length_s - (now + 1e-6) % self.length_s
 
 
 def go_duration(seconds: float) -> str:
-    """A duration as Go prints it, to the millisecond: `120ms`, `1s`, `7.66s`, `2m59.56s`, `6m0s`, `1h0m0s`."""
+    """Returns a duration as Go prints it, to the millisecond: `120ms`, `1s`, `7.66s`, `2m59.56s`, `6m0s`, `1h0m0s`."""
     millis = round(seconds * 1000)
     if millis <= 0:
         return "0s"

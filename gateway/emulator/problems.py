@@ -44,11 +44,11 @@ class EmulatedProblem:
     innererror: Mapping[str, Any] | None = None
 
     def render(self, dialect: str) -> bytes:
-        """The JSON body in the shape of `dialect`."""
+        """Returns the JSON body in the shape of `dialect`."""
         return orjson.dumps({"error": self._error(dialect)})
 
     def reply(self, dialect: str, headers: Headers = (), *, is_bare: bool = False) -> EmulatedReply:
-        """The whole answer that refuses the call."""
+        """Returns the whole answer that refuses the call."""
         return EmulatedReply(status=self.status, body=self.render(dialect), headers=headers, is_bare=is_bare)
 
     def _error(self, dialect: str) -> dict[str, Any]:
@@ -72,12 +72,12 @@ class ProblemError(Exception):
 
 
 def unknown_url(method: str, path: str) -> EmulatedProblem:
-    """404 for an unknown path."""
+    """Returns the 404 for an unknown path."""
     return EmulatedProblem(404, f"Invalid URL ({method} {path})", code="unknown_url")
 
 
 def wrong_method(method: str, path: str, allowed: str) -> EmulatedProblem:
-    """405 for a known path asked with another method."""
+    """Returns the 405 for a known path asked with another method."""
     return EmulatedProblem(405, f"Not allowed to {method} on {path} (use {allowed})", code="method_not_supported")
 
 
@@ -90,14 +90,14 @@ def invalid_key(key: str) -> EmulatedProblem:
 
 
 def model_not_found(model: str) -> EmulatedProblem:
-    """404 for a model outside the configured ones."""
+    """Returns the 404 for a model outside the configured ones."""
     return EmulatedProblem(
         404, f"The model `{model}` does not exist or you do not have access to it.", code="model_not_found"
     )
 
 
 def context_length(dialect: str, window: int, used: int) -> EmulatedProblem:
-    """400 for a prompt beyond `window` tokens."""
+    """Returns the 400 for a prompt beyond `window` tokens."""
     if dialect == "anthropic":
         return EmulatedProblem(400, f"prompt is too long: {used} tokens > {window} maximum")
     text = (
@@ -108,7 +108,7 @@ def context_length(dialect: str, window: int, used: int) -> EmulatedProblem:
 
 
 def content_filter(dialect: str) -> EmulatedProblem:
-    """400 for a prompt the provider will not answer."""
+    """Returns the 400 for a prompt the provider will not answer."""
     if dialect == "anthropic":
         return EmulatedProblem(400, "Output blocked by content filtering policy")
     if dialect == "openai":
@@ -123,19 +123,19 @@ def content_filter(dialect: str) -> EmulatedProblem:
 
 
 def refused_key(_dialect: str) -> EmulatedProblem:
-    """401 for a key that was valid once."""
+    """Returns the 401 for a key that was valid once."""
     return EmulatedProblem(401, "Incorrect API key provided: *** (emulated).", code="invalid_api_key")
 
 
 def not_permitted(_dialect: str) -> EmulatedProblem:
-    """403 for a key without access."""
+    """Returns the 403 for a key without access."""
     return EmulatedProblem(
         403, "Project `proj-emulator` does not have access to the model (emulated).", code="model_not_found"
     )
 
 
 def no_such_model(dialect: str) -> EmulatedProblem:
-    """404 for any model."""
+    """Returns the 404 for any model."""
     if dialect == "anthropic":
         return EmulatedProblem(404, "model: emulated")
     return EmulatedProblem(

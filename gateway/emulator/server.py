@@ -87,7 +87,7 @@ class EmulatorServer:
 
     @property
     def connection_fault(self) -> str | None:
-        """The fault of the server as a whole that is in force."""
+        """Returns the fault of the server as a whole that is in force."""
         return self._listener.fault if self._listener is not None else None
 
     async def start(self) -> str:
@@ -164,7 +164,7 @@ class Emulators:
         self._starting = asyncio.Lock()
 
     async def start(self, name: str) -> str:
-        """The base URL of the emulator of this name."""
+        """Returns the base URL of the emulator of this name."""
         async with self._starting:
             server = self._servers.get(name)
             if server is None:

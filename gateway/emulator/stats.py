@@ -57,7 +57,7 @@ class Stats:
         self.departures.append({"at_s": self._wall(), "mono_s": now, "path": path, "model": model})
 
     def to_mapping(self) -> dict[str, Any]:
-        """The counters as JSON values."""
+        """Returns the counters as JSON values."""
         return {
             "requests": self.total,
             "by_endpoint": dict(self.endpoints),
@@ -86,7 +86,7 @@ class Recorded:
     body_bytes: int
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON values: header bytes as latin-1, the body as text for reading and as base64 for comparing."""
+        """Returns JSON values: header bytes as latin-1, the body as text for reading and as base64 for comparing."""
         return {
             "number": self.number,
             "at_s": self.at_s,

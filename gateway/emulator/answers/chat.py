@@ -22,7 +22,7 @@ _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence
 
 
 def answer_chat(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
-    """A chat completion as JSON or as a stream."""
+    """Answers with a chat completion as JSON or as a stream."""
     drafts = [_draft(ask, writer, choice) for choice in range(ask.choices)]
     head = {
         "id": writer.new_id("chatcmpl-"),
@@ -38,7 +38,7 @@ def answer_chat(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
 
 
 def answer_completion(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
-    """A legacy text completion as JSON or as a stream."""
+    """Answers with a legacy text completion as JSON or as a stream."""
     drafts = [writer.prose(ask, choice) for choice in range(ask.choices)]
     head = {
         "id": writer.new_id("cmpl-"),
@@ -53,7 +53,7 @@ def answer_completion(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
 
 
 def usage_of(ask: Ask, drafts: Sequence[Draft]) -> dict[str, Any]:
-    """OpenAI's usage object."""
+    """Returns OpenAI's usage object."""
     produced = _tokens(drafts)
     return {
         "prompt_tokens": ask.prompt_tokens,
@@ -65,12 +65,12 @@ def usage_of(ask: Ask, drafts: Sequence[Draft]) -> dict[str, Any]:
 
 
 def data_error(error_body: bytes) -> bytes:
-    """An error event in a chat stream."""
+    """Returns an error event in a chat stream."""
     return b"data: " + error_body + b"\n\n"
 
 
 def wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
-    """The function a call must be answered with: `tool_choice` given, and the tool's result is not there yet."""
+    """Returns the function a call must be answered with: `tool_choice` given, and the tool's result is not there yet."""
     tools, wish = ask.data.get("tools"), ask.data.get("tool_choice")
     if not isinstance(tools, list) or wish in (None, "none") or _last_role(ask) == "tool":
         return None
@@ -83,7 +83,7 @@ def wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
 
 
 def shaped(ask: Ask, writer: Writer, wish: object, choice: int = 0) -> Draft:
-    """Prose, or JSON where `wish` (response_format, or text.format of a Responses call) asks for it."""
+    """Returns prose, or JSON where `wish` (response_format, or text.format of a Responses call) asks for it."""
     kind = wish.get("type") if isinstance(wish, dict) else None
     if not isinstance(wish, dict) or kind not in ("json_object", "json_schema"):
         return writer.prose(ask, choice)

@@ -17,7 +17,7 @@ from gateway.emulator.answers.writer import Writer
 
 
 def answer_image(ask: Ask, writer: Writer) -> EmulatedReply:
-    """One grey pixel per image asked for, as base64 PNG."""
+    """Answers with one grey pixel per image asked for, as base64 PNG."""
     image = {"b64_json": _PIXEL, "revised_prompt": ask.prompt}
     usage = {"input_tokens": ask.prompt_tokens, "output_tokens": ask.choices, "total_tokens": 0}
     usage["total_tokens"] = usage["input_tokens"] + usage["output_tokens"]
@@ -26,12 +26,12 @@ def answer_image(ask: Ask, writer: Writer) -> EmulatedReply:
 
 
 def answer_speech(_ask: Ask, _writer: Writer) -> EmulatedReply:
-    """A twentieth of a second of silence, as WAV whatever format was asked for."""
+    """Answers with a twentieth of a second of silence, as WAV whatever format was asked for."""
     return EmulatedReply(body=_SILENCE, content_type=b"audio/wav")
 
 
 def answer_transcription(_ask: Ask, _writer: Writer) -> EmulatedReply:
-    """The text of any recording."""
+    """Answers with the text of any recording."""
     return json_reply({"text": "emulated transcription"})
 
 

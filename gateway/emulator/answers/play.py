@@ -40,7 +40,7 @@ class EmulatedPace:
 
 
 def refusal_of(fault: Fault, account: EmulatedAccount, dialect: str, now: float) -> EmulatedReply | None:
-    """The whole reply that `fault` consists of, or None for the faults that break a good answer."""
+    """Returns the whole reply that `fault` consists of, or None for the faults that break a good answer."""
     match fault.kind:
         case "rate_limit" | "rate_limit_bare":
             return account.throttle(fault.seconds or 0.0, now, is_bare=fault.kind == "rate_limit_bare")

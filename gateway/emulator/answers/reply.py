@@ -44,18 +44,18 @@ class Stream:
 
 
 def json_reply(value: Mapping[str, Any], tokens: int = 0) -> EmulatedReply:
-    """A 200 with `value` as JSON."""
+    """Returns a 200 with `value` as JSON."""
     return EmulatedReply(body=orjson.dumps(value), tokens=tokens)
 
 
 def frame(value: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One SSE event with `value` as JSON."""
+    """Returns one SSE event with `value` as JSON."""
     name = b"event: " + event.encode() + b"\n" if event else b""
     return name + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def around(template: Mapping[str, Any], event: str | None = None) -> tuple[bytes, bytes]:
-    """The bytes before and after the one changing string of an event; mark its place in `template` with `SLOT`.
+    """Returns the bytes before and after the one changing string of an event; mark its place in `template` with `SLOT`.
 
     The last mark wins, so that a mark smuggled in by an earlier field (a model name) changes nothing.
     """

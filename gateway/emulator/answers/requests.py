@@ -59,7 +59,7 @@ _MULTIPART_MODEL = re.compile(rb'name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n
 
 
 def read_json(body: bytes, deployment: str | None, default_model: str | None = None) -> dict[str, Any]:
-    """The body as an object with a `model`; a deployment in the path stands for it. Raises ProblemError."""
+    """Returns the body as an object with a `model`; a deployment in the path stands for it. Raises ProblemError."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -80,7 +80,7 @@ def read_json(body: bytes, deployment: str | None, default_model: str | None = N
 
 
 def read_multipart(body: bytes, deployment: str | None) -> dict[str, Any]:
-    """The `model` field of a form; the file itself is of no interest. Raises ProblemError."""
+    """Returns the `model` field of a form; the file itself is of no interest. Raises ProblemError."""
     found = _MULTIPART_MODEL.search(body)
     model = deployment or (found[1].decode("utf-8", "replace") if found else "")
     if not model:
@@ -89,7 +89,7 @@ def read_multipart(body: bytes, deployment: str | None) -> dict[str, Any]:
 
 
 def read_chat(data: dict[str, Any]) -> Ask:
-    """A chat completion."""
+    """Reads a chat completion."""
     messages = _array(data, "messages")
     texts = [_text_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
     _check_numbers(data)
@@ -99,7 +99,7 @@ def read_chat(data: dict[str, Any]) -> Ask:
 
 
 def read_completion(data: dict[str, Any]) -> Ask:
-    """A legacy text completion; a list of prompts is answered as one."""
+    """Reads a legacy text completion; a list of prompts is answered as one."""
     prompt = data.get("prompt", "")
     if isinstance(prompt, list):
         prompt = "\n".join(str(part) for part in prompt)
@@ -111,7 +111,7 @@ def read_completion(data: dict[str, Any]) -> Ask:
 
 
 def read_response(data: dict[str, Any]) -> Ask:
-    """A Responses call; `input` is a string or a list of items, or stands at the provider already."""
+    """Reads a Responses call; `input` is a string or a list of items, or stands at the provider already."""
     given = data.get("input")
     if given is None and not any(data.get(name) for name in _STORED):
         raise _missing("input")
@@ -126,7 +126,7 @@ def read_response(data: dict[str, Any]) -> Ask:
 
 
 def read_embedding(data: dict[str, Any]) -> Ask:
-    """An embeddings call: a text, a list of texts, a list of token numbers, or a list of such lists."""
+    """Reads an embeddings call: a text, a list of texts, a list of token numbers, or a list of such lists."""
     inputs = _inputs(data)
     _check_numbers(data)
     if data.get("encoding_format", "float") not in ("float", "base64"):
@@ -136,13 +136,13 @@ def read_embedding(data: dict[str, Any]) -> Ask:
 
 
 def read_moderation(data: dict[str, Any]) -> Ask:
-    """A moderation call."""
+    """Reads a moderation call."""
     inputs = _inputs(data)
     return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
 
 
 def read_prompt(field: str) -> Callable[[dict[str, Any]], Ask]:
-    """A reader for calls with one text in `field` (images, speech)."""
+    """Returns a reader for calls with one text in `field` (images, speech)."""
 
     def read(data: dict[str, Any]) -> Ask:
         text = data.get(field)
@@ -157,7 +157,7 @@ def read_prompt(field: str) -> Callable[[dict[str, Any]], Ask]:
 
 
 def read_anything(data: dict[str, Any]) -> Ask:
-    """A call without a prompt (a transcription)."""
+    """Reads a call without a prompt (a transcription)."""
     return Ask(data["model"], data)
 
 
@@ -184,7 +184,7 @@ def _input_text(item: Any, where: str) -> str:
 
 
 def _text_of(message: Any, where: str) -> str:
-    """All text of a message or of an input item, its parts joined."""
+    """Returns all text of a message or of an input item, its parts joined."""
     if not isinstance(message, dict):
         raise _wrong_type(where, "an object", message)
     content = message.get("content")

@@ -16,7 +16,7 @@ _Event = tuple[str, dict[str, Any]]
 
 
 def stream_of(pieces: Sequence[str], opened: dict[str, Any], closed: dict[str, Any], item: Mapping[str, Any]) -> Stream:
-    """The events of a response with one item: `opened` before there is any, `closed` at its end; a piece is a delta."""
+    """Returns the events of a response with one item: `opened` before there is any, `closed` at its end; a piece is a delta."""
     is_call = item["type"] == "function_call"
     lead, tail = _around_call(item) if is_call else _around_text(item)
     kind = "response.function_call_arguments.delta" if is_call else "response.output_text.delta"
@@ -40,7 +40,7 @@ def stream_of(pieces: Sequence[str], opened: dict[str, Any], closed: dict[str, A
 
 
 def response_error(error_body: bytes) -> bytes:
-    """An error event as seen on the wire: the error nested under its own key."""
+    """Returns an error event as seen on the wire: the error nested under its own key."""
     return b'event: error\ndata: {"type":"error","sequence_number":2,' + error_body[1:] + b"\n\n"
 
 

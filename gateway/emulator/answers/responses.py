@@ -18,7 +18,7 @@ from gateway.emulator.answers.writer import Draft, Writer
 
 
 def answer_response(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
-    """A response as JSON or as a stream of named events: a message, or a call of one of the tools that came along."""
+    """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given."""
     draft = _draft(ask, writer)
     opened = _response(ask, writer)
     item = _call_item(writer, draft) if draft.tool is not None else _message_item(writer, draft)
@@ -59,7 +59,7 @@ def _draft(ask: Ask, writer: Writer) -> Draft:
 
 
 def _wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
-    """The function to call: the one that `tool_choice` names, else the first; None once a call's output has come in.
+    """Returns the function to call: the one that `tool_choice` names, else the first; None once a call's output has come in.
 
     Unlike with chat, tools alone are reason enough: that is what the suites of the Responses API expect of `auto`.
     """
@@ -74,7 +74,7 @@ def _wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
 
 
 def _names(wish: object) -> Iterator[str]:
-    """The functions that a `tool_choice` allows; none: any."""
+    """Returns the functions that a `tool_choice` allows; none: any."""
     if not isinstance(wish, dict):
         return
     allowed = wish.get("tools") if wish.get("type") == "allowed_tools" else [wish]

@@ -23,7 +23,7 @@ _LARGE_DIMENSIONS = 3072
 
 
 def answer_embedding(ask: Ask, _writer: Writer) -> EmulatedReply:
-    """An embeddings list, as floats or base64 of little-endian float32."""
+    """Answers with an embeddings list, as floats or base64 of little-endian float32."""
     default = _LARGE_DIMENSIONS if "large" in ask.model else _DEFAULT_DIMENSIONS
     dimensions = min(ask.data.get("dimensions") or default, _LARGE_DIMENSIONS)
     is_base64 = ask.data.get("encoding_format") == "base64"
@@ -37,13 +37,13 @@ def answer_embedding(ask: Ask, _writer: Writer) -> EmulatedReply:
 
 
 def answer_moderation(ask: Ask, writer: Writer) -> EmulatedReply:
-    """A moderation list; a text with the word `violence` is flagged."""
+    """Answers with a moderation list; a text with the word `violence` is flagged."""
     results = [_verdict(text) for text in ask.inputs]
     return json_reply({"id": writer.new_id("modr-"), "model": ask.model, "results": results})
 
 
 def unit_vector(text: str, dimensions: int) -> list[float]:
-    """The vector of `text`; texts that share words share directions."""
+    """Returns the vector of `text`; texts that share words share directions."""
     vector = [0.0] * dimensions
     for word in _WORD.findall(text.lower()) or [text]:
         for chunk in struct.unpack("<8I", blake2b(word.encode("utf-8", "replace"), digest_size=32).digest()):

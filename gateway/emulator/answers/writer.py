@@ -61,11 +61,11 @@ class Writer:
         return int(self._wall())
 
     def new_id(self, prefix: str) -> str:
-        """A fresh id such as `chatcmpl-` + 24 hex digits."""
+        """Returns a fresh id such as `chatcmpl-` + 24 hex digits."""
         return f"{prefix}{self._rng.getrandbits(96):024x}"
 
     def prose(self, ask: Ask, choice: int = 0) -> Draft:
-        """A plain text answer."""
+        """Returns a plain text answer."""
         digest = self._digest(ask, choice)
         length = self._length(digest)
         opening = ["emulated", " answer", " to:", *(" " + word for word in ask.echo[:120].split()[:12])]
@@ -73,11 +73,11 @@ class Writer:
         return _cut(pieces[:length], ask.max_tokens, "stop")
 
     def json(self, ask: Ask, value: object) -> Draft:
-        """An answer that is the JSON of `value`."""
+        """Returns an answer that is the JSON of `value`."""
         return _cut(_split(orjson.dumps(value).decode()), ask.max_tokens, "stop")
 
     def call(self, ask: Ask, tool: str, schema: object) -> Draft:
-        """An answer that calls `tool` with arguments that fit its JSON schema."""
+        """Returns an answer that calls `tool` with arguments that fit its JSON schema."""
         arguments = orjson.dumps(example_of(schema)).decode() if isinstance(schema, dict) else "{}"
         draft = _cut(_split(arguments), ask.max_tokens, "tool_calls")
         return Draft(draft.pieces, draft.finish_reason, tool)
@@ -100,7 +100,7 @@ class Writer:
 
 
 def example_of(schema: Mapping[str, Any]) -> object:
-    """A value that fits a JSON schema, as far as types, enums, references and unions go."""
+    """Returns a value that fits a JSON schema, as far as types, enums, references and unions go."""
     return _example(schema, schema, 0)
 
 

@@ -53,7 +53,7 @@ class _PassingFile(FileResponse):
 
 
 def backup_route(policies: Policies, state: StateFile | None) -> BaseRoute:
-    """The route; `state` is None where the state is no file, and then it says what to do instead."""
+    """Returns the route; `state` is None where the state is no file, and then it says what to do instead."""
 
     async def backup(request: Request) -> Response:
         require_admin(policies, request)

@@ -61,7 +61,7 @@ def show_replay(replay: Replay) -> dict[str, Any]:
 
 
 def _of_calls(rows: Rows) -> dict[str, Any]:
-    """Calls that were answered, and those of them that no provider had to answer."""
+    """Sums calls that were answered, and those of them that no provider had to answer."""
     calls = sum(tally.answered for tally in rows.values())
     return _sums(calls, [tally for (layer, _, _), tally in rows.items() if layer != PROVIDER])
 
@@ -92,7 +92,7 @@ def _rank(group: tuple[str, object]) -> int:
 
 
 def _grouped(rows: Rows, place: int) -> dict[str, dict[tuple[str, str, str], SavingsRow]]:
-    """The rows by one of their three names."""
+    """Returns the rows by one of their three names."""
     groups: dict[str, dict[tuple[str, str, str], SavingsRow]] = {}
     for names, tally in rows.items():
         groups.setdefault(names[place], {})[names] = tally

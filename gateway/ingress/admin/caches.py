@@ -36,7 +36,7 @@ class CacheAdmin(Protocol):
     """What can be asked of whoever keeps answers."""
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Entries and bytes by kind, as `Store.stats` has them."""
+        """Returns entries and bytes by kind, as `Store.stats` has them."""
         ...
 
     async def purge(self, key: bytes | None, model: str | None, tenant: str | None) -> int:
@@ -52,7 +52,7 @@ class CacheAdmin(Protocol):
 
 
 def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> list[BaseRoute]:
-    """`GET /admin/cache`, `GET /admin/stats`, `POST /admin/cache/purge`, and `/admin/cache/why` with either method."""
+    """Returns `GET /admin/cache`, `GET /admin/stats`, `POST /admin/cache/purge`, and `/admin/cache/why` with either method."""
 
     async def show(request: Request) -> Response:
         require_admin(policies, request)

@@ -29,7 +29,7 @@ def explain_error(
 
 
 def read_headers(told: Sequence[str]) -> RawHeaders:
-    """Headers as they are written on a command line. Raises InvalidRequest for one without a colon."""
+    """Reads headers as they are written on a command line. Raises InvalidRequest for one without a colon."""
     pairs = [text.partition(":") for text in told]
     for name, colon, _ in pairs:
         if not colon or not name.strip():
@@ -57,7 +57,7 @@ def _delay(delay_s: float | None) -> str:
 
 
 def _matched(rule: ErrorRule, answer: ErrorAnswer) -> Iterator[str]:
-    """The conditions of the rule, as this answer meets them."""
+    """Yields the conditions of the rule, as this answer meets them."""
     wording = answer.wording
     if rule.phases:
         yield f"phase is {answer.phase}"

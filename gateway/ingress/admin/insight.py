@@ -15,7 +15,7 @@ from gateway.words import LANES, Lane
 
 
 def show_limits(admission: Admission, now: float) -> dict[str, Any]:
-    """Every limit of targets and keys: level, capacity, where it is known from, and when one more unit is free."""
+    """Shows every limit of targets and keys: level, capacity, where it is known from, and when one more unit is free."""
     return {
         "targets": {name: _target(line, now) for name, line in admission.gates.shown()},
         "keys": {name: _rows(limits.rows(now)) for name, limits in sorted(_key_sets(admission).items())},
@@ -44,7 +44,7 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
 
 
 def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
-    """Every limit of the config's own targets and keys; those that clients have named are no label for a metric."""
+    """Returns every limit of the config's own targets and keys; those that clients have named are no label for a metric."""
     gates = admission.gates
     rows = [
         (name, row) for name, line in gates.lines.items() if not gates.is_named(name) for row in line.gate.rows(now)

@@ -38,7 +38,7 @@ class ObjectAdmin(Protocol):
 
 
 def object_routes(policies: Policies, objects: ObjectAdmin) -> list[BaseRoute]:
-    """`POST /admin/objects/claim`."""
+    """Returns `POST /admin/objects/claim`."""
 
     async def claim(request: Request) -> Response:
         require_admin(policies, request)

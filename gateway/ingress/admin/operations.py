@@ -116,7 +116,7 @@ def metrics_route(
 def state_routes(
     policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any]
 ) -> list[BaseRoute]:
-    """All that shows the state of a running gateway, and the switches of its targets and accounts."""
+    """Returns all that shows the state of a running gateway, and the switches of its targets and accounts."""
 
     def show_targets() -> dict[str, dict[str, Any]]:
         return views.show_targets(admission, policies.current, clock.monotonic())
@@ -131,7 +131,7 @@ def state_routes(
 
 
 def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> list[BaseRoute]:
-    """`GET /admin/<name>` for each view, behind the admin key."""
+    """Returns `GET /admin/<name>` for each view, behind the admin key."""
 
     def route(name: str, view: Callable[[], Any]) -> BaseRoute:
         async def show(request: Request) -> Response:
@@ -144,7 +144,7 @@ def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> lis
 
 
 def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable[[str, To], None]) -> list[BaseRoute]:
-    """`POST /admin/targets/<name>` and `/admin/accounts/<name>` with `{"action": …}`, behind the admin key.
+    """Returns `POST /admin/targets/<name>` and `/admin/accounts/<name>` with `{"action": …}`, behind the admin key.
 
     `show` gives what there is, by kind and name; `force` carries out. The name may also come as `?name=` or in the body.
     """
@@ -169,7 +169,7 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
 
 
 async def read_object(request: Request, most: int, example: str) -> dict[str, Any]:
-    """The JSON object in the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
+    """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
     body = bytearray()
     try:
         async for part in request.stream():
@@ -185,7 +185,7 @@ async def read_object(request: Request, most: int, example: str) -> dict[str, An
 
 
 def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:
-    """The name of what is meant. Raises InvalidRequest when there is none, NotFound when nothing is called so."""
+    """Returns the name of what is meant. Raises InvalidRequest when there is none, NotFound when nothing is called so."""
     name = request.path_params.get("name") or request.query_params.get("name") or asked.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"Say which: /admin/{kind}/<name>, ?name= or the field 'name'.", param="name")

@@ -24,7 +24,7 @@ _THOUGHT = {True: "thinking_streams", False: "thinking_whole_answers"}
 
 
 def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> dict[str, dict[str, Any]]:
-    """Every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used."""
+    """Shows every target and every account of the config: breaker, failures, times, retries, pauses, and where it is used."""
     gates = admission.gates
     models, tokens = _uses(policy), _retry_tokens(policy)
     targets = {}
@@ -39,7 +39,7 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
 
 
 def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
-    """The state of each breaker under the name that the config has for it: a label for a metric, which may come twice."""
+    """Yields the state of each breaker under its name in the config: a label for a metric, which may come twice."""
     gates = admission.gates
     for name, line in gates.lines.items():
         if not gates.is_callers(name):  # these share their target's
@@ -55,7 +55,7 @@ def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
 
 
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
-    """The retry tokens left at each target, under the name that the config has for it."""
+    """Yields the retry tokens left at each target, under the name that the config has for it."""
     gates, tokens = admission.gates, _retry_tokens(policy)
     for name, line in gates.lines.items():
         label = gates.label(name)
@@ -153,7 +153,7 @@ def _payer(admission: Admission, line: Line) -> dict[str, str]:
 
 
 def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:
-    """The accounts of the config, each with the targets that it pays for; those that have none any more are left out."""
+    """Returns the accounts of the config, each with the targets that it pays for; those without any are left out."""
     paid: dict[str, list[str]] = {}
     for name, line in admission.gates.shown():
         paid.setdefault(line.gate.vitals.account.name, []).append(name)

@@ -82,11 +82,11 @@ class Breaker(StateMachine):
         return self._health.baseline
 
     def outcomes_in_window(self, now: float) -> tuple[int, int]:
-        """Calls that ended within the window, and how many of them failed; while not closed, in the window that opened it."""
+        """Returns the calls that ended in the window, and how many failed; while not closed, in the window that opened it."""
         return self._health.outcomes(now) if isinstance(self.phase, Closed) else self._health.window.failures()
 
     def failure_rate(self, now: float) -> float:
-        """The share of the calls of `outcomes_in_window` that failed, 0 to 1; of a peer's, where that has opened it."""
+        """Returns the share of the calls of `outcomes_in_window` that failed, 0 to 1; of a peer's, where that has opened it."""
         if self.peers.failure_rate is not None and not isinstance(self.phase, Closed):
             return self.peers.failure_rate
         calls, failures = self.outcomes_in_window(now)
@@ -126,10 +126,7 @@ class Breaker(StateMachine):
         return self.wait_s(now, rank)
 
     def take(self, now: float) -> int:
-        """Counts a call that goes, and returns its permit; may only be called when `admit` has returned 0.0.
-
-        The permit packs the generation and the time of sending, so that a late outcome is known as one.
-        """
+        """Counts a call that `admit` has let through; returns its permit, the generation and the time of sending."""
         if not self.is_clear:
             phase = self.phase
             if isinstance(phase, HalfOpen):
@@ -185,11 +182,7 @@ class Breaker(StateMachine):
             self.close("disabled", now, ramp_s=0.0)
 
     def force(self, to: Literal["open", "closed", "drained"] | None, now: float) -> None:
-        """Sets the state by hand.
-
-        `open` and `drained` stay until they are undone, `closed` is trusted at once, and None undoes what was set by hand:
-        the target is tried with probes.
-        """
+        """Sets the state by hand: open and drained stay until undone, closed is trusted at once, None undoes and probes."""
         if to == "open" or to == "drained":
             self._open(ByHand(to), "opened by hand" if to == "open" else "drained by hand", now)
         elif to == "closed":

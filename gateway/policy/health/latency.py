@@ -67,18 +67,18 @@ class Latency:
         self._at = now
 
     def peak_ewma(self, now: float) -> float:
-        """The seconds to expect of it: the worst of late, fading to what is usual; 0.0 when nothing is known."""
+        """Returns the seconds to expect of it: the worst of late, fading to what is usual; 0.0 when nothing is known."""
         peak, mean = self._peak, self._mean
         if peak <= mean:
             return peak
         return mean + (peak - mean) * exp((self._at - now) / DECAY_S)
 
     def hoped(self, now: float) -> float:
-        """The seconds that a target with nothing in flight may be hoped to take: the older the news, the fewer."""
+        """Returns the seconds that a target with nothing in flight may be hoped to take: the older the news, the fewer."""
         return self.peak_ewma(now) * exp((self._at - now) / FORGET_S)
 
     def quantile(self, p: float, min_samples: int = MIN_SAMPLES) -> float | None:
-        """The seconds within which the share `p` (above 0, to 1) of answers began, +-10 %; None: too few measured."""
+        """Returns the seconds within which the share `p` (above 0, to 1) of answers began, +-10 %; None: too few measured."""
         if self.count < max(min_samples, 1):
             return None
         sums = list(accumulate(self._weights))

@@ -66,7 +66,7 @@ def may_name(body: bytes, content_type: bytes) -> bool:
 def ids_in_body(
     body: bytes, parsed: dict[str, Any] | None, content_type: bytes, *, has_items: bool = False
 ) -> Iterator[Named | None]:
-    """The ids that the body names; None now and then, where others may have their turn. Raises InvalidRequest.
+    """Yields the ids that the body names; None now and then, where others may have their turn. Raises InvalidRequest.
 
     `parsed` is all of the body, parsed; `has_items`: items of responses are sent in it.
     """

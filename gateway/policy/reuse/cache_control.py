@@ -74,7 +74,7 @@ def answer_headers(age_s: float, fresh_s: float) -> list[tuple[bytes, bytes]]:
 
 
 def _by_name(value: bytes) -> dict[bytes, list[bytes | None]]:
-    """The arguments of each directive, without quotes; None for one that has none."""
+    """Returns the arguments of each directive, without quotes; None for one that has none."""
     said: dict[bytes, list[bytes | None]] = {}
     quotes = value.count(b'"')
     for part in _split_quoted(value) if quotes and quotes % 2 == 0 else value.split(b","):
@@ -96,7 +96,7 @@ def _split_quoted(value: bytes) -> list[bytes]:
 def _seconds(
     said: dict[bytes, list[bytes | None]], name: bytes, *, unread: float, bare: float | None = None
 ) -> list[float]:
-    """The numbers that this directive was given; `unread` stands for what is none, `bare` for a missing one."""
+    """Returns the numbers that this directive was given; `unread` stands for what is none, `bare` for a missing one."""
     without = unread if bare is None else bare
     return [without if argument is None else _number(argument, unread) for argument in said.get(name, ())]
 

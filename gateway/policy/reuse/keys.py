@@ -40,7 +40,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def canonical(request: Request, parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
-    """The body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
+    """Returns the body, parsed, in one form: keys sorted at every depth, no white space, without these top-level fields.
 
     A body stands for itself when two parsers may read it differently, or when it is nested too deeply to be written again, or
     large: programs write it the same way again. For one that is not parsed its digest stands.

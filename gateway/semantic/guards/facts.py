@@ -64,7 +64,7 @@ class Facts:
 
 
 def facts_of(text: str) -> Facts:
-    """Canonical facts of a question; linear in its length."""
+    """Returns the canonical facts of a question; linear in its length."""
     language, tokens = read(normalize("NFC", text))
     found: dict[str, list[str]] = {"language": [language]}
     for kind, token in tokens:
@@ -81,7 +81,7 @@ def facts_of(text: str) -> Facts:
 
 
 def objection(a: Facts, b: Facts) -> str | None:
-    """The first guard that does not see the same in both; `edition` when they cannot be compared; None: they agree."""
+    """Returns the first guard that does not see the same in both; `edition` when they cannot be compared; None: they agree."""
     if a.raw == b.raw:
         return None
     if len(a.raw) != len(b.raw):

@@ -49,7 +49,7 @@ _VERB_LAST: Token = ("break", VERB)
 
 
 def read(text: str) -> tuple[str, list[Token]]:
-    """The text's language, and its tokens in their order."""
+    """Returns the text's language, and its tokens in their order."""
     quotations: list[str] = []
     text = text.strip()
     start = _material_at(text)
@@ -187,7 +187,7 @@ class _TokenReader:
 
 
 def _phrase(candidates: Phrases, lowered: list[str], place: int, follower: str) -> tuple[int, Meaning] | None:
-    """The longest phrase that stands here: how many words follow the first, and what it means."""
+    """Returns the longest phrase that stands here: how many words follow the first, and what it means."""
     for rest, meaning in candidates:
         if not rest:
             return 0, meaning

@@ -18,7 +18,7 @@ def _is_pair(label: str, run: list[str]) -> bool:
 
 
 def forms_of(tokens: Iterable[Token]) -> list[str]:
-    """Every sentence in its form, one after the other."""
+    """Returns every sentence in its form, one after the other."""
     sentences = _Sentences()
     turns, placed = sentences.turns, sentences.word
     for kind, token in tokens:

@@ -26,7 +26,7 @@ PAUSE, STOP, VERB = ",", ".", "verb"
 
 
 def read_tables(name: str) -> dict[str, str]:
-    """The tables of one file by their names: what stands below `=== NAME`, without comments."""
+    """Returns the tables of one file by their names: what stands below `=== NAME`, without comments."""
     tables: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in (FOLDER / f"{name}.txt").read_text().splitlines():
@@ -109,7 +109,7 @@ def _language(name: str, lexicon: str, verbs: str = "", **traits: Any) -> Langua
 
 
 def unit_names() -> dict[str, str]:
-    """Every name of a unit, and the one it goes by."""
+    """Returns every name of a unit, and the one it goes by."""
     lines = (line.partition(":") for line in _ALL["units"].split("\n"))
     return {name: unit for unit, _, names in lines for name in [unit, *names.split()]}
 
@@ -139,7 +139,7 @@ def is_about_words(lowered: list[str]) -> bool:
 
 
 def language_of(lowered: list[str]) -> Language:
-    """The one that most of the words are signs of, the earlier of two; bare keywords count as English."""
+    """Returns the one that most of the words are signs of, the earlier of two; bare keywords count as English."""
     present = frozenset(lowered)
     votes = [len(language.signs & present) for language in LANGUAGES]
     most = max(votes)
