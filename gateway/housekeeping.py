@@ -181,12 +181,12 @@ class Housekeeping:
     async def _watch_load(self, now: float, lag_s: float) -> None:
         """Sheds load where there is too much, after freed memory is given back."""
         shedding, queue, bounds = self.shedding, self.admission.queue, self.policies.current.queue
-        resident, is_at_rest = resident_bytes(), not self.inflight and not queue.calls
+        resident, is_at_rest = resident_bytes(), not self.inflight and not queue.occupancy.calls
         if self._give_back.is_due(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
             await asyncio.to_thread(self._give_back.run)
             before, resident = resident, resident_bytes()
             self._give_back.done(now, before or 0, resident or 0)
-        shedding.observe(now, resident, queue.bytes, lag_s, bounds, is_at_rest=is_at_rest)
+        shedding.observe(now, resident, queue.occupancy.bytes, lag_s, bounds, is_at_rest=is_at_rest)
 
     def fill_gauges(self) -> None:
         """Sets the gauges of levels, which are only looked at when somebody asks for metrics."""
@@ -200,7 +200,7 @@ class Housekeeping:
         )
         queue = admission.queue
         pauses = {name: gate.paused for name, gate in gates.items()}
-        telemetry.set_queue(queue.depth, insight.oldest_s(admission, now), queue.bytes, pauses)
+        telemetry.set_queue(queue.occupancy.depth, insight.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_suspects(views.suspects(admission))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())

@@ -91,7 +91,7 @@ async def pause(gateway: Running, *headers: str) -> Response:
 
 def held(gateway: Running) -> int:
     """How many calls wait."""
-    return gateway.gateway._admission.queue.calls
+    return gateway.gateway._admission.queue.occupancy.calls
 
 
 @asynccontextmanager

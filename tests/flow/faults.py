@@ -262,7 +262,7 @@ def leftovers(bench: Bench) -> list[str]:
             "waiting": len(line.lineup),
         }
         found += [f"{gate.name} {place}: {count}" for place, count in places.items() if count]
-    if bench.admission.queue.calls or bench.admission.queue.bytes:
+    if bench.admission.queue.occupancy.calls or bench.admission.queue.occupancy.bytes:
         found.append("the queue is not empty")
     return found
 

@@ -123,7 +123,7 @@ def in_flight(bench: Bench) -> int:
 
 
 def held(bench: Bench) -> int:
-    return bench.admission.queue.calls
+    return bench.admission.queue.occupancy.calls
 
 
 async def refused(kind: type[Error], serving: Coroutine[object, object, object] | Served) -> Error:
@@ -287,7 +287,7 @@ async def test_a_held_call_whose_client_leaves_costs_nothing() -> None:
     await bench.serve()
     bench.meter.accounts.clear()
     task = await start(bench)
-    assert (held(bench), bench.admission.queue.bytes) == (1, len(bench.call().body))
+    assert (held(bench), bench.admission.queue.occupancy.bytes) == (1, len(bench.call().body))
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -330,7 +330,12 @@ async def test_a_thousand_who_leave_at_once_leave_nothing() -> None:
 
     assert held_before == 30  # what fits into 30 seconds; the others were refused at once
     queue = bench.admission.queue
-    assert (queue.calls, queue.bytes, in_flight(bench), sum(queue.depth.values())) == (0, 0, 0, 0)
+    assert (queue.occupancy.calls, queue.occupancy.bytes, in_flight(bench), sum(queue.occupancy.depth.values())) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert [timer for timer in bench.clock.timers if not timer.cancelled] == []
     assert len(bench.upstreams[0].sent) == 1
 

@@ -15,7 +15,7 @@ from gateway.call import Reply
 from gateway.errors import CircuitOpen, GatewayError
 from gateway.exchange import Outgoing
 from gateway.flow.admission import gates as gates_module
-from gateway.flow.admission.queue import Held, Line, Option
+from gateway.flow.admission.held import Held, Line, Option
 from gateway.policy.limits.limits import Cost
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import LimitsAre, Target

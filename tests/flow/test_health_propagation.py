@@ -647,11 +647,11 @@ def test_a_client_that_leaves_while_held_for_a_probe_leaves_nothing() -> None:
         await city.traffic(50, 1)
         task = city.start(lane="batch", deadline=clock.now + 600)
         await asyncio.sleep(0.1)
-        assert city.admission.queue.calls == 1
+        assert city.admission.queue.occupancy.calls == 1
 
         await gone(task)
 
-        assert city.admission.queue.calls == 0
+        assert city.admission.queue.occupancy.calls == 0
         await city.settle()
 
     run(story)

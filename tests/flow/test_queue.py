@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
+from gateway.flow.admission.held import Held, Left, Line, Option
+from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost, Style
 from gateway.policy.limits.rules import Limits
@@ -104,11 +105,9 @@ class Stage:
         return [timer.when - self.clock.now for timer in self.clock.timers if not timer.cancelled]
 
     def is_empty(self) -> bool:
-        queue = self.queue
-        lines = queue.lines.values()
-        return (queue.calls, queue.bytes, sum(queue.depth.values()), sum(len(line.lineup) for line in lines)) == (
-            0,
-        ) * 4
+        occupancy = self.queue.occupancy
+        tickets = sum(len(line.lineup) for line in self.queue.lines.values())
+        return (occupancy.calls, occupancy.bytes, sum(occupancy.depth.values()), tickets) == (0, 0, 0, 0)
 
 
 # -- Going
@@ -468,7 +467,7 @@ def test_ten_thousand_who_leave_leave_nothing() -> None:
         for n in range(10_000)
     ]
     watched: WeakSet[Held] = WeakSet(helds)
-    assert (stage.queue.calls, stage.queue.bytes) == (10_000, 10_000)
+    assert (stage.queue.occupancy.calls, stage.queue.occupancy.bytes) == (10_000, 10_000)
     random.Random(1).shuffle(helds)
     gc.collect()
     gc.disable()
@@ -497,7 +496,7 @@ def test_a_pause_with_many_answers_does_not_fill_the_heap() -> None:
         line.gate.settle(grant, None, stage.clock.now)
         stage.queue.freed(line)
 
-    assert len(stage.queue._moments) <= 10
+    assert len(stage.queue._wakeups) <= 10
     stage.clock.advance(500)
     assert stage.went() == [(held.seq, 500.0)]
 
@@ -512,10 +511,10 @@ def test_a_full_queue_takes_nobody_of_the_same_lane() -> None:
     batch, older, younger = stage.hold(line, lane="batch"), *(stage.hold(line, lane="background") for _ in range(2))
     stage.hold(line)
 
-    assert not stage.queue.has_room(place(stage, lane="background"))
+    assert not stage.queue.make_room(place(stage, lane="background"))
     assert stage.woken == []
     for urgent in ("batch", "interactive", "critical"):
-        assert stage.queue.has_room(place(stage, lane=urgent))
+        assert stage.queue.make_room(place(stage, lane=urgent))
         stage.hold(line, lane=urgent)
 
     assert [(held, held.left) for held, _ in stage.woken] == [
@@ -525,7 +524,7 @@ def test_a_full_queue_takes_nobody_of_the_same_lane() -> None:
     ]
     assert stage.woken[2][0].lane == "batch"
     assert batch.left is None
-    assert stage.queue.calls == 4
+    assert stage.queue.occupancy.calls == 4
 
 
 def test_the_youngest_of_all_lines_makes_room() -> None:
@@ -547,12 +546,12 @@ def test_bytes_are_bounded_too() -> None:
     line = stage.drained(rpm=1)
     small = [stage.hold(line, lane="batch", size=30) for _ in range(3)]
 
-    assert not stage.queue.has_room(place(stage, size=101))
+    assert not stage.queue.make_room(place(stage, size=101))
     assert stage.woken == []
-    assert stage.queue.has_room(place(stage, size=50))
+    assert stage.queue.make_room(place(stage, size=50))
 
     assert [held.left for held in small] == [None, Left.DISPLACED, Left.DISPLACED]
-    assert (stage.queue.calls, stage.queue.bytes) == (1, 30)
+    assert (stage.queue.occupancy.calls, stage.queue.occupancy.bytes) == (1, 30)
 
 
 def test_one_tenant_may_not_fill_the_queue_where_others_wait() -> None:
@@ -560,14 +559,14 @@ def test_one_tenant_may_not_fill_the_queue_where_others_wait() -> None:
     stage = Stage(QueueBounds(max_calls=8))
     line = stage.drained(rpm=1)
     for _ in range(7):
-        assert stage.queue.has_room(place(stage))
+        assert stage.queue.make_room(place(stage))
         stage.hold(line)
     other = stage.hold(line, tenant="b")
 
-    assert not stage.queue.has_room(place(stage))
-    assert not stage.queue.has_room(place(stage, lane="critical"))
+    assert not stage.queue.make_room(place(stage))
+    assert not stage.queue.make_room(place(stage, lane="critical"))
     stage.queue.leave(other)
-    assert stage.queue.has_room(place(stage))
+    assert stage.queue.make_room(place(stage))
 
 
 def test_a_tenant_who_fills_the_queue_makes_room_for_another() -> None:
@@ -576,13 +575,13 @@ def test_a_tenant_who_fills_the_queue_makes_room_for_another() -> None:
     line = stage.drained(rpm=1)
     greedy = [stage.hold(line) for _ in range(8)]
 
-    assert stage.queue.has_room(place(stage, tenant="b"))
+    assert stage.queue.make_room(place(stage, tenant="b"))
     stage.hold(line, tenant="b")
-    assert stage.queue.has_room(place(stage, tenant="b"))
+    assert stage.queue.make_room(place(stage, tenant="b"))
     stage.hold(line, tenant="b")
 
     assert [held.left for held in greedy[6:]] == [Left.DISPLACED] * 2
-    assert stage.queue.has_room(place(stage, tenant="c"))  # he has 6 of 8, which is all of his share
+    assert stage.queue.make_room(place(stage, tenant="c"))  # he has 6 of 8, which is all of his share
     assert [held.left for held in greedy[4:6]] == [None, Left.DISPLACED]
 
 
@@ -593,8 +592,8 @@ def test_shares_of_bytes_count_as_those_of_calls() -> None:
     stage.hold(line, size=70)
     stage.hold(line, tenant="b", size=1)
 
-    assert not stage.queue.has_room(place(stage, size=10))
-    assert stage.queue.has_room(place(stage, size=5))
+    assert not stage.queue.make_room(place(stage, size=10))
+    assert stage.queue.make_room(place(stage, size=5))
 
 
 def test_new_bounds_send_nobody_away() -> None:
@@ -605,7 +604,7 @@ def test_new_bounds_send_nobody_away() -> None:
 
     stage.queue.configure(QueueBounds(max_calls=2))
 
-    assert not stage.queue.has_room(place(stage))
+    assert not stage.queue.make_room(place(stage))
     assert [held.left for held in helds] == [None] * 5
 
 
@@ -732,9 +731,9 @@ def test_depths_are_counted_by_model_and_lane() -> None:
     stage.hold(line)
     held = stage.hold(line, lane="batch")
 
-    assert stage.queue.depth == {("m", "interactive"): 1, ("m", "batch"): 1}
+    assert stage.queue.occupancy.depth == {("m", "interactive"): 1, ("m", "batch"): 1}
     stage.queue.leave(held)
-    assert stage.queue.depth["m", "batch"] == 0
+    assert stage.queue.occupancy.depth["m", "batch"] == 0
 
 
 def test_a_line_is_made_once_and_can_be_forgotten() -> None:

@@ -138,7 +138,7 @@ async def test_a_held_call_keeps_its_bytes_and_nothing_that_was_parsed(start: St
             first.send(post(CHAT, orjson.dumps(chat())))
             await until(lambda: read[0] > 0)
             second.send(post(CHAT, body))
-            await until(lambda: gateway.gateway._admission.queue.bytes == len(body))
+            await until(lambda: gateway.gateway._admission.queue.occupancy.bytes == len(body))
             assert parsed_canaries() == 0
 
 

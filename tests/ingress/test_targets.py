@@ -247,7 +247,7 @@ def test_whatever_happened_it_can_be_shown(course: list[tuple[str, float]]) -> N
 async def held(bench: Bench, **changes: Any) -> asyncio.Task[Any]:
     """A call that waits in the delay queue."""
     task = asyncio.create_task(bench.serve(**{"lane": "batch", "deadline": bench.clock.now + 600, **changes}))
-    while not bench.admission.queue.calls:  # noqa: ASYNC110 - a counter of another task, which sets no event
+    while not bench.admission.queue.occupancy.calls:  # noqa: ASYNC110 - a counter of another task, which sets no event
         await asyncio.sleep(0)
     return task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from gateway.call import Call
-from gateway.flow.admission.queue import Held
+from gateway.flow.admission.held import Held
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.words import Endpoint, Lane
 from tests.sim.provider import Demand

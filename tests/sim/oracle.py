@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from gateway.flow.admission.queue import Held, Left
+from gateway.flow.admission.held import Held, Left
 from gateway.words import LANES, Lane
 from tests.sim.call import SimCall, held_of
 from tests.sim.clock import until
@@ -137,9 +137,9 @@ def leftovers(world: World) -> list[str]:
     """What is not as it was before the first call, once all have ended and every limit has had time to fill up."""
     world.run(for_s=86_400.0)
     queue, now = world.admission.queue, world.clock.now
-    left = [f"{queue.calls} calls held"] if queue.calls else []
-    left += [f"{queue.bytes} bytes held"] if queue.bytes else []
-    left += [f"{number} waiting: {depth}" for depth, number in queue.depth.items() if number]
+    left = [f"{queue.occupancy.calls} calls held"] if queue.occupancy.calls else []
+    left += [f"{queue.occupancy.bytes} bytes held"] if queue.occupancy.bytes else []
+    left += [f"{number} waiting: {depth}" for depth, number in queue.occupancy.depth.items() if number]
     for name, line in queue.lines.items():
         left += [f"{len(line.lineup)} in the line of {name}"] if len(line.lineup) else []
         left += [f"{line.gate.in_flight} in flight at {name}"] if line.gate.in_flight else []

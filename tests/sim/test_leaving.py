@@ -61,12 +61,12 @@ def test_ten_thousand_held_calls_can_leave_at_once() -> None:
     world = World([requests_site(60, 1)])
     tasks: list[Task] = [world.offer(Caller("background").call(world)) for _ in range(10_000)]
     world.run(for_s=0.5)
-    held = world.admission.queue.calls
+    held = world.admission.queue.occupancy.calls
 
     for task in tasks:
         task.cancel()
 
     assert held == 9_999
-    assert world.admission.queue.calls == 0
+    assert world.admission.queue.occupancy.calls == 0
     assert world.score.attempts == 1
     assert leftovers(world) == []

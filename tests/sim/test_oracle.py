@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.flow.admission.queue import DelayQueue, Held
+from gateway.flow.admission.held import Held
+from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.admission.fair_queue import FairQueue, Next
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost

@@ -73,7 +73,7 @@ class Stage:
     @property
     def waiting(self) -> int:
         """How many calls are held."""
-        return self.running.gateway._admission.queue.calls
+        return self.running.gateway._admission.queue.occupancy.calls
 
 
 Behind = Callable[..., Coroutine[Any, Any, Stage]]

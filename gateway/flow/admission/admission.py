@@ -23,8 +23,9 @@ from gateway.flow.admission.budgets import CallBudgets, KeyBudgets, token_cost
 from gateway.flow.admission.candidates import RANKS, Planner, estimate_of
 from gateway.flow.admission.gates import Gates
 from gateway.flow.admission.health import HealthPropagation
+from gateway.flow.admission.held import Held, Left, Line, Option
 from gateway.flow.admission.key_limits import KeyLimits
-from gateway.flow.admission.queue import DelayQueue, Held, Left, Line, Option
+from gateway.flow.admission.queue import DelayQueue
 from gateway.flow.admission.refusals import left_without_turn, too_late
 from gateway.flow.fleet.leases import Sharing
 from gateway.flow.keepalive import waiting_for
@@ -425,7 +426,7 @@ class Admission:
             wake=lambda: None if turn.done() else turn.set_result(None),
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it
-        if not is_back and not self.queue.has_room(held):
+        if not is_back and not self.queue.make_room(held):
             wait_s = home.line.ready_at(home, held.rank, held.tenant, since) - since
             raise QueueFull(
                 "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",

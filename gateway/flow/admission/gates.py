@@ -19,7 +19,8 @@ from secrets import token_bytes
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.flow.admission.queue import DelayQueue, Line
+from gateway.flow.admission.held import Line
+from gateway.flow.admission.queue import DelayQueue
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.health.rules import account_rules
 from gateway.policy.health.signs_of_life import Heard

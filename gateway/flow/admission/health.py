@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 
 from gateway.clock import Clock
 from gateway.flow.admission.gates import Gates
-from gateway.flow.admission.queue import DelayQueue, Line
+from gateway.flow.admission.held import Line
+from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.errors.classify import Diagnosis, Scope
 from gateway.policy.health.target_health import Account
 from gateway.policy.limits.gate import Gate

@@ -15,7 +15,7 @@ from gateway.errors import (
     RequestExceedsLimits,
     WaitTooLong,
 )
-from gateway.flow.admission.queue import Held, Left, Option
+from gateway.flow.admission.held import Held, Left, Option
 
 EARLY_S = 0.05
 """Who was refused comes back so long before the turn that is promised to it."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.health import Hand
-from gateway.flow.admission.queue import Line
+from gateway.flow.admission.held import Line
 from gateway.flow.fleet.codec import BreakerMove, read_hand, write_hand, write_move
 from gateway.flow.fleet.news_memory import MOST_KEPT, KnownEnds
 from gateway.policy.health.breaker import Breaker

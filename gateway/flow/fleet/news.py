@@ -18,7 +18,7 @@ from typing import Literal
 
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
-from gateway.flow.admission.queue import Line
+from gateway.flow.admission.held import Line
 from gateway.flow.fleet.codec import (
     BreakerMove,
     read_limits,

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gateway.flow.admission.admission import Admission
-from gateway.flow.admission.queue import Line
+from gateway.flow.admission.held import Line
 from gateway.policy.limits.limits import Cost, LimitRow, LimitSet
 from gateway.words import LANES, Lane
 
@@ -29,8 +29,8 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
     """
     queue = admission.queue
     return {
-        "calls": queue.calls,
-        "bytes": queue.bytes,
+        "calls": queue.occupancy.calls,
+        "bytes": queue.occupancy.bytes,
         "lines": {
             name: {
                 "next_chance_s": None if line.wakes_at == inf else max(0.0, line.wakes_at - now),

@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.health import MISSING_REMEDY, missing_model
-from gateway.flow.admission.queue import Line
+from gateway.flow.admission.held import Line
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.latency import Latency
 from gateway.policy.health.suspects import Suspicion
