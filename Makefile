@@ -19,7 +19,7 @@ run: $(VENV)/.run ## start the gateway on config.example.yaml (CONFIG=… for an
 	@exec $(BIN)/gateway serve --config $(CONFIG)
 
 # Processes that tests start, and each pytest worker, find the code compiled, whatever the environment prefers.
-test sim soak: export PYTHONDONTWRITEBYTECODE =
+test sim soak bench bench-peers: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.dev ## all tests, on all cores; one that takes three minutes has hung, and fails with every thread's stack
 	@$(BIN)/pytest -n auto --dist worksteal --timeout 180 $(PYTEST)

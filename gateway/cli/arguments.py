@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 
 from gateway.config.policies.admission import KINDS
-from gateway.demo.outage import Outage
-from gateway.demo.storm import Storm
-from gateway.emulator.config import DIALECTS
-from gateway.emulator.faults import FAULTS
 from gateway.ingress.admin.operations import ACTIONS
 from gateway.settings import MOST_WORKERS
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line; `command` of what it parses names the function that carries it out."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Returns the parser of the command line; `command` of what it parses names the function that carries it out.
+
+    It takes the arguments of all commands; where `only` is given, another command may lack those that are known to the
+    modules that carry it out, and which need not be imported then.
+    """
     parser = argparse.ArgumentParser(
         prog="gateway",
         description="An OpenAI-compatible LLM gateway that runs as a sidecar.",
@@ -95,6 +95,44 @@ def build_parser() -> argparse.ArgumentParser:
         description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare."
         " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways.",
     )
+    if only in (None, "demo"):
+        _add_demo(command)
+
+    command = commands.add_parser(
+        "emulate",
+        help="run the emulator: a provider with limits, latency and faults, no key needed",
+        description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if only in (None, "emulate"):
+        _add_emulator(command)
+
+    command = commands.add_parser("version", help="print the version")
+    command.set_defaults(command="version:version")
+    return parser
+
+
+EMULATOR_FLAGS = {
+    "--ttft": "time to the first token, seconds",
+    "--tokens-per-second": "pace of the output",
+    "--jitter": "sigma of the lognormal factor on both",
+    "--output-tokens": "median length of an answer",
+    "--rpm": "requests per minute, per key and model",
+    "--burst": "so many of them at once (default: all of a minute)",
+    "--tpm": "tokens per minute, per key and model",
+    "--max-concurrency": "calls in flight, per key and model",
+    "--seed": "seed of everything random",
+    "--models": "comma-separated; others get 404 (default: any name)",
+    "--api-key": "the only key that is let in (default: any)",
+    "--context-window": "tokens; longer requests get context_length_exceeded",
+}
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `gateway demo`; no other command needs to import the demo and what it is made of."""
+    from gateway.demo.outage import Outage  # as said above
+    from gateway.demo.storm import Storm  # as said above
+
     storm, outage = Storm(), Outage()
     command.add_argument("--calls", type=_count, default=storm.calls, help="made at once (default: %(default)s)")
     command.add_argument("--rpm", type=_count, default=storm.rpm, help="the provider's limit (default: %(default)s)")
@@ -117,13 +155,13 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the figures as JSON; progress to standard error")
     command.set_defaults(command="play:demo")
 
-    command = commands.add_parser(
-        "emulate",
-        help="run the emulator: a provider with limits, latency and faults, no key needed",
-        description="Run a scripted provider. Everything can be changed while it runs: POST /__emulator/config.",
-        epilog="faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+def _add_emulator(command: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `gateway emulate`; no other command needs to import the emulator."""
+    from gateway.emulator.config import DIALECTS  # as said above
+    from gateway.emulator.faults import FAULTS  # as said above
+
+    command.epilog = "faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items())
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     command.add_argument("--port", type=_port, default=9000, help="default: %(default)s; 0 takes a free one")
     command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
@@ -133,26 +171,6 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--fault", action="append", metavar="FAULT=PROBABILITY", help="e.g. e500=0.1; may be repeated")
     command.add_argument("--no-limit-headers", dest="limit_headers", action="store_const", const="false")
     command.set_defaults(command="play:emulate")
-
-    command = commands.add_parser("version", help="print the version")
-    command.set_defaults(command="version:version")
-    return parser
-
-
-EMULATOR_FLAGS = {
-    "--ttft": "time to the first token, seconds",
-    "--tokens-per-second": "pace of the output",
-    "--jitter": "sigma of the lognormal factor on both",
-    "--output-tokens": "median length of an answer",
-    "--rpm": "requests per minute, per key and model",
-    "--burst": "so many of them at once (default: all of a minute)",
-    "--tpm": "tokens per minute, per key and model",
-    "--max-concurrency": "calls in flight, per key and model",
-    "--seed": "seed of everything random",
-    "--models": "comma-separated; others get 404 (default: any name)",
-    "--api-key": "the only key that is let in (default: any)",
-    "--context-window": "tokens; longer requests get context_length_exceeded",
-}
 
 
 def _add_cache(command: argparse.ArgumentParser) -> None:

@@ -8,20 +8,19 @@ import os
 import sys
 from pathlib import Path
 
+from gateway.cli.config import compile_config, settings_of
 from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
 from gateway.clock import SystemClock
 from gateway.config.describe import describe
-from gateway.config.load import load_snapshot, locate_policies
+from gateway.config.load import locate_policies
 from gateway.config.policies.errors import ErrorTables, read_error_tables
 from gateway.config.policies.folder import list_error_files
 from gateway.config.reading.problems import Problem
 from gateway.errors import ConfigError, GatewayError, NotFound
 from gateway.ingress.admin.explain import explain
 from gateway.ingress.admin.explain_error import explain_error, read_headers
-from gateway.policy.snapshot import PolicySnapshot, Provider
+from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
-from gateway.upstream.pools import Pools
-from gateway.upstream.wire import Wire
 from gateway.workers.listeners import require_shared
 
 
@@ -94,25 +93,3 @@ def _body_of(text: str) -> bytes:
         return sys.stdin.buffer.read()
     is_literal = len(text) > 255 or text.lstrip().startswith(("{", "[", "<", '"'))  # no name of a file
     return text.encode(errors="replace") if is_literal or not Path(text).is_file() else Path(text).read_bytes()
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """Returns the settings of the process, those given as options first. Raises pydantic's ValidationError."""
-    names = ("config", "host", "port", "workers", "log_format", "log_level")
-    return Settings(**{name: value for name in names if (value := getattr(options, name, None)) is not None})
-
-
-def compile_config(settings: Settings) -> PolicySnapshot:
-    """Returns the policy of a config, with which nothing will be sent. Raises ConfigError."""
-
-    async def no_emulator(_name: str) -> str:
-        raise RuntimeError("nothing is sent while a config is only checked")
-
-    pools = Pools(no_emulator)
-
-    def connect(provider: Provider, model: str | None) -> Wire:
-        return Wire(provider, model, pools.transport(provider))
-
-    return load_snapshot(
-        settings.config, os.environ, connect=connect, version=1, now_wall=SystemClock().wall(), host=settings.host
-    )

@@ -6,6 +6,7 @@ is in a module that is imported when it is called. Every failure is a sentence o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -18,7 +19,8 @@ from gateway.errors import ConfigError, StoreUnusable
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
     try:
         module, function = options.command.split(":")
         command = getattr(import_module(f"gateway.cli.{module}"), function)

@@ -10,10 +10,9 @@ import sys
 
 import uvloop
 
-from gateway.cli.check import compile_config, settings_of
+from gateway.cli.config import compile_config, settings_of
 from gateway.cli.exits import fail
 from gateway.workers.single import serve
-from gateway.workers.supervisor import Supervisor, WorkerFailed
 
 
 def run_gateway(options: argparse.Namespace) -> int:
@@ -23,6 +22,8 @@ def run_gateway(options: argparse.Namespace) -> int:
         stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     if settings.workers > 1:
+        from gateway.workers.supervisor import Supervisor, WorkerFailed  # one process needs none
+
         try:
             return Supervisor(settings, os.environ, compile_config(settings)).run()
         except WorkerFailed as error:

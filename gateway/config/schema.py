@@ -68,7 +68,8 @@ Windows = Literal["continuous", "minute", "azure"]
 class Entry(BaseModel):
     """The base of all entries: an empty value, or an empty variable, counts as a missing one."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    # A config uses few of the kinds of entries, so each builds its validator when it is first used, and not at every start.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
     stand_ins: ClassVar[Section] = {}
     """Values for required fields that are bad or missing, so that the entry's other fields can still be checked."""
 

@@ -154,26 +154,3 @@ class EmulatorServer:
     def _renew_date(self, loop: asyncio.AbstractEventLoop) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._tick = loop.call_later(1.0, self._renew_date, loop)
-
-
-class Emulators:
-    """The emulators that run inside this process, by name; each starts with its first use."""
-
-    def __init__(self) -> None:
-        self._servers: dict[str, EmulatorServer] = {}
-        self._starting = asyncio.Lock()
-
-    async def start(self, name: str) -> str:
-        """Returns the base URL of the emulator of this name."""
-        async with self._starting:
-            server = self._servers.get(name)
-            if server is None:
-                server = EmulatorServer(EmulatorConfig.demo())
-                await server.start()
-                self._servers[name] = server
-        return server.base_url
-
-    async def stop(self) -> None:
-        """Stop them all."""
-        for server in self._servers.values():
-            await server.stop()

@@ -17,8 +17,8 @@ from gateway.demo.clients import (
     retry_wait_s,
     sdk_client,
 )
-from gateway.emulator import EmulatorServer
 from gateway.emulator.faults import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ from gateway.demo.outage import (
 from gateway.demo.record import Trial
 from gateway.demo.show import Display, show_outage
 from gateway.demo.stage import gateway_between
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock
 

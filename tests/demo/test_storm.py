@@ -18,7 +18,7 @@ from gateway.demo.clients import Ask, CallFailedError, Connect, Heard, plain_cli
 from gateway.demo.record import Run
 from gateway.demo.show import Display, show
 from gateway.demo.storm import DIRECT, THROUGH, Storm, fire, measure, run_storm
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.demo.support import Terminal
 
 AT_ONCE = EmulatorConfig()

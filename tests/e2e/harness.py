@@ -20,8 +20,9 @@ import yaml
 from openai import AsyncOpenAI, OpenAI
 
 from gateway.app import Gateway
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from gateway.ingress.inflight import InFlight
 from gateway.settings import Settings
 from tests.loopback import blocking_plain_http, plain_http

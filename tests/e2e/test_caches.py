@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli.main import main
 from gateway.clock import SteadyClock
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from tests.e2e.caches import (
     CHAT,
     EMBEDDINGS,

@@ -15,8 +15,8 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator import EmulatorServer
 from gateway.emulator.faults import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from gateway.policy.openai import sse
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Response, Running, chat, connect, post

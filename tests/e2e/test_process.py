@@ -18,7 +18,8 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import PATIENCE_S, chat, config_of, connect, get, post
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ import orjson
 import pytest
 import yaml
 
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.flow.reuse.entries import LEAST_ROOM
 from gateway.flow.reuse.shared_answer import PIECE_BYTES, SLOW_READER
 from gateway.store.sqlite.store import SqliteStore

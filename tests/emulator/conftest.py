@@ -12,7 +12,9 @@ import orjson
 import pytest
 import uvloop
 
-from gateway.emulator import Emulator, EmulatorConfig, EmulatorServer
+from gateway.emulator.app import Emulator
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 
 StartServer = Callable[..., Awaitable[EmulatorServer]]
 WALL_S = 1_790_000_000.0  # 2026-09-21T14:13:20Z

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulator import EmulatorConfig, create_app
 from gateway.emulator.answers.vectors import unit_vector
 from gateway.emulator.answers.writer import example_of
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
 
 

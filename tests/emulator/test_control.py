@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.emulator import EmulatorConfig, create_app
+from gateway.emulator.app import create_app
+from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import (
     WALL_S,
     FakeClock,

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

@@ -8,8 +8,9 @@ import socket
 import httpx
 import pytest
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_rule
+from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import (
     FakeClock,
     Seen,

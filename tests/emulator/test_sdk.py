@@ -12,8 +12,9 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_script_entry
+from gateway.emulator.server import EmulatorServer
 from tests.emulator.conftest import StartServer
 from tests.loopback import plain_http
 

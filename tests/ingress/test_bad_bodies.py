@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.ingress.peek import peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.openai.json_edit import with_model

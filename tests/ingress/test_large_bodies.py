@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.errors import BodyTooComplex, GatewayError
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import ENDPOINTS

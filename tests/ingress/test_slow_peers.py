@@ -12,7 +12,7 @@ import socket
 import orjson
 import pytest
 
-from gateway.emulator import EmulatorConfig
+from gateway.emulator.config import EmulatorConfig
 from gateway.ingress.http.connection import sweep_connections
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import Running, chat, config_of, connect, get, post, until

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
+from gateway.emulator.server import EmulatorServer
 from gateway.emulator.stats import Stats
 from tests.replicas.processes import child
 from tests.soak.support import wait_for

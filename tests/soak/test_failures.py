@@ -20,8 +20,9 @@ import pytest
 import yaml
 from openai import AsyncOpenAI
 
-from gateway.emulator import EmulatorConfig, EmulatorServer
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_rule
+from gateway.emulator.server import EmulatorServer
 from tests.soak.conftest import Report
 from tests.soak.storms import Answered, Client, clients, codes, percentile, request
 from tests.soak.support import Served, serve, sum_of
