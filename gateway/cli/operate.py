@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
-from gateway.cli import admin, caches, state
-from gateway.cli.admin import AdminClient, AdminRefused
+from gateway.cli import showing
+from gateway.cli.client import AdminClient, AdminRefused, question, save
 from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
 
 
@@ -18,20 +19,22 @@ def targets(options: argparse.Namespace) -> int:
     """Shows how targets and accounts are doing, or switches one by hand."""
     action, name = options.action, options.name
     if not action:
-        return _ask(options, AdminClient.targets, admin.table)
+        return _ask(options, lambda client: client.get("targets"), showing.table)
     if not name:
         return fail(f"which one? gateway targets {action} NAME; 'gateway targets' shows them", UNUSABLE)
-    return _ask(options, lambda client: client.switch(action, name), admin.sentence)
+    kind = "targets" if "/" in name else "accounts"
+    path = f"{kind}/{quote(name, safe='/')}"
+    return _ask(options, lambda client: client.post(path, {"action": action}), showing.sentence)
 
 
 def stats(options: argparse.Namespace) -> int:
     """Shows what was spared, by model, tenant or layer."""
-    return _ask(options, AdminClient.stats, lambda answer: caches.stats_table(answer, options.by))
+    return _ask(options, lambda client: client.get("stats"), lambda answer: showing.stats_table(answer, options.by))
 
 
 def cache_show(options: argparse.Namespace) -> int:
     """Shows what the caches hold."""
-    return _ask(options, AdminClient.cache, caches.cache_table)
+    return _ask(options, lambda client: client.get("cache"), showing.cache_table)
 
 
 def cache_purge(options: argparse.Namespace) -> int:
@@ -39,27 +42,27 @@ def cache_purge(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("key", "model", "tenant", "all") if getattr(options, name)}
     if not given:
         return fail("purge what? --key HEX, --model NAME, --tenant NAME, or --all for everything", UNUSABLE)
-    return _ask(options, lambda client: client.purge(given), caches.purged)
+    return _ask(options, lambda client: client.post("cache/purge", given), showing.purged)
 
 
 def cache_why(options: argparse.Namespace) -> int:
     """Tells how a call fared with the caches, or how a request would fare now."""
 
     def ask(client: AdminClient) -> dict[str, Any]:
-        body = caches.question(options.request, sys.stdin)
+        body = question(options.request, sys.stdin)
         if body is None:
-            return client.recall(options.request)
+            return client.get(f"cache/why?request={quote(options.request, safe='')}")
         whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
-        return client.explain({"body": body, **whose})
+        return client.post("cache/why", {"body": body, **whose})
 
-    return _ask(options, ask, caches.story)
+    return _ask(options, ask, showing.story)
 
 
 def state_backup(options: argparse.Namespace) -> int:
     """Copies the state file of a running gateway, and checks the copy."""
     from gateway.store.sqlite.schema import damage_of  # no other command needs sqlite
 
-    return _ask(options, lambda client: state.save(client.backup(), options.file, damage_of), state.saved)
+    return _ask(options, lambda client: save(client.backup(), options.file, damage_of), showing.saved)
 
 
 def claim(options: argparse.Namespace) -> int:
@@ -68,7 +71,7 @@ def claim(options: argparse.Namespace) -> int:
     given = {"tenant": options.tenant, "ids": ids, "move": options.move}
     if options.provider:
         given["provider"] = options.provider
-    return _ask(options, lambda client: client.claim(given), admin.claimed)
+    return _ask(options, lambda client: client.post("objects/claim", given), showing.claimed)
 
 
 def _ask(

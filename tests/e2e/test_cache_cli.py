@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli.admin import AdminRefused
-from gateway.cli.caches import LONGEST_NAME, cache_table, purged, question, size, stats_table, story
+from gateway.cli.client import LONGEST_NAME, AdminRefused, question
 from gateway.cli.main import main
+from gateway.cli.showing import cache_table, purged, size, stats_table, story
 from gateway.flow.reuse.stats import PROVIDER, Savings
 from gateway.ingress.admin.cache_views import show_cache, show_savings
 from gateway.policy.snapshot import StoreBounds

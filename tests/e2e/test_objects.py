@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.cli.admin import AdminClient, AdminRefused
+from gateway.cli.client import AdminClient, AdminRefused
 from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, Response, Running, chat, config_of, connect, get, post
@@ -662,9 +662,9 @@ async def test_what_was_there_before_can_be_claimed(gateway: Running, provider: 
     old, taken = provider.make("files"), await create(gateway, "files", A)
     client = AdminClient(gateway.url, ADMIN_KEY)
 
-    said = await asyncio.to_thread(client.claim, {"tenant": "b", "ids": [old, taken]})
+    said = await asyncio.to_thread(client.post, "objects/claim", {"tenant": "b", "ids": [old, taken]})
     found = await ask(gateway, *(get(f"/v1/files/{id}", B) for id in (old, taken)))
-    moved = await asyncio.to_thread(client.claim, {"tenant": "b", "ids": [taken], "move": True})
+    moved = await asyncio.to_thread(client.post, "objects/claim", {"tenant": "b", "ids": [taken], "move": True})
     (now_own,) = await ask(gateway, get(f"/v1/files/{taken}", B))
 
     assert (said["claimed"], said["others"], said["provider"]) == (1, {taken: "a"}, "main")
@@ -724,7 +724,7 @@ async def test_no_spelling_of_a_form_leads_around(
 )
 async def test_a_claim_that_makes_no_sense_is_refused(gateway: Running, asked: dict[str, Any], word: str) -> None:
     with pytest.raises(AdminRefused, match=word):
-        await asyncio.to_thread(AdminClient(gateway.url, ADMIN_KEY).claim, asked)
+        await asyncio.to_thread(AdminClient(gateway.url, ADMIN_KEY).post, "objects/claim", asked)
 
 
 async def test_ownership_survives_a_restart_with_a_file(

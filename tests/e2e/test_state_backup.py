@@ -8,9 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.cli.admin import AdminRefused
+from gateway.cli.client import AdminRefused, save
 from gateway.cli.main import main
-from gateway.cli.state import save
 from gateway.store.sqlite.schema import damage_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, config_of, connect, get, post
