@@ -75,7 +75,7 @@ async def measure(run: Run, storm: Storm, connect: Connect, now: Now) -> None:
 
 
 async def _warm_up(connect: Connect) -> None:
-    """A client's first call loads half of its package, which is no part of the storm."""
+    """Makes one call beforehand: a client's first call loads half of its package, which is no part of the storm."""
     async with provider(EmulatorConfig()) as server, connect(server.base_url, lambda _status, _headers: None) as ask:
         await ask(0)
 

@@ -82,7 +82,7 @@ def wrong_method(method: str, path: str, allowed: str) -> EmulatedProblem:
 
 
 def invalid_key(key: str) -> EmulatedProblem:
-    """401; shows no more of a wrong key than its ends."""
+    """Returns the 401 for a wrong key, of which it shows no more than the ends."""
     if not key:
         return EmulatedProblem(401, "You didn't provide an API key; send it as `Authorization: Bearer KEY`.")
     shown = f"{key[:3]}***{key[-4:]}" if len(key) > 12 else "***"
@@ -144,7 +144,7 @@ def no_such_model(dialect: str) -> EmulatedProblem:
 
 
 def quota(dialect: str) -> EmulatedProblem:
-    """An account without credit: OpenAI's 429, Anthropic's 400."""
+    """Returns the refusal of an account without credit: OpenAI's 429, Anthropic's 400."""
     if dialect == "anthropic":
         return EmulatedProblem(400, "Your credit balance is too low to access the Anthropic API (emulated).")
     text = "You exceeded your current quota, please check your plan and billing details (emulated)."
@@ -152,14 +152,14 @@ def quota(dialect: str) -> EmulatedProblem:
 
 
 def server_error(_dialect: str) -> EmulatedProblem:
-    """500, the provider's own failure."""
+    """Returns the 500 of a provider's own failure."""
     return EmulatedProblem(
         500, "The server had an error while processing your request (emulated).", type="server_error"
     )
 
 
 def overloaded_503(dialect: str) -> EmulatedProblem:
-    """503, too many callers."""
+    """Returns the 503 for too many callers."""
     text = "The server is overloaded (emulated)."
     if dialect == "azure":
         text = "System is currently experiencing high demand and cannot process your request (emulated)."
@@ -167,7 +167,7 @@ def overloaded_503(dialect: str) -> EmulatedProblem:
 
 
 def overloaded_529(_dialect: str) -> EmulatedProblem:
-    """529, Anthropic's word for overload."""
+    """Returns the 529, Anthropic's word for overload."""
     return EmulatedProblem(529, "Overloaded", type="overloaded_error", code="overloaded_error")
 
 

@@ -120,7 +120,7 @@ class Recorder:
             self._bytes -= len(self._kept.popleft().body)
 
     def last(self, count: int) -> list[dict[str, Any]]:
-        """The last `count`, oldest first."""
+        """Returns the last `count`, oldest first."""
         return [each.to_mapping() for each in list(self._kept)[-count:]] if count else []
 
     def clear(self) -> None:

@@ -182,7 +182,7 @@ class _Block:
         self._np = np
         self.codes: NDArray[int8] = np.empty((size, dims), np.int8)
         self.inverse: NDArray[float32] = np.zeros(size, np.float32)
-        """One over the length of each vector."""
+        """The inverse of the length of each vector."""
         self.sketches: NDArray[uint64] = np.empty((SKETCH_BITS // 64, size), np.uint64)
         self.rows: list[VectorRow | None] = [None] * size
         self.used = 0

@@ -48,7 +48,7 @@ class _Trouble:
     until: float = 0.0
     """The model is not asked before this time."""
     is_tried: bool = False
-    """One question is asking whether the model works again."""
+    """True while one question tries whether the model works again."""
 
     def stands_off(self, now: float) -> bool:
         return self.failures > 0 and (self.is_tried or now < self.until)

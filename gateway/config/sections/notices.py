@@ -56,8 +56,10 @@ def _provider_notices(providers: Mapping[str, Provider]) -> Iterator[str]:
 
 
 def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[str]:
-    """A fallback that does not see the caller's credential, or that does, is not to be a surprise; the emulator shows it to
-    nobody."""
+    """Tells which targets of a plan see the caller's credential and which do not, so that neither is a surprise.
+
+    The emulator is left out: it shows the credential to nobody.
+    """
     keyless = {n for n, p in providers.items() if p.api_key is None and not p.base_url.startswith(EMULATOR)}
     for name, model in models.items():
         bound = model.for_callers or model

@@ -57,7 +57,7 @@ class Writer:
         self._cycle = [" " + word for word in drawn.choices(_PROSE.split(), k=_CYCLE)]
 
     def created(self) -> int:
-        """Epoch seconds."""
+        """Returns the time in epoch seconds."""
         return int(self._wall())
 
     def new_id(self, prefix: str) -> str:

@@ -24,7 +24,7 @@ from gateway.ingress.admin.operations import require_admin
 from gateway.policy.snapshot import Policies
 
 TOKEN_BYTES = 8
-"""In the name of a copy, so that two at once are two files."""
+"""The random bytes in the name of a copy, so that two at once are two files."""
 log = logging.getLogger("gateway.admin")
 
 
@@ -53,7 +53,7 @@ class _PassingFile(FileResponse):
 
 
 def backup_route(policies: Policies, state: StateFile | None) -> BaseRoute:
-    """Returns the route; `state` is None where the state is no file, and then it says what to do instead."""
+    """Returns `GET /admin/state/backup`; where the state is no file, `state` is None and the answer says what to do instead."""
 
     async def backup(request: Request) -> Response:
         require_admin(policies, request)

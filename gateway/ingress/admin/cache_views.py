@@ -1,4 +1,4 @@
-"""What operators see of the layers that spare a provider: sizes, savings and the story of one call, as plain data.
+"""Shows operators the layers of reuse as plain data: sizes, savings and the story of one call.
 
 Read-only, and none of it on the hot path. Invariant: an unknown price is counted as one, never as nothing.
 """
@@ -13,13 +13,13 @@ from gateway.flow.reuse.stats import PROVIDER, SavingsRow
 from gateway.policy.snapshot import StoreBounds
 
 Rows = Mapping[tuple[str, str, str], SavingsRow]
-"""By layer, model and key."""
+"""The savings by layer, model and key."""
 LAYERS = ("idempotency", "single_flight", "exact", "semantic", PROVIDER)
-"""In the order in which they are asked."""
+"""The layers in the order in which they are asked."""
 
 
 def show_cache(stats: Mapping[str, Mapping[str, int]], bounds: StoreBounds, rows: Rows) -> dict[str, Any]:
-    """What is kept, how much may be, and what all of it has saved so far."""
+    """Shows what is kept, how much may be, and what all of it has saved so far."""
     return {
         "kept": {kind: dict(sizes) for kind, sizes in stats.items()},
         "bounds": {
@@ -32,7 +32,7 @@ def show_cache(stats: Mapping[str, Mapping[str, int]], bounds: StoreBounds, rows
 
 
 def show_savings(rows: Rows) -> dict[str, Any]:
-    """What was saved since the start: of all calls, by layer, by model and by key."""
+    """Shows what was saved since the start: in all, by layer, by model and by key."""
     return {
         "total": _of_calls(rows),
         "layers": {layer: _of_layer(layer, part) for layer, part in sorted(_grouped(rows, 0).items(), key=_rank)},
@@ -42,7 +42,7 @@ def show_savings(rows: Rows) -> dict[str, Any]:
 
 
 def show_replay(replay: Replay) -> dict[str, Any]:
-    """How a call was spared its provider, or why not."""
+    """Shows how a call was answered without a provider, or why not."""
     saved = replay.saved
     return {
         "result": replay.result,
@@ -61,13 +61,13 @@ def show_replay(replay: Replay) -> dict[str, Any]:
 
 
 def _of_calls(rows: Rows) -> dict[str, Any]:
-    """Sums calls that were answered, and those of them that no provider had to answer."""
+    """Sums up the calls that were answered, and those of them that needed no provider."""
     calls = sum(tally.answered for tally in rows.values())
     return _sums(calls, [tally for (layer, _, _), tally in rows.items() if layer != PROVIDER])
 
 
 def _of_layer(layer: str, rows: Rows) -> dict[str, Any]:
-    """As for all calls, of those for which the layer was asked; the provider spares nothing."""
+    """Sums up the calls for which the layer was asked; the provider, as a layer, saves nothing."""
     if layer == PROVIDER:
         return _sums(sum(tally.answered for tally in rows.values()), [])
     return _sums(sum(tally.asked for tally in rows.values()), rows.values())
@@ -92,7 +92,7 @@ def _rank(group: tuple[str, object]) -> int:
 
 
 def _grouped(rows: Rows, place: int) -> dict[str, dict[tuple[str, str, str], SavingsRow]]:
-    """Returns the rows by one of their three names."""
+    """Returns the rows, grouped by one of their three names."""
     groups: dict[str, dict[tuple[str, str, str], SavingsRow]] = {}
     for names, tally in rows.items():
         groups.setdefault(names[place], {})[names] = tally

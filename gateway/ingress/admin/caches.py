@@ -1,6 +1,6 @@
-"""What operators ask of the layers that spare a provider, and do to them: `/admin/cache` and `/admin/stats`.
+"""Serves `/admin/cache` and `/admin/stats`: what operators ask of the layers of reuse, and do to them.
 
-Behind the admin key, and none of it on the hot path. It must not know how answers are kept: whoever does is a `CacheAdmin`.
+Behind the admin key, and none of it on the hot path. It must not know how answers are kept: that is behind `CacheAdmin`.
 Invariant: nothing is forgotten that was not named, and everything only when that is said in so many words.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger("gateway.admin")
 
 
 class CacheAdmin(Protocol):
-    """What can be asked of whoever keeps answers."""
+    """Looks into the store of answers, and purges it."""
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         """Returns entries and bytes by kind, as `Store.stats` has them."""
@@ -44,7 +44,7 @@ class CacheAdmin(Protocol):
         ...
 
     async def explain(self, endpoint: Endpoint, body: dict[str, Any], tenant: str) -> Replay:
-        """What each layer would say of this request now; nothing is kept, and nothing sent but a question to be embedded.
+        """Returns what each layer would say of this request now; nothing is kept, and at most a question sent to be embedded.
 
         Raises the GatewayError that the request would be answered with.
         """
@@ -107,7 +107,7 @@ def _whose(found: Recollection) -> dict[str, str]:
 
 
 def _selection(asked: Mapping[str, Any]) -> tuple[bytes | None, str | None, str | None]:
-    """What is to be forgotten: key, model, tenant. Raises InvalidRequest."""
+    """Reads what is to be forgotten: key, model, tenant. Raises InvalidRequest."""
     _refuse_strangers(asked, (*SELECTORS, "all"))
     named = {name: _text_of(asked, name) for name in SELECTORS}
     is_all = asked.get("all", False)
@@ -144,7 +144,7 @@ def _named(key: bytes | None, model: str | None, tenant: str | None) -> str:
 
 
 def _question(policy: PolicySnapshot, asked: Mapping[str, Any]) -> tuple[Endpoint, dict[str, Any], str]:
-    """A request that was not made: where, what and whose. Raises InvalidRequest."""
+    """Reads a request that was not made: its endpoint, body and tenant. Raises InvalidRequest."""
     _refuse_strangers(asked, ("body", "endpoint", "tenant"))
     body = asked.get("body")
     if not isinstance(body, dict):
@@ -157,7 +157,7 @@ def _question(policy: PolicySnapshot, asked: Mapping[str, Any]) -> tuple[Endpoin
 
 
 def _only_tenant(policy: PolicySnapshot) -> str:
-    """Whose request it is, where that goes without saying. Raises InvalidRequest."""
+    """Returns the tenant of a config that has only one. Raises InvalidRequest for others."""
     tenants = sorted({key.tenant for key in policy.keys.values()} or {policy.anonymous.tenant})
     if len(tenants) > 1:
         raise InvalidRequest(
@@ -175,7 +175,7 @@ def _text_of(asked: Mapping[str, Any], name: str) -> str | None:
 
 
 def _refuse_strangers(asked: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """A field that is not known might be a selector, misspelt: without it, more would be meant than was."""
+    """Refuses unknown fields: one might be a misspelt selector, and without it more would be meant than was."""
     for name in asked:
         if name not in known:
             close = get_close_matches(name, known, n=1)

@@ -1,4 +1,4 @@
-"""What would happen to a request, told without sending anything."""
+"""Tells what would happen to a request, without sending anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHARGES = {
     "real": "input tokens and what answers usually take",
 }
 PROXY_PATIENCE_S = 60.0
-"""How long nginx, ALB and others wait for the first byte of an answer, unless they are told."""
+"""Seconds that nginx, ALB and others wait for the first byte of an answer, unless they are told."""
 _CHOICES: Mapping[Choice, str] = {
     "weighted": "each tier shared by weight",
     "in_order": "as listed",
@@ -72,7 +72,7 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked,
 
 
 def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
-    """Who may be given whose answer."""
+    """Tells which answers are kept, shared and given again."""
     parsed, exact = peeked.parsed or {}, caching.exact
     told = [f"set {caching.name}"]
     told.append("an Idempotency-Key is " + (f"kept for {caching.keep_s:g} s" if caching.keep_s else "ignored"))
@@ -87,7 +87,7 @@ def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
 
 
 def _plan(model: Model) -> Iterator[tuple[Target, str]]:
-    """Where a call may go, and when."""
+    """Yields the targets that a call may use, with the words that say when."""
     for target in model.plan:
         yield target, "" if target in model.targets else "  (fallback)"
     for target in model.context_plan:
@@ -156,7 +156,7 @@ def _price(asked: str, target: Target) -> str:
 
 
 def _lane(key: Key, model: Model) -> str:
-    """How a call of this key waits when nothing has room."""
+    """Tells how a call of this key waits when nothing has room."""
     holding = model.holding
     told = []
     if len(model.plan) > len(model.targets):
@@ -169,7 +169,7 @@ def _lane(key: Key, model: Model) -> str:
 
 
 def _retries(retries: Retries) -> Iterator[str]:
-    """How often the call may be tried, and what each class of error leads to."""
+    """Tells how often the call may be tried, and what each class of error leads to."""
     caps = [f"{rule.attempts}{_range(rule.above_usd, rule.below_usd)}" for rule in retries.by_cost]
     money = "" if retries.max_usd_per_call is None else f"; at most ${retries.max_usd_per_call:g} for all of them"
     yield f"attempts  {', '.join([f'{retries.attempts}', *caps])}{money}"
@@ -195,7 +195,7 @@ def _range(above_usd: float | None, below_usd: float | None) -> str:
 
 
 def _lacking(can: Capabilities) -> str:
-    """What calls must not need here."""
+    """Names what the target cannot do."""
     lacking = [name.replace("_", " ") for name in ("tools", "images", "structured_output") if not getattr(can, name)]
     lacking += [f"more than {can.context_window} tokens"] if can.context_window is not None else []
     return ", ".join(lacking)
@@ -212,7 +212,7 @@ def _breaker(rules: BreakerRules, key: Key) -> str:
 
 
 def _counts(counting: Counting) -> str:
-    """By which rule a call is charged against the limits, and whether they are learned."""
+    """Tells by which rule a call is charged against the limits, and whether they are learned."""
     style = counting.style
     windows = [] if style.request_window_s is None else [f"requests in windows of {style.request_window_s:g} s"]
     windows += [] if style.token_window_s is None else [f"tokens in windows of {style.token_window_s:g} s"]

@@ -1,4 +1,4 @@
-"""What the gateway would make of a provider's error, told without sending anything: class, rule, and why it matched."""
+"""Tells what the gateway makes of a provider's error, without sending anything: class, rule, and why it matched."""
 
 from __future__ import annotations
 

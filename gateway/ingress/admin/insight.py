@@ -1,4 +1,4 @@
-"""What operators see of admission: limits, queue and pauses as plain data, for `/admin/*` and the gauges.
+"""Shows operators admission as plain data: limits, queue and pauses, for `/admin/*` and the gauges.
 
 Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants.
 """
@@ -23,7 +23,7 @@ def show_limits(admission: Admission, now: float) -> dict[str, Any]:
 
 
 def show_queue(admission: Admission, now: float) -> dict[str, Any]:
-    """Who waits where: by target, lane and tenant, how many, since when, and how long a newcomer would wait.
+    """Shows the calls that wait by target, lane and tenant: how many, since when, and how long a newcomer would wait.
 
     A call that may use several targets is in the line of each.
     """
@@ -54,7 +54,7 @@ def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
 
 
 def oldest_s(admission: Admission, now: float) -> dict[Lane, float]:
-    """Since when the longest waiting call of each lane has been held, in seconds."""
+    """Returns the seconds for which the oldest held call of each lane has waited."""
     oldest = dict.fromkeys(LANES, 0.0)
     for line in admission.gates.lines.values():
         for (lane, _), since in line.lineup.oldest().items():

@@ -1,6 +1,6 @@
-"""What operators do about objects at providers: give those that were there before to their tenants.
+"""Serves `/admin/objects`: operators give objects at providers that were there before to their tenants.
 
-Behind the admin key, and not on the hot path. It must not know how that is remembered: whoever does is an `ObjectAdmin`.
+Behind the admin key, and not on the hot path. It must not know how owners are remembered: that is behind `ObjectAdmin`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger("gateway.admin")
 
 
 class ObjectAdmin(Protocol):
-    """What can be asked of whoever remembers whose objects are."""
+    """Changes the owners of objects."""
 
     async def claim(
         self, rules: ObjectRules, provider: str, tenant: str, ids: Sequence[str], *, moves: bool
     ) -> list[str]:
-        """Give objects to a tenant, unless they are another's; `moves`: also then. Whose each is then, in order."""
+        """Gives objects to a tenant, those of another only if `moves`; returns the owner that each has then, in order."""
         ...
 
 
@@ -63,7 +63,7 @@ def _rules(policy: PolicySnapshot) -> ObjectRules:
 
 
 def _what(asked: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str], bool]:
-    """Tenant, ids, and whether those of another are meant, too. Raises InvalidRequest."""
+    """Reads the tenant, the ids, and whether ids of another tenant are meant, too. Raises InvalidRequest."""
     for name in asked:
         if name not in _FIELDS:
             raise InvalidRequest(
@@ -84,7 +84,7 @@ def _what(asked: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str],
 
 
 def _provider(asked: Mapping[str, Any], policy: PolicySnapshot) -> str:
-    """Where the objects are: the one that is named, that of `passthrough`, or the only one. Raises InvalidRequest."""
+    """Returns the provider of the objects: the one named, that of `passthrough`, or the only one. Raises InvalidRequest."""
     named = asked.get("provider")
     if named is None and policy.passthrough is not None:
         return policy.passthrough.provider

@@ -37,11 +37,11 @@ LIVE_PATHS = ("/healthz", "/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/health/readiness")
 SWITCH_EXAMPLE = '{"action": "drain"}'
 MOST_BYTES = 65_536
-"""Of what an operator sends."""
+"""The most bytes that an operator may send."""
 
 To = Literal["open", "closed", "drained"]
 ACTIONS: Mapping[str, To] = {"open": "open", "close": "closed", "drain": "drained", "reset": "closed"}
-"""What can be done to a breaker by hand, and the state that comes of it."""
+"""The actions that a person may take on a breaker, and the state that each leads to."""
 Shown = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Gather = Callable[[], Awaitable[Collector]]
 """The numbers of every process that serves this port."""
@@ -55,7 +55,7 @@ def health_routes(
     wall: Callable[[], float] = time.time,
     emulated: Callable[[], Sequence[str]] = tuple,
 ) -> list[BaseRoute]:
-    """Alive as long as it answers; ready until it leaves, whether or not the store that replicas share can be reached.
+    """Returns the routes of health: alive as long as it answers, ready until it leaves, with or without the shared store.
 
     `state` tells how that store is, None where there is none; `wall` is the clock of its `since`. `emulated` names the
     providers in whose place the emulator answers others than this machine: made-up answers are not service, so no
@@ -84,7 +84,7 @@ def health_routes(
 
 
 def _store_health(health: StoreHealth, now_wall: float) -> dict[str, Any]:
-    """Without the reason, which may name hosts: anybody may ask."""
+    """Shows the store's health without the reason, which may name hosts: anybody may ask."""
     news = {"news": "not heard"} if health.is_deaf else {}
     return {
         "status": "up" if health.is_up else "gone",
@@ -116,7 +116,7 @@ def metrics_route(
 def state_routes(
     policies: Policies, admission: Admission, clock: Clock, show_config: Callable[[], Any]
 ) -> list[BaseRoute]:
-    """Returns all that shows the state of a running gateway, and the switches of its targets and accounts."""
+    """Returns the routes that show the state of a running gateway, and the switches of its targets and accounts."""
 
     def show_targets() -> dict[str, dict[str, Any]]:
         return views.show_targets(admission, policies.current, clock.monotonic())
@@ -185,7 +185,7 @@ async def read_object(request: Request, most: int, example: str) -> dict[str, An
 
 
 def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:
-    """Returns the name of what is meant. Raises InvalidRequest when there is none, NotFound when nothing is called so."""
+    """Returns the name of the target or account that is meant. Raises InvalidRequest without one, NotFound for a wrong one."""
     name = request.path_params.get("name") or request.query_params.get("name") or asked.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"Say which: /admin/{kind}/<name>, ?name= or the field 'name'.", param="name")

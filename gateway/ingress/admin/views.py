@@ -1,4 +1,4 @@
-"""What operators see of the health of targets and of the accounts that pay for them, for `/admin/targets` and the gauges.
+"""Shows operators the health of targets and of the accounts that pay for them, for `/admin/targets` and the gauges.
 
 Read-only, and none of it on the hot path. Times come out in seconds from now, never as monotonic instants. Invariant:
 looking moves no breaker, so an open one whose time is over stays open until a call comes.
@@ -49,7 +49,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
 
 
 def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
-    """Whether each target is suspect, under the name that the config has for it, which may come twice."""
+    """Yields whether each target is suspect, under its name in the config, which may come twice."""
     for name, line in admission.gates.lines.items():
         yield admission.gates.label(name), line.gate.vitals.heard.suspicion is not None
 
@@ -83,14 +83,14 @@ def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
 
 
 def _warning(line: Line, label: str) -> str | None:
-    """What the operator has to mend there, and how; None: nothing that is known."""
+    """Returns what the operator has to mend at the target, and how, or None."""
     if not line.gate.vitals.heard.has_lost_model:
         return None
     return f"{missing_model(label)}; {MISSING_REMEDY}"
 
 
 def _suspect(suspicion: Suspicion | None, now: float) -> dict[str, Any] | None:
-    """Since when nothing is heard of it, and how many calls from there are being tried elsewhere; None: it is not suspect."""
+    """Shows since when nothing is heard of a suspect target, and how many of its calls are tried elsewhere; else None."""
     if suspicion is None:
         return None
     return {"reason": suspicion.reason, "since_s": _ago(suspicion.since, now), "moving": suspicion.moving}
@@ -123,14 +123,14 @@ def _breaker(breaker: Breaker, now: float) -> dict[str, Any]:
 
 
 def _since_s(breaker: Breaker, now: float) -> float | None:
-    """Since when it is in its state; None: closed. A half-open one is so from the time at which probes were due."""
+    """Returns the seconds since it opened, or, where it is half open, since probes were due; None: it is closed."""
     if breaker.state == "closed":
         return None
     return _ago(breaker.probe_at if breaker.state == "half_open" else breaker.opened_at, now)
 
 
 def _next_probe_s(breaker: Breaker, now: float) -> float | None:
-    """When calls may try it: 0.0 the next one that comes; None: it is closed, or stays as it is until a person says so."""
+    """Returns the seconds until a call may probe it; None: it is closed, or stays as it is until a person says so."""
     if breaker.state == "half_open":
         return 0.0
     return None if breaker.probe_at == inf else _left(breaker.probe_at, now)
@@ -165,7 +165,7 @@ def _name_of(paid: tuple[Account, list[str]]) -> str:
 
 
 def _uses(policy: PolicySnapshot) -> Mapping[str, dict[str, Any]]:
-    """By target: the models that have it among their own, and as what."""
+    """Returns by target the models that have it among their own, with its order and weight there."""
     uses: dict[str, dict[str, Any]] = {}
     for model in _models(policy):
         for target in model.targets:
@@ -174,7 +174,7 @@ def _uses(policy: PolicySnapshot) -> Mapping[str, dict[str, Any]]:
 
 
 def _retry_tokens(policy: PolicySnapshot) -> Mapping[str, float]:
-    """By target: the most retry tokens it ever has. Where models differ, what the tightest of them reckons with."""
+    """Returns by target the most retry tokens that it ever has, by the tightest of the models that use it."""
     tokens: dict[str, float] = {}
     for model in _models(policy):
         for target in model.plan:

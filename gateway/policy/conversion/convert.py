@@ -140,9 +140,9 @@ def _after_usage(usage_event: bytes) -> bytes:
 
 
 def _with_null(event: bytes, follower: bytes) -> bytes:
-    """A chunk that says that its usage is not known yet, where the provider would have said it.
+    """Returns the chunk with `"usage":null`, as a provider writes it that was asked for usage.
 
-    What has blanks between its fields was never stripped of it.
+    A chunk with blanks between its fields was never stripped of it, and comes back as it is.
     """
     if b'"choices":[' not in event or b'"usage":' in event:
         return event

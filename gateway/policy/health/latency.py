@@ -44,7 +44,7 @@ class Latency:
         self._next = 1.0
 
     def observe(self, seconds: float, now: float) -> None:
-        """An answer's first byte came after so many seconds."""
+        """Takes in that the first byte of an answer came after so many seconds."""
         self.count = count = self.count + 1
         mean = self._mean
         floor = seconds if seconds < mean else mean
@@ -62,7 +62,7 @@ class Latency:
             self._scale_down()
 
     def penalise(self, seconds: float, now: float) -> None:
-        """A call failed there: for a while it is expected to be slower than usual by so many seconds."""
+        """Makes the target be expected slower than usual by so many seconds for a while, because a call failed there."""
         self._peak = max(self.peak_ewma(now), self._mean + seconds)
         self._at = now
 

@@ -70,7 +70,7 @@ def _reference(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def references_searched(body: bytes) -> Iterator[str | None]:
-    """The same of a body that nobody parses; None now and then, where others may have their turn. Raises InvalidRequest."""
+    """Yields the same of a body that is not parsed; None now and then, so that others get their turn. Raises InvalidRequest."""
     count = 0
     for start in range(0, len(body), _PIECE_BYTES):
         yield None

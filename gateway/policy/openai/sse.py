@@ -37,7 +37,7 @@ class EventCutter:
     def __init__(self) -> None:
         self._pending = bytearray()
         self.is_idle = True
-        """Nothing is held back and no event has begun: a chunk of whole events need not be fed."""
+        """True while nothing is held back and no event has begun: a chunk of whole events need not be fed."""
         self.inside = False
         """The bytes returned last end inside an event, which was too long to be held back."""
 

@@ -24,7 +24,7 @@ class Directives:
     no_cache: bool = False
     """No stored answer may be given."""
     only_if_cached: bool = False
-    """Only a stored answer may be given."""
+    """True if only a stored answer may be given (`only-if-cached`)."""
     max_age_s: float | None = None
     min_fresh_s: float = 0.0
     """The answer has to stay fresh for at least this long, in seconds."""
@@ -84,7 +84,7 @@ def _by_name(value: bytes) -> dict[bytes, list[bytes | None]]:
 
 
 def _split_quoted(value: bytes) -> list[bytes]:
-    """Split at commas, but not in a quoted string."""
+    """Splits at commas, but not in a quoted string (RFC 9110, 5.6.4)."""
     parts = [b""]
     for number, piece in enumerate(value.split(b'"')):
         first, *others = [piece] if number % 2 else piece.split(b",")

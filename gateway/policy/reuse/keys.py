@@ -28,10 +28,10 @@ ACCOUNTS = frozenset((b"openai-organization", b"openai-project"))
 _WHITE = b" \t\r\n"
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
-"""From 2**63 on, parsers disagree about whole numbers: some round them."""
+"""Matches whole numbers from 2**63 on, about which parsers disagree: some round them."""
 _BY_NAME = itemgetter(0)
 LARGE_BYTES = 131_072
-"""To write a larger body in canonical form would block the event loop for milliseconds."""
+"""The bytes above which writing a body in canonical form would block the event loop for milliseconds."""
 
 
 def digest(*parts: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether two questions that look alike mean the same: what of their words must agree, whatever an embedding says.
+"""Decides whether two questions that look alike mean the same: in what their words must agree, whatever an embedding says.
 
 A text is brought into a canonical form: chaff dropped, spellings and close synonyms joined, every number, date, unit,
 negation, quantifier, modal verb, tense, question word, name and quotation sorted by kind, and the order of the sentence
@@ -41,25 +41,25 @@ KINDS = (
 _WIDTH = 8
 _NOTHING = bytes(_WIDTH)
 EDITION = sha256(f"2 {EVERY_WORD}".encode()).digest()[:_WIDTH]
-"""Of the rules, by the number, and of the words: facts of another edition are no match for ours."""
+"""The digest of the rules (by their number) and of all words; facts of another edition match nothing of this one."""
 
 _EMPTY_TALK = frozenset(("language", "modality", "tense", "asks", "label", "article", "break", "genitive"))
-"""Questions of nothing else (`who am I?`) must agree to the letter."""
+"""The kinds that carry no content: questions of nothing else (`who am I?`) must agree to the letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the guards keep of a question: its edition and 8 bytes for each kind of fact."""
+    """Holds what the guards keep of a question: its edition and 8 bytes for each kind of fact."""
 
     raw: bytes
 
     def to_bytes(self) -> bytes:
-        """For a store."""
+        """Returns the bytes to store."""
         return self.raw
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Facts:
-        """Back from a store; what another edition wrote is taken, and agrees with nothing of this one."""
+        """Reads stored bytes back; those of another edition are taken, and agree with nothing of this one."""
         return cls(raw)
 
 
@@ -81,7 +81,7 @@ def facts_of(text: str) -> Facts:
 
 
 def objection(a: Facts, b: Facts) -> str | None:
-    """Returns the first guard that does not see the same in both; `edition` when they cannot be compared; None: they agree."""
+    """Returns the first guard that tells the two apart, or None; `edition` where they cannot be compared."""
     if a.raw == b.raw:
         return None
     if len(a.raw) != len(b.raw):

@@ -1,4 +1,4 @@
-"""Numbers: one spelling for each, apart from what they are numbers of.
+"""Reads numbers: each gets one spelling, apart from its unit.
 
 Invariant: 3.1 is not 3.10, -5 is not 5, 10:30 is not 10.30, and a lump with digits that is no number is a name.
 """
@@ -15,7 +15,7 @@ _WITHIN = frozenset(".,:/-")
 
 
 def figure(lump: str, core: str, low: str, comma_groups: bool) -> Meaning:
-    """What a lump with digits says: a number and its unit, or a name to the letter."""
+    """Returns what a lump with digits means: a number and its unit, or a name to the letter."""
     if core[-1].isdigit() and lump.rstrip(".,;:?)")[-1] in "!\"'":  # a factorial, an inch, a foot
         return (("names", lump),)
     bare = low.strip(_CURRENCIES)
@@ -35,7 +35,7 @@ def figure(lump: str, core: str, low: str, comma_groups: bool) -> Meaning:
 
 
 def _number(text: str, comma_groups: bool) -> str | None:
-    """In digits of ours, whatever the script; dates, times and versions keep their spelling. None: not a number."""
+    """Returns the number with ASCII digits, without grouping commas, or None; dates, times and versions keep their spelling."""
     sign = "-" if text[:1] in ("-", "−") else ""  # noqa: RUF001 - the minus sign
     digits = text[len(sign) :]
     if comma_groups and "," in digits and _is_grouped(digits):

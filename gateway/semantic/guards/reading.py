@@ -1,4 +1,4 @@
-"""From a text to tokens: white space parts it, tables say what its words mean, the rest stands for itself.
+"""Reads a text into tokens: white space parts it, tables say what its words mean, the rest stands for itself.
 
 Quotations are taken out first and compared to the letter; so are addresses, paths, identifiers and versions, whatever
 follows a colon or a line's end, and all of a question about wording that quotes nothing (`translate I am`). The words of a
@@ -71,7 +71,7 @@ def read(text: str) -> tuple[str, list[Token]]:
 
 
 def _material_at(text: str) -> int:
-    """Where a colon or the first line ends: what follows may be a text that the question is about, to the letter."""
+    """Returns the place behind the first colon or line: what follows may be material, which is compared to the letter."""
     places = [place for mark in _LEADS_TO if (place := text.find(mark)) >= 0]
     return min(places) + 1 if places else len(text)
 
@@ -90,14 +90,14 @@ def _without_quotations(text: str, quotations: list[str]) -> str:
 
 
 def _singles_out(text: str, lowered: list[str]) -> bool:
-    """Whether the number of things asked for matters: the largest city, the largest cities."""
+    """Returns whether the number of things asked for matters, as in `the largest city` and `the largest cities`."""
     if not SINGLING.isdisjoint(lowered):
         return True
     return "est" in text and any(word.endswith("est") for word in lowered)
 
 
 class _TokenReader:
-    """One pass over a text."""
+    """Reads the tokens of one text in one pass."""
 
     __slots__ = ("_is_plural_free", "_language", "_quotations")
 
@@ -156,7 +156,7 @@ class _TokenReader:
         return tokens
 
     def _odd(self, lump: str, core: str, low: str) -> Meaning:
-        """Of no table, and not all letters: what its parts mean, or a name."""
+        """Returns the meaning of a lump of no table that is not all letters: that of its parts, or a name."""
         if core == _PLACE:
             return (("quoted", next(self._quotations)),)
         if any(char.isdigit() for char in core):
@@ -166,7 +166,7 @@ class _TokenReader:
         return (("words", low),) if low.replace("-", "").isalpha() else (("names", core),)
 
     def _bent(self, low: str) -> Token:
-        """A plural or a form of a verb by its stem, where that is plain."""
+        """Returns a plural or a form of a verb by its stem, where that is plain."""
         if self._is_plural_free and low[-1] == "s":
             low = _singular(low)
             meaning = self._language.words.get(low, ())
@@ -177,7 +177,7 @@ class _TokenReader:
         return ("words", low)
 
     def _elided(self, low: str) -> Meaning:
-        """`l'eau` is two words, `Tim's` belongs to Tim."""
+        """Returns the meaning of a word with an apostrophe: `l'eau` is two words, `Tim's` belongs to Tim."""
         head, _, tail = low.partition("'")
         before = self._language.words.get(f"{head}'")
         if before is not None and tail:
@@ -197,7 +197,7 @@ def _phrase(candidates: Phrases, lowered: list[str], place: int, follower: str) 
 
 
 def _cased(core: str, low: str, known: Meaning | None, begins: bool, language: Language) -> Meaning | None:
-    """Capitals make a name of a word that means something else without: US, IT, WHO, vitamin A, Polish."""
+    """Returns the meaning of a word with capitals, which may make a name of it: US, IT, WHO, vitamin A, Polish."""
     if len(core) == 1:
         return known if begins or core == "I" else (("names", core),)
     if known and known[0][0] != "article" and core.isupper() and low in language.signs:
@@ -206,14 +206,14 @@ def _cased(core: str, low: str, known: Meaning | None, begins: bool, language: L
 
 
 def _is_code(lump: str, core: str) -> bool:
-    """Whether punctuation says something: `int[]`, `.env`, `f'`."""
+    """Returns whether punctuation is a part of the word, as in `int[]`, `.env` and `f'`."""
     if lump[0] in ".!:" and lump[1].isalnum():
         return True
     return "[]" in lump or "()" in lump or "{}" in lump or (len(core) == 1 and lump.rstrip(_AFTER)[-1] == "'")
 
 
 def _singular(word: str) -> str:
-    """Of an English noun, where that is plain to see."""
+    """Returns the singular of an English noun, where the spelling tells it."""
     if len(word) < 4 or word[-2] in "suix" or word in NOT_PLURAL:
         return word
     if word.endswith("ies") and len(word) > 4:

@@ -1,4 +1,4 @@
-"""What of the order of words rephrasing leaves alone.
+"""Reduces the order of words to what rephrasing leaves alone.
 
 A sentence is its question words and tenses, a base, and phrases that begin with a preposition. Such a phrase may stand in
 front as well as at the end (`in Python, how do I sort a list`); `the X of Y` is `the Y X`, as is `Y's X`; `between X and Y` has
@@ -13,7 +13,7 @@ from gateway.semantic.guards.words import PAUSE, VERB, Token
 
 
 def _is_pair(label: str, run: list[str]) -> bool:
-    """`between X and Y`, with nothing more to tell of either."""
+    """Returns whether the phrase is `between X and Y` with one word each, so that their order means nothing."""
     return label == "between" and len(run) == 2
 
 
@@ -54,21 +54,21 @@ class _Sentences:
 
     def _start(self) -> None:
         self.turns: list[str] = []
-        """Question words and tenses: where they stand says nothing."""
+        """The question words and tenses of the sentence, whose places mean nothing."""
         self._base: list[str] = []
         self._phrases: list[tuple[str, list[str]]] = []
         self._in_front = 0
-        """So many phrases stand before the base."""
+        """The number of phrases before the base."""
         self.back()
 
     def back(self) -> None:
-        """The phrase is over, the base goes on."""
+        """Ends the phrase: the next words belong to the base."""
         self._run = self._base
         self._at: int | None = None
-        """Where the owner of the last word goes, after an `of`."""
+        """The place of the next word in the run, where a genitive puts it before its head; None: at the end."""
 
     def word(self, token: str) -> None:
-        """A word that has its place."""
+        """Adds a word whose place matters."""
         if self._at is None:
             self._run.append(token)
         else:
@@ -76,19 +76,19 @@ class _Sentences:
             self._at += 1
 
     def label(self, preposition: str) -> None:
-        """A phrase begins."""
+        """Begins a phrase."""
         self._in_front += not self._base
         self._run = []
         self._at = None
         self._phrases.append((preposition, self._run))
 
     def article(self) -> None:
-        """After the noun of a phrase another begins, which belongs to the base."""
+        """Ends a phrase that has its noun, because an article begins another noun, which belongs to the base."""
         if self._run and self._at is None and self._run is not self._base:
             self.back()
 
     def genitive(self) -> None:
-        """What follows goes before the word that it belongs to."""
+        """Puts the words that follow an `of` before the word that they belong to."""
         if not self._run:
             self.label("of")
         elif self._at is None:
@@ -97,7 +97,7 @@ class _Sentences:
             self._at -= 1
 
     def pause(self, mark: str) -> None:
-        """A comma ends a phrase, a full stop the sentence; a verb that comes last goes to the front."""
+        """Ends a phrase at a comma and the sentence at a full stop; a verb that comes last goes to the front."""
         if mark == VERB:
             self._verb_first()
         if mark == PAUSE:
@@ -117,7 +117,7 @@ class _Sentences:
         self._start()
 
     def forms(self) -> list[str]:
-        """All of them, when there is no more."""
+        """Ends the last sentence, and returns the forms of all."""
         self._end()
         return ["\1".join(form) for form in self._forms]
 

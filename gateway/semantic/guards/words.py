@@ -1,4 +1,4 @@
-"""What the guards know of words, language by language: tables in the `.txt` files beside this one, and how they are looked up.
+"""Looks up what words mean to the guards, language by language, in the tables of the `.txt` files beside this one.
 
 A word of a table means one or several tokens, each of a kind; a word that means none is chaff, and may stand in one question
 and be absent from the other. Words of no table mean themselves. Invariant: leaving a word out of a table costs hits, never
@@ -19,7 +19,7 @@ Token: TypeAlias = tuple[str, str]
 """A kind, and what it says."""
 Meaning: TypeAlias = tuple[Token, ...]
 Phrases: TypeAlias = list[tuple[list[str], Meaning]]
-"""That begin with one word: the other words, and what all of them mean together; longer ones first."""
+"""The phrases that begin with one word: their other words, and what all mean together; longer ones first."""
 
 PAUSE, STOP, VERB = ",", ".", "verb"
 """Breaks: of a clause, of a sentence, of a sentence that ends in its verb."""
@@ -39,29 +39,29 @@ def read_tables(name: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """One language's tables."""
+    """Holds the tables and traits of one language."""
 
     name: str
     words: Mapping[str, Meaning]
     phrases: Mapping[str, Phrases]
     openings: Mapping[str, Phrases]
-    """Phrases that mean this only where a sentence begins."""
+    """The phrases that have their meaning only where a sentence begins."""
     comma_groups: bool = False
-    """1,000 is a thousand."""
+    """True if 1,000 is a thousand."""
     plurals: bool = False
-    """Nouns take an s."""
+    """True if nouns take an s."""
     endings: tuple[str, ...] = ()
-    """Of verbs: what tells the infinitive from the first person."""
+    """The endings that tell the infinitive of a verb from its first person."""
     verb_last: bool = False
-    """`Wie kann ich eine Liste sortieren` is `wie sortiere ich eine Liste`."""
+    """True if a verb may come last: `wie kann ich eine Liste sortieren` is `wie sortiere ich eine Liste`."""
     bent: str = ""
-    """Last letters of words that may have a stem."""
+    """The last letters of words that may have a stem."""
     signs: frozenset[str] = field(default_factory=frozenset)
-    """Words that tell the language."""
+    """The words by which the language is recognised."""
 
 
 def _tokens(kind: str, token: str) -> Meaning:
-    """Several where the kind names several: `negation+tense not+past`."""
+    """Returns the tokens of an entry, several where the kind names several: `negation+tense not+past`."""
     return tuple(zip(kind.split("+"), token.split("+"), strict=True)) if kind != "chaff" else ()
 
 
@@ -73,14 +73,14 @@ def _phrase_table(lines: Phrases) -> dict[str, Phrases]:
 
 
 def _ing(verb: str) -> str:
-    """`make` making, `run!` running: a mark doubles the consonant."""
+    """Returns the form in -ing: `make` gives making, and `run!` running, because the mark doubles the consonant."""
     if verb.endswith("!"):
         return f"{verb[:-1]}{verb[-2]}ing"
     return f"{verb[:-1]}ing" if verb.endswith("e") and not verb.endswith("ee") else f"{verb}ing"
 
 
 def _entries(lexicon: str) -> list[tuple[str, Meaning, list[str]]]:
-    """Lines `kind token: words, separated by commas`; the heading `[name]` says what the lines below it are."""
+    """Reads lines `kind token: words, separated by commas`; a heading `[name]` names the section of those below it."""
     entries, section = [], ""
     for line in filter(None, map(str.strip, lexicon.splitlines())):
         if line.startswith("["):
@@ -109,7 +109,7 @@ def _language(name: str, lexicon: str, verbs: str = "", **traits: Any) -> Langua
 
 
 def unit_names() -> dict[str, str]:
-    """Returns every name of a unit, and the one it goes by."""
+    """Returns the canonical name of a unit by every one of its names."""
     lines = (line.partition(":") for line in _ALL["units"].split("\n"))
     return {name: unit for unit, _, names in lines for name in [unit, *names.split()]}
 
@@ -134,12 +134,12 @@ EVERY_WORD = "".join(text for tables in _TABLES.values() for text in tables.valu
 
 
 def is_about_words(lowered: list[str]) -> bool:
-    """Whether these words ask about a word itself: what it means, how it is spelled or written, what may stand for it."""
+    """Returns whether the words ask about a word itself: its meaning, its spelling, its synonyms."""
     return not ON_WORDS.isdisjoint(lowered) or not (ON_WRITING.isdisjoint(lowered) or ON_FORM.isdisjoint(lowered))
 
 
 def language_of(lowered: list[str]) -> Language:
-    """Returns the one that most of the words are signs of, the earlier of two; bare keywords count as English."""
+    """Returns the language that most of the words are signs of, the earlier of two; bare keywords count as English."""
     present = frozenset(lowered)
     votes = [len(language.signs & present) for language in LANGUAGES]
     most = max(votes)
