@@ -238,9 +238,9 @@ class Transcript:
         return Failure(outcome, self.error_event(why, outcome))
 
     def _read_long(self, block: bytes, *, is_part: bool) -> bytes:
-        """A piece of an event that is not held back; nothing is known of it but its first and its last bytes.
+        """Reads a piece of an event that is not held back, of which only the first and the last bytes are known.
 
-        Where its end shows that it was no JSON the client has a part of it already: then no event can follow.
+        If its end shows that it was no JSON, the client has a part of it already, and no event can follow.
         """
         if self.is_over:
             return b""
