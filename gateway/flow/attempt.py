@@ -1,6 +1,6 @@
 """All attempts of one call: admission, one try, and what follows from it, until an answer is final.
 
-    enter -> dispatch -> (the ledger) -> next_step -> Try | Hold | GiveUp
+    enter -> dispatch -> (the ledger) -> next_step -> Try | TryLater | GiveUp
 
 One loop, one ledger, one deadline. `policy/retry/retry.py` decides, this acts. It must not know how an answer is relayed.
 Invariant: every grant that is taken is given back or handed to the account of the call, whichever way an attempt ends.
@@ -25,7 +25,7 @@ from gateway.flow.moving import Moves, is_final
 from gateway.flow.suspects import Suspects
 from gateway.policy.errors.classify import Diagnosis, error_object, is_openai_shaped
 from gateway.policy.limits.gate import Refusal
-from gateway.policy.retry.retry import DENIALS, GiveUp, Hold, Step, Try, next_step, rule_for
+from gateway.policy.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
 from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
@@ -135,13 +135,13 @@ class Attempts:
                     return moved
             step = self._next_step(call)
 
-    async def _enter(self, call: Call, step: Try | Hold) -> Target | None:
+    async def _enter(self, call: Call, step: Try | TryLater) -> Target | None:
         """The target that the call may go to, once it may; None: decide again.
 
         Raises GatewayError when it may go nowhere in time.
         """
         admission = self._admission
-        if isinstance(step, Hold):
+        if isinstance(step, TryLater):
             call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
             if not step.targets or not admission.book_retry(call, step.targets, admission.call_budgets(call)):

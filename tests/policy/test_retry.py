@@ -18,10 +18,10 @@ from gateway.policy.retry.retry import (
     LONGEST_BUDGET_WAIT_S,
     Doubt,
     GiveUp,
-    Hold,
     Plan,
     Step,
     Try,
+    TryLater,
     backoff_s,
     next_step,
     rule_for,
@@ -165,7 +165,7 @@ def test_a_fresh_own_target_then_one_again_then_a_fallback() -> None:
     third = after(failed(A), failed(B), failed(A), plan=plan, retries=retries)
 
     assert (type(first), names(first)) == (Try, "BC")
-    assert (type(second), names(second)) == (Hold, "AB")
+    assert (type(second), names(second)) == (TryLater, "AB")
     assert (type(third), names(third)) == (Try, "C")
 
 
@@ -188,13 +188,13 @@ def test_a_connection_that_carried_nothing_is_tried_again_at_once() -> None:
     """The first time; then the backoff holds."""
     nothing_sent = failed(A, CONNECTION, Phase.NOTHING_SENT)
 
-    assert after(nothing_sent) == Hold(NOW, [A])
-    assert after(nothing_sent, nothing_sent) == Hold(NOW + 0.1, [A])
+    assert after(nothing_sent) == TryLater(NOW, [A])
+    assert after(nothing_sent, nothing_sent) == TryLater(NOW + 0.1, [A])
 
 
 def test_a_connection_that_carried_something_waits() -> None:
     """Somebody may be busy with it."""
-    assert after(failed(A, CONNECTION, Phase.SENT)) == Hold(NOW + 0.05, [A])
+    assert after(failed(A, CONNECTION, Phase.SENT)) == TryLater(NOW + 0.05, [A])
 
 
 def test_a_backoff_beyond_the_deadline_is_not_waited_for() -> None:
@@ -203,7 +203,7 @@ def test_a_backoff_beyond_the_deadline_is_not_waited_for() -> None:
 
     assert after(failed(A), retries=slow, deadline=NOW + 4.0) == GiveUp("deadline")
     assert after(failed(A), retries=slow, deadline=NOW + 4.0, plan=WITH_FALLBACK) == Try([C])
-    assert after(failed(A), retries=slow, deadline=NOW + 4.1) == Hold(NOW + 4.0, [A])
+    assert after(failed(A), retries=slow, deadline=NOW + 4.1) == TryLater(NOW + 4.0, [A])
 
 
 def test_nothing_starts_after_the_deadline() -> None:
@@ -253,7 +253,7 @@ def test_too_many_retries_in_flight_may_be_fewer_soon() -> None:
     """So the call asks again a few times, at moments of its own, and not for long; spent tokens do not come back so soon."""
     spent = FixedBudgets(by_target={"A": "budget"})
     moments, now, step = [], NOW, after(failed(A), budgets=spent)
-    while isinstance(step, Hold):
+    while isinstance(step, TryLater):
         assert step.targets == ()
         assert step.until >= now + FIRST_BUDGET_WAIT_S
         moments.append(now := step.until)
@@ -337,7 +337,7 @@ class Course:
             self.steps.append((len(self.ledger), now, step))
             if isinstance(step, GiveUp):
                 return step
-            if isinstance(step, Hold):
+            if isinstance(step, TryLater):
                 now = step.until
             offered = step.targets or offered
         raise AssertionError("it does not end")
@@ -392,7 +392,7 @@ def test_no_step_breaks_a_rule(course: Course) -> None:
         assert going
         assert not going & never_again
         assert now < course.deadline
-        if isinstance(step, Hold):
+        if isinstance(step, TryLater):
             assert now <= step.until <= now + course.retries.backoff.max_s
             assert step.until < course.deadline
             assert going <= met
@@ -457,7 +457,7 @@ def test_a_call_waits_for_what_others_find_out_but_not_for_long(
     longest_s = max(1.5 * failed_for_s, 0.1)
     if is_hard and now >= deadline:
         assert step == GiveUp("deadline")
-    elif isinstance(step, Hold):
+    elif isinstance(step, TryLater):
         assert not step.targets
         assert now < step.until <= NOW + longest_s + 1e-9
         assert not is_hard or step.until <= NOW + left_s / 2 + 1e-9

@@ -1,4 +1,4 @@
-"""What other replicas change about a breaker: they report it open or closed, and give or keep the leave to probe it.
+"""Applies to a breaker what other replicas report: that it is open or closed, and who has the leave to probe it.
 
 A replica with its own recent evidence ignores what peers report; the others adopt it. Where nothing has failed here, a report
 is taken at its word for no longer than a first ejection, and one probe finds out. It must not know how replicas talk.

@@ -65,7 +65,7 @@ class Try(NamedTuple):
     """The call has failed at these targets before, so the attempt takes from the retry budget."""
 
 
-class Hold(NamedTuple):
+class TryLater(NamedTuple):
     """Wait until `until` (monotonic seconds), then retry at one of these targets, where the call has failed before.
 
     Without targets the call asks `next_step` again at that time: too many retries are in flight just now.
@@ -82,7 +82,7 @@ class GiveUp(NamedTuple):
     """One of `final`, `attempts`, `deadline`, `no_target`, `doubt` (other calls got no answer there), or one of `DENIALS`."""
 
 
-Step = Try | Hold | GiveUp
+Step = Try | TryLater | GiveUp
 FIRST_DOUBT_WAIT_S = 0.05
 """A failed call first waits this long while others find out whether a target serves; each further wait is longer."""
 _LEAST_DOUBT_WAIT_S, _DOUBT_FACTOR, _DOUBT_GROWTH = 0.1, 1.5, 0.2
@@ -138,7 +138,7 @@ def next_step(
     is_last = made == allowed - 1
     step = _next_target(failures, left, most, retries, budgets, now, u, is_last=is_last)
     # There is no time left to wait, but an untried target needs no wait.
-    if isinstance(step, Hold) and (step.until >= deadline or now >= deadline):
+    if isinstance(step, TryLater) and (step.until >= deadline or now >= deadline):
         fresh = _fresh((*left.own, *left.others), failures)
         step = Try(fresh) if fresh else GiveUp("deadline")
     if most:
@@ -196,7 +196,7 @@ def _unless_in_doubt(
     full = failed_at + max((failed_at - last.started_at) * _DOUBT_FACTOR, _LEAST_DOUBT_WAIT_S)
     until = min(full, (failed_at + hard_deadline) / 2)
     if now < until:
-        return Hold(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
+        return TryLater(min(until, now + max(FIRST_DOUBT_WAIT_S, (now - failed_at) * _DOUBT_GROWTH * (0.5 + u))))
     took_s = failed_at - last.started_at
     hopeful = [target for target, doubt in doubts if doubt and _is_hopeful(doubt, took_s, now, is_short=until < full)]
     return step._replace(targets=hopeful) if hopeful else GiveUp("doubt")
@@ -227,10 +227,10 @@ def _next_target(
 
     1. The model has a target that the call has not tried    Try it at once; untried fallbacks are next in line
     2. this is the last attempt, a fallback is untried       Try the fallback: the tried targets have failed already
-    3. the failure's class has attempts left (`most`)        Hold for the backoff, then retry an own target
+    3. the failure's class has attempts left (`most`)        TryLater, after the backoff, at an own target
     4. a fallback is untried                                 Try the fallback
-    5. a tried fallback has attempts left                    Hold for the backoff, then retry there
-    6. only the budget for concurrent retries forbids it     Hold without targets: a place may become free soon
+    5. a tried fallback has attempts left                    TryLater, after the backoff, there again
+    6. only the budget for concurrent retries forbids it     TryLater without targets: a place may become free soon
     7. none of these                                         GiveUp with the reason of the denial, or of the shortage
     """
     fresh_others = _fresh(left.others, failures)
@@ -255,14 +255,14 @@ def _next_target(
     waited_s = now - (now if last.ended_at is None else last.ended_at)
     if not again and denied == "budget" and waited_s < min(retries.backoff.max_s, LONGEST_BUDGET_WAIT_S):
         # The pause grows with the time waited and is random, so many waiting calls ask seldom and never all at once.
-        return Hold(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))
+        return TryLater(now + max(FIRST_BUDGET_WAIT_S, waited_s * (0.5 + u)))
     if not again:
         return GiveUp(denied or ("no_target" if not own and not left.others else "attempts"))
     rule = rule_for(last, retries)
     # A connection that broke before anything was sent was usually a stale one: the first retry need not wait.
     if rule.is_first_immediate and len(failures) == 1 and last.phase is Phase.NOTHING_SENT:
-        return Hold(now, again)
-    return Hold(now + backoff_s(retries.backoff, len(failures), u), again)
+        return TryLater(now, again)
+    return TryLater(now + backoff_s(retries.backoff, len(failures), u), again)
 
 
 def _again(targets: Sequence[Target], failures: Sequence[Attempt], budgets: Budgets) -> tuple[list[Target], str | None]:
