@@ -47,7 +47,7 @@ class Channel:
                 del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:
             return
-        except OSError:  # it has died: whoever waits for its end will hear of it
+        except OSError:  # it has died, of which the one that waits for its end will hear
             self._unsent.clear()
 
     def receive(self) -> list[Message]:

@@ -117,7 +117,7 @@ def _added_string(name: str, old: Any, new: str) -> Any:
     if not old:
         return new
     if new and (name not in _NAMES or old != new):
-        raise Ambiguous(name)  # a name said twice, or a text that comes in pieces: nobody knows
+        raise Ambiguous(name)  # a name that is sent twice, or a text in pieces: the stream does not tell which
     return old
 
 

@@ -48,8 +48,8 @@ class LeaseAsk:
     away_rate_per_s: float = 0.0
     """The refill of that local share meanwhile."""
     charged: float = 0.0
-    """The sum of what it ever took beyond its lease while the store was out of reach: of what nobody held, or of a window that
-    began meanwhile."""
+    """The sum of what it ever took beyond its lease while the store was out of reach: of the unleased amount, or of a window
+    that began meanwhile."""
     charged_before: float = 0.0
     """The value of `charged` when the store last answered."""
     incarnation: int = 0
@@ -65,7 +65,7 @@ class LeaseReply:
     granted: float
     """The sum of all that this replica was ever granted, by the store's count."""
     level: float
-    """The amount that nobody holds."""
+    """The unleased amount, which no replica holds."""
     wanting: int
     """The number of replicas that want more than they were given, this one among them if it does."""
     retry_s: float

@@ -171,7 +171,7 @@ class LeasedAmount:
         self._demand.observe(None if self.kind == "slots" else used, now)
         # A window must not begin without a call.
         ahead = self._demand.ahead(self.capacity, now, is_whole=self._is_whole, keeps_warm=self.kind != "window")
-        if not waiting:  # whoever lacked something has gone
+        if not waiting:  # the calls that lacked something have gone
             self._lack = self._keep = 0.0
         if 0 < held < self._lack and self.kind != "slots":
             # Of no use to its next call: several replicas could hold such parts for ever.

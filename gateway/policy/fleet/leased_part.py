@@ -29,7 +29,7 @@ class Share(LeasedAmount):
     __slots__ = ()
 
     def level_at(self, now: float) -> float:
-        """Returns what is held here plus what nobody holds; while the store is out of reach, the level of the local share."""
+        """Returns what is held here plus what is unleased; while the store is out of reach, the level of the local share."""
         if self._own is not None:
             return self._own.limit.level_at(now)
         return min(self.capacity, self._held_at(now) + self._store.common(now))
@@ -162,7 +162,7 @@ class Share(LeasedAmount):
     def go_local(self, replicas: int, now: float) -> None:
         """Switches to a local share, one of `replicas` equal parts of the limit, because the store is out of reach.
 
-        It begins with what it holds, and its part of what nobody held when the store was last heard.
+        It begins with what it holds, and its part of the unleased amount that the store told last.
         """
         if self.is_alone:
             return
@@ -186,7 +186,8 @@ class Share(LeasedAmount):
         if self._own is not None:
             is_unused = not self._store.is_known and self._own.used(now) <= 0
             self._bring(self._own, now)
-            if not is_unused:  # else it has only just started: nobody need wait for what others may have taken
+            # A replica that has only just started owes nothing: its calls need not wait for what others may have taken.
+            if not is_unused:
                 self._away_rate_per_s = self._own.rate_per_s
                 self._away_s += max(now - self._own.since, _EARLY_S)
         elif self.state is not LeaseState.CLOSED:  # where nothing went, what flowed in meanwhile is everybody's

@@ -1,6 +1,6 @@
 """A local share is one of N equal parts of a limit, for a replica that cannot hear what the others use.
 
-It begins with what the replica held, and its part of what nobody held when the store was last heard: that is borrowed, and
+It begins with what the replica held, and its part of the unleased amount that the store told last: that is borrowed, and
 owed when the store is back. It must not know the store. Invariant: all parts together let no more through than the limit
 would have.
 """
@@ -20,7 +20,7 @@ class LocalShare:
     __slots__ = ("_kind", "_knows_level", "borrowed", "limit", "rate_per_s", "since")
 
     def __init__(self, kind: LimitKind, limit: Limit, free: float, borrowed: float | None, now: float) -> None:
-        """`free` is its level now, `borrowed` the part of that which nobody held; None: the store was never heard."""
+        """`free` is its level now, `borrowed` the part of it that was unleased; None: the store was never heard."""
         self.limit = limit
         self.rate_per_s = limit.rate_per_s if isinstance(limit, Bucket) else 0.0
         self.since = now
@@ -75,7 +75,7 @@ class LocalShare:
 def own_bucket(
     rate_per_s: float, capacity: float, held: float, common: float | None, replicas: int, now: float
 ) -> LocalShare:
-    """Returns the local share of a bucket; `common` is what nobody held. None, if never heard: the share begins full."""
+    """Returns the local share of a bucket; `common` is the unleased amount; if None, never heard of, the share begins full."""
     part = capacity / replicas
     free, borrowed = _free(part, held, common, replicas)
     return LocalShare("bucket", Bucket(rate_per_s / replicas, part, now), free, borrowed, now)

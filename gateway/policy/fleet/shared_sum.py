@@ -1,4 +1,4 @@
-"""Adds up what all replicas have used of something, such as money: nobody waits for it, each hears what the others add.
+"""Adds up what all replicas have used of something, such as money: no call waits for it, each replica hears of the others.
 
 It is told to the store like a share that leases nothing and uses what it was never granted: the store's level is what is
 left of a sum larger than anybody's. It must not know what is counted. Invariant: what was added here counts once, whatever

@@ -41,15 +41,15 @@ class StoreView:
             self.window, self.ends_at = reply.window, now + reply.ends_in_s
 
     def claim(self) -> None:
-        """Takes off what nobody held: this replica's part went into its local share, the rest is the others'."""
+        """Takes off the unleased amount: this replica's part went into its local share, the rest belongs to the others."""
         self._spare = min(0.0, self._spare)
 
     def common(self, now: float) -> float:
-        """Returns the amount that nobody held when the store last answered; others may have taken from it since."""
+        """Returns the unleased amount when the store last answered; others may have taken from it since."""
         return self._spare if self.is_known and now < self.ends_at else 0.0
 
     def reckoned(self, kind: LimitKind, rate_per_s: float, capacity: float, until: float, now: float) -> float:
-        """Estimates for a store that has lost its level what nobody holds, with the refill until `until`; -1.0: unknown."""
+        """Estimates the unleased amount for a store that has lost it, with the refill until `until`; -1.0: unknown."""
         if not self.is_known or kind == "slots" or now >= self.ends_at:
             return -1.0
         if kind == "window":

@@ -55,7 +55,7 @@ class Breaker(StateMachine):
         self.opened_at = -inf
         """The time of the last opening (monotonic seconds); -inf: it was never opened."""
         self.ask_leave: Callable[[Breaker], object] | None = None
-        """Asks the fleet whether it is this replica that probes; the answer comes by `FleetView`. None: nobody else probes."""
+        """Asks the fleet whether this replica probes; the answer comes by `FleetView`. None: there are no other replicas."""
         self.peers = PeerReports()
         self._base = 0  # permits below it are of calls sent before the last ejection or probing
         self._out = 0  # calls of this generation that have not ended
@@ -121,7 +121,8 @@ class Breaker(StateMachine):
                     self.phase = AwaitingLeave(phase.due_at, now + LEAVE_S)
                     self.ask_leave(self)
         elif isinstance(phase, HalfOpen) and not phase.has_leave and self.ask_leave is not None:
-            phase.has_leave = True  # it had, and nobody came to probe: this call may, while it asks again
+            # Its leave lapsed for want of a call to probe with: this call may probe while leave is asked for anew.
+            phase.has_leave = True
             self.ask_leave(self)
         return self.wait_s(now, rank)
 

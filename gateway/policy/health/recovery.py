@@ -45,7 +45,8 @@ class SlowStart:
     """Lets calls through after recovery at a rate that doubles with each tenth of `ramp_s`, from almost none.
 
     Up to `t` seconds after its beginning r0 d / ln 2 (2^(t/d) - 1) calls may go, where d is a tenth of the ramp and r0 the rate
-    it begins with; what nobody used is lost but for a fifth of a second's worth. So whoever waits is gone before it ends.
+    it begins with. What is not used is lost but for a fifth of a second's worth. The calls that wait have all gone before the
+    ramp ends (Envoy's and nginx's slow start, with a rate in place of a weight).
     """
 
     __slots__ = ("_began_at", "_double_s", "_first_per_s", "_ramp_s", "_taken")

@@ -73,7 +73,7 @@ class Heard:
     def has_lost_model(self) -> bool:
         """Returns whether the provider does not know the target's model any more; the first good answer ends that.
 
-        The first refusal is believed where nobody was ever answered. Later a few in a row are needed: one caller's request may
+        The first refusal is believed if no call was ever answered. Later a few in a row are needed: one caller's request may
         name another model besides (in a tool, in a provider's own field), and that is not the target's.
         """
         answers = self.answers

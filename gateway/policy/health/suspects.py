@@ -2,8 +2,8 @@
 
     several calls, begun one after the other, all without a sign of life for longer than is usual  ->  `Suspicion`
 
-It must not know calls or targets. Invariants: calls that begin together suspect nobody, and neither do a few; a target that
-has just served somebody is not suspect.
+It must not know calls or targets. Invariants: calls that begin together make no target suspect, nor do a few; a target that has
+just served somebody is not suspect.
 """
 
 from __future__ import annotations

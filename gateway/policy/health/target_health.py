@@ -140,7 +140,7 @@ class TargetHealth:
         breaker = self.breaker
         rules = breaker.rules
         if breaker.state != "closed" or not rules.is_enabled:
-            return None  # what goes there is bounded, or by nobody's wish
+            return None  # probes bound what goes there already, or the operator wants no bounds
         run, trials = breaker.failures_in_a_row, self.heard.trials
         enough, is_silent = max(FEWEST_TRIALS, rules.consecutive_failures), self.heard.suspicion is not None
         if run + len(trials) < (1 if is_silent else enough):
