@@ -10,23 +10,21 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from redis.asyncio import Connection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError
 
-from gateway.store.redis_link.connect import Node
+from gateway.store.redis_link.connect import Node, always, named
 from gateway.store.redis_link.health import reason_of
-from gateway.store.redis_link.job import StoreCommand, StoreGone, fail
-from gateway.store.redis_link.server import StoreServer
+from gateway.store.redis_link.job import StoreCommand, StoreGone
+from gateway.store.redis_link.server import ServerOptions, StoreServer
 
 log = logging.getLogger("gateway.store")
 
 Range = tuple[int, int, Node]
 """The first and the last slot of a range, and the server that has them."""
-MakeServer = Callable[[Node, Callable[[bool], None], Callable[[StoreCommand, AskError], None]], StoreServer]
 PATIENCE_S = 1.0
 """Seconds that one server has to return the map of slots."""
 FIRST_REST_S, LAST_REST_S = 0.1, 3.0
@@ -44,15 +42,13 @@ class Cluster:
         self,
         name: str,
         seeds: Iterable[Node],
-        dial: Callable[[Node], Awaitable[Connection]],
-        make: MakeServer,
+        options: ServerOptions,
         changed: Callable[[bool], None],
         probe_key: Callable[[str], bytes],
     ) -> None:
         self._name = name
         self._seeds = tuple(seeds)
-        self._dial = dial
-        self._make = make
+        self._options = options
         self._changed = changed
         self._probe_key = probe_key
         self._servers: dict[Node, StoreServer] = {}
@@ -98,7 +94,7 @@ class Cluster:
         """Sends the command to the server of its key's slot; it fails at once where there is none."""
         server = self._slots[key_slot(job.key)]
         if server is None:
-            fail(job.future, StoreGone(self._trouble or "no server has the key's slot"))
+            job.fail(StoreGone(self._trouble or "no server has the key's slot"))
             self._stale.set()
         else:
             server.ask(job)
@@ -140,7 +136,7 @@ class Cluster:
             )
 
     async def _fetch(self, node: Node) -> list[Range]:
-        connection = await self._dial(node)
+        connection = await self._options.dial(node)
         try:
             await connection.send_command("CLUSTER", "SLOTS")
             return [_range(row, node) for row in await connection.read_response()]
@@ -164,7 +160,13 @@ class Cluster:
     def _server_at(self, node: Node, ranges: list[Range]) -> StoreServer:
         server = self._servers.get(node)
         if server is None:
-            server = self._servers[node] = self._make(node, self._on_change, self._redirect)
+            server = self._servers[node] = StoreServer(
+                f"the store's server {named(node)}",
+                always(node),
+                self._options,
+                self._on_change,
+                redirect=self._redirect,
+            )
             server.probe_key = self._key_in(ranges)
             server.start()
         elif server.probe_key is None or not _holds(ranges, server.probe_key):

@@ -7,14 +7,16 @@ asked anew after every failure, and a former master is recognised because the pr
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from redis.asyncio import Connection, SSLConnection
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.asyncio import Connection, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.policy.snapshot import SharedState
 
@@ -32,6 +34,8 @@ SCHEMES: dict[str, tuple[Kind, bool]] = {
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
 }
+PATIENCE_S = 1.0
+"""Seconds that a client of `client_of` waits for a connection, or for a reply."""
 PORTS: dict[Kind, int] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 
 
@@ -57,50 +61,40 @@ class StoreAddress:
         return f"{scheme}://{who}{','.join(named(node) for node in self.nodes)}{path}"
 
 
-class _NotAnAddress(ValueError):
-    """The url is no store address; the message quotes nothing of it."""
-
-
 def named(node: Node) -> str:
     host, port = node
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_of(shared: SharedState) -> StoreAddress:
-    """Parses the url; raises a ValueError that does not quote it."""
+    """Parses the url, which the config has checked; raises a ValueError that does not quote it."""
     try:
         return _address_of(shared)
-    except _NotAnAddress:
-        raise
-    except ValueError:  # its message may quote a part of the password
-        raise _NotAnAddress(
-            "the store's url has no host:port; odd characters of a password are written as %xx"
+    except (ValueError, KeyError):  # its message may quote a part of the password
+        raise ValueError(
+            f"the store's url is not {', '.join(SCHEMES)}://host:port/database (for sentinels: /service/database) or has "
+            "options; odd characters of a password are written as %xx"
         ) from None
 
 
 def _address_of(shared: SharedState) -> StoreAddress:
     parts = urlsplit(shared.url)
-    if parts.scheme not in SCHEMES:
-        raise _NotAnAddress(f"the scheme of the store's url is none of {', '.join(SCHEMES)}")
-    if parts.query or parts.fragment:
-        raise _NotAnAddress(
-            "the store's url has options; none are known, and `?` and `#` of a password are written as %xx"
-        )
     kind, is_tls = SCHEMES[parts.scheme]
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
-    path = [unquote(part) for part in parts.path.split("/") if part]
-    if kind == "sentinel" and not path:
-        raise _NotAnAddress("the url of sentinels has to name the service: redis+sentinel://host:port/service")
-    service = path.pop(0) if kind == "sentinel" else ""
+    service, _, db = parts.path.strip("/").rpartition("/") if kind == "sentinel" else ("", "", parts.path.strip("/"))
+    if kind == "sentinel" and not service:  # no database is given
+        service, db = db, ""
+    if parts.query or parts.fragment or (kind == "sentinel" and not service) or not (db or "0").isdecimal():
+        raise ValueError
     return StoreAddress(
         kind=kind,
         nodes=tuple(_node(host, PORTS[kind]) for host in hosts.split(",")),
         is_tls=is_tls,
         username=unquote(username) or None,
         password=unquote(password) or None,
-        db=_db(path),
-        service=service,
+        db=int(db or 0),
+        service=unquote(service),
         ca_file=shared.ca_file,
     )
 
@@ -110,26 +104,36 @@ def _node(text: str, port: int) -> Node:
     return parts.hostname or "localhost", parts.port or port
 
 
-def _db(path: list[str]) -> int:
-    if not path:
-        return 0
-    if path[1:] or not path[0].isdecimal():
-        raise _NotAnAddress("the url's path is the number of a database")
-    return int(path[0])
+def _options(address: StoreAddress, node: Node) -> dict[str, Any]:
+    """Returns what redis-py needs for a connection. RESP2: each reply has one form, and older servers speak it, too."""
+    tls = {"ssl_ca_certs": address.ca_file, "ssl_check_hostname": True} if address.is_tls else {}
+    return {
+        "host": node[0],
+        "port": node[1],
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "protocol": 2,
+        "driver_info": None,
+        "client_name": "gateway",
+        "retry": Retry(NoBackoff(), 0),
+        **tls,
+    }
+
+
+def always(node: Node) -> Callable[[], Awaitable[Node]]:
+    """Returns a function that finds a server which is always at this address."""
+
+    async def find() -> Node:
+        return node
+
+    return find
 
 
 async def connect(address: StoreAddress, node: Node) -> Connection:
-    """Returns a connection after its handshake, in RESP3 if the server can; has no timeout, the caller sets one."""
-    try:
-        return await _connected(address, node, 3)
-    except ResponseError as error:
-        if "HELLO" not in str(error).upper() and "NOPROTO" not in str(error):
-            raise
-    return await _connected(address, node, 2)
-
-
-async def _connected(address: StoreAddress, node: Node, protocol: int) -> Connection:
-    connection = _connection(address, node, protocol)
+    """Returns a connection after its handshake; has no timeout, the caller sets one."""
+    kind = SSLConnection if address.is_tls else Connection
+    connection = kind(**_options(address, node), socket_timeout=None, socket_connect_timeout=None)
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
     except BaseException:
@@ -138,27 +142,18 @@ async def _connected(address: StoreAddress, node: Node, protocol: int) -> Connec
     return connection
 
 
-def _connection(address: StoreAddress, node: Node, protocol: int) -> Connection:
-    options: dict[str, Any] = {
-        "host": node[0],
-        "port": node[1],
-        "db": address.db,
-        "username": address.username,
-        "password": address.password,
-        "protocol": protocol,
-        "socket_timeout": None,
-        "socket_connect_timeout": None,
-        "driver_info": None,
-        "client_name": "gateway",
-        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-    }
-    if address.is_tls:
-        return SSLConnection(**options, ssl_ca_certs=address.ca_file, ssl_check_hostname=True)
-    return Connection(**options)
+def client_of(address: StoreAddress, node: Node) -> Redis:
+    """Returns redis-py's client of one server, which connects when it is used and tries nothing twice."""
+    return Redis(
+        **_options(address, node),
+        ssl=address.is_tls,
+        socket_timeout=PATIENCE_S,
+        socket_connect_timeout=PATIENCE_S,
+    )
 
 
 async def master_of(address: StoreAddress) -> Node:
-    """Asks all sentinels at once and returns the first master that one names.
+    """Asks all sentinels at once and returns the first master that one names: a sentinel that hangs delays nothing.
 
     Raises as a connection does when no sentinel knows it; has no timeout, the caller sets one.
     """
@@ -178,16 +173,15 @@ async def master_of(address: StoreAddress) -> Node:
 
 
 async def _ask(address: StoreAddress, sentinel: Node) -> Node:
-    sentinels = replace(address, db=0)
     try:
-        connection = await connect(sentinels, sentinel)
+        return await _master_of(replace(address, db=0), sentinel)
     except AuthenticationError:  # the url's login may be one of the servers only
-        connection = await connect(replace(sentinels, username=None, password=None), sentinel)
-    try:
-        await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
-        match await connection.read_response():
-            case [bytes(host), bytes(port)]:
-                return host.decode(), int(port)
-        raise RedisConnectionError("it does not know the service")
-    finally:
-        await connection.disconnect(nowait=True)
+        return await _master_of(replace(address, db=0, username=None, password=None), sentinel)
+
+
+async def _master_of(address: StoreAddress, sentinel: Node) -> Node:
+    async with client_of(address, sentinel) as client:
+        match await client.sentinel_get_master_addr_by_name(address.service):
+            case [bytes(host), int(port)]:
+                return host.decode(), port
+    raise RedisConnectionError("it does not know the service")

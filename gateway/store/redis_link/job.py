@@ -7,6 +7,7 @@ says, and two runs differ in keys and arguments only.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -16,6 +17,8 @@ from hiredis import pack_command
 
 Part = bytes | str | int | float
 
+GRACE_S = 0.002
+"""Seconds after a deadline in which a reply that arrived while this process was busy is still read."""
 FOLDER = Path(__file__).parents[1] / "redis" / "lua"
 
 
@@ -61,26 +64,41 @@ class OperationCounts:
 class StoreCommand:
     """One command and the future of its reply, which may be cancelled at any time: the reply is then read and discarded."""
 
-    __slots__ = ("_tally", "deadline", "future", "home", "hops", "is_over", "key", "packed", "parts", "script")
+    __slots__ = ("_tally", "_timer", "future", "hops", "is_over", "key", "late", "packed", "parts", "script")
 
     def __init__(
-        self, parts: tuple[Part, ...], key: bytes, deadline: float, tally: OperationCounts, script: Script | None = None
+        self,
+        parts: tuple[Part, ...],
+        key: bytes = b"",
+        tally: OperationCounts | None = None,
+        script: Script | None = None,
     ) -> None:
         """Packs the command; raises redis's DataError when a part is none of bytes, str, int and float."""
         self.parts = parts
         self.packed = pack(parts)
         self.key = key
         """Selects server and connection, so that the commands of one key run in the order in which they were given."""
-        self.deadline = deadline
-        """The monotonic time by which the future is done."""
         self.script = script
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.home: object = None
-        """The server that took it last."""
+        self.late: Callable[[StoreCommand], None] | None = None
+        """Is called when the deadline has passed; None: no server has taken the command yet."""
         self.is_over = False
         self.hops = 0
         """The number of times it was sent again: to another server, or with the script's text."""
         self._tally = tally
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expire_after(self, timeout_s: float) -> None:
+        """Sets the deadline: the command ends by then, wherever it is."""
+        if not self.is_over:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._allow_grace)
+
+    def _allow_grace(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire)
+
+    def _expire(self) -> None:
+        if self.late is not None:
+            self.late(self)
 
     @property
     def name(self) -> str:
@@ -90,16 +108,24 @@ class StoreCommand:
 
     def answer(self, reply: Any) -> None:
         """Ends the command with the server's reply."""
-        self.is_over = True
+        self._end()
         if not self.future.done():
             self.future.set_result(reply)
 
     def fail(self, error: StoreGone) -> None:
         """Ends the command with an error."""
         if not self.is_over:
-            self.is_over = True
-            self._tally.failures += 1
-            fail(self.future, error)
+            self._end()
+            if self._tally is not None and self.late is not None:  # without a server it counts as no operation
+                self._tally.failures += 1
+            if not self.future.done():
+                self.future.set_exception(error)
+                self.future.exception()  # is read once, so that asyncio does not log it as never retrieved
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     def bring(self, text: bytes) -> None:
         """Turns EVALSHA into EVAL with the script's text, which the server then keeps."""
@@ -110,10 +136,3 @@ def pack(parts: tuple[Part, ...]) -> bytes:
     """Returns the command in RESP; floats are written as by `repr`."""
     packed: bytes = pack_command(parts)  # type: ignore[arg-type]  # its hint allows one part only
     return packed
-
-
-def fail(future: asyncio.Future[Any], error: StoreGone) -> None:
-    """Sets the error, and reads it once so that asyncio does not log it as never retrieved."""
-    if not future.done():
-        future.set_exception(error)
-        future.exception()

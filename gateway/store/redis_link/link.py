@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from redis.asyncio import Connection
-from redis.exceptions import AskError
+from redis.asyncio import Connection, Redis
 
 from gateway.policy.snapshot import SharedState
 from gateway.store.redis_link.cluster import Cluster
-from gateway.store.redis_link.connect import Node, address_of, connect, master_of, named
+from gateway.store.redis_link.connect import Node, address_of, always, client_of, connect, master_of
 from gateway.store.redis_link.job import (
-    OperationCounts,
     Part,
     Script,
     StoreCommand,
@@ -31,7 +28,7 @@ from gateway.store.redis_link.job import (
     load_script,
     script_of,
 )
-from gateway.store.redis_link.server import StoreServer
+from gateway.store.redis_link.server import ServerOptions, StoreServer
 from gateway.store.redis_link.subscriber import Subscriber
 
 __all__ = ["Link", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
@@ -50,45 +47,19 @@ class Link:
 
     def __init__(self, shared: SharedState) -> None:
         """Raises ValueError for a url that is no store address."""
-        self._shared = shared
         self._address = address_of(shared)
         self._prefix = f"{_braceless(shared.namespace)}:{SCHEMA}:"
         self._timeout_s = shared.timeout_s
         self._changed: list[Callable[[bool], None]] = []
         self._subscribers: list[Subscriber] = []
-        self._scripts: dict[bytes, Script] = {}
-        self._tally = OperationCounts()
-        self._store = self._cluster() if self._address.kind == "cluster" else self._single()
+        self._options = ServerOptions(self._dial, shared.timeout_s, shared.connections)
+        self._store = self._store_of(f"the store {self._address}", self._address.nodes)
 
-    def _single(self) -> StoreServer:
-        find = self._find_master if self._address.kind == "sentinel" else _always(self._address.nodes[0])
-        return self._server(f"the store {self._address}", find, self._on_change, probe_key=self.key("probe"))
-
-    def _cluster(self) -> Cluster:
-        def make(
-            node: Node, changed: Callable[[bool], None], redirect: Callable[[StoreCommand, AskError], None]
-        ) -> StoreServer:
-            return self._server(f"the store's server {named(node)}", _always(node), changed, redirect=redirect)
-
-        name, seeds = f"the store {self._address}", self._address.nodes
-        return Cluster(name, seeds, self._dial, make, self._on_change, partial(self.key, "probe"))
-
-    def _server(
-        self,
-        name: str,
-        find: Callable[[], Awaitable[Node]],
-        changed: Callable[[bool], None],
-        *,
-        probe_key: bytes | None = None,
-        redirect: Callable[[StoreCommand, AskError], None] | None = None,
-    ) -> StoreServer:
-        return StoreServer(
-            *(name, find, self._dial, changed, self._tally, self._scripts),
-            timeout_s=self._timeout_s,
-            connections=self._shared.connections,
-            probe_key=probe_key,
-            redirect=redirect,
-        )
+    def _store_of(self, name: str, nodes: Sequence[Node]) -> StoreServer | Cluster:
+        if self._address.kind == "cluster":
+            return Cluster(name, nodes, self._options, self._on_change, partial(self.key, "probe"))
+        find = self._find_master if self._address.kind == "sentinel" else always(nodes[0])
+        return StoreServer(name, find, self._options, self._on_change, probe_key=self.key("probe"))
 
     @property
     def is_up(self) -> bool:
@@ -98,12 +69,12 @@ class Link:
     @property
     def operations(self) -> int:
         """Returns the number of commands since the start."""
-        return self._tally.operations
+        return self._options.tally.operations
 
     @property
     def failures(self) -> int:
         """Returns the number of commands that ended without a reply."""
-        return self._tally.failures
+        return self._options.tally.failures
 
     @property
     def since(self) -> float:
@@ -137,8 +108,7 @@ class Link:
 
         All keys are in one slot. Scripts with the same first key run in the order in which they were given.
         """
-        if script.sha not in self._scripts:
-            self._scripts[script.sha] = script
+        self._options.scripts[script.sha] = script
         return self._ask((b"EVALSHA", script.sha, len(keys), *keys, *args), keys[0] if keys else b"", script)
 
     def command(self, *parts: bytes | str | int) -> asyncio.Future[Any]:
@@ -147,8 +117,10 @@ class Link:
         return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
 
     def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
-        job = StoreCommand(parts, key, time.monotonic() + self._timeout_s, self._tally, script)
+        job = StoreCommand(parts, key, self._options.tally, script)
         self._store.ask(job)
+        if not job.future.done():
+            job.expire_after(self._timeout_s)
         return job.future
 
     async def start(self) -> None:
@@ -179,8 +151,8 @@ class Link:
         """Tells whether a subscription keeps failing although the store is up."""
         return any(subscriber.is_deaf for subscriber in self._subscribers)
 
-    async def _connect(self) -> Connection:
-        return await self._dial(await self._store.where())
+    async def _connect(self) -> Redis:
+        return client_of(self._address, await self._store.where())
 
     async def _dial(self, node: Node) -> Connection:
         return await connect(self._address, node)
@@ -194,13 +166,6 @@ class Link:
                 changed(is_up)
             except Exception:
                 log.exception("somebody could not be told that the store is %s", "up" if is_up else "gone")
-
-
-def _always(node: Node) -> Callable[[], Awaitable[Node]]:
-    async def find() -> Node:
-        return node
-
-    return find
 
 
 def _braceless(namespace: str) -> str:

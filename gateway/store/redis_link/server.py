@@ -11,20 +11,18 @@ import asyncio
 import logging
 import re
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from gateway.store.redis_link.connect import Node, named
 from gateway.store.redis_link.health import ServerHealth, reason_of
-from gateway.store.redis_link.job import OperationCounts, Part, Script, StoreCommand, StoreGone, StoreRefused, fail
+from gateway.store.redis_link.job import OperationCounts, Part, Script, StoreCommand, StoreGone, StoreRefused
 from gateway.store.redis_link.wire import Dial, StoreWire
 
 log = logging.getLogger("gateway.store")
 
-GRACE_S = 0.002
-"""Seconds after a deadline in which a reply that arrived while this process was busy is still read."""
 CANNOT_SERVE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|BUSY|LOADING|MASTERDOWN)\b")
 """Codes of errors of a server that cannot serve; an error that a script passes on has words around them."""
 SPOILED = (
@@ -37,6 +35,18 @@ PROBE_TTL_MS = 1000
 MOST_HOPS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """All servers of a store have these in common."""
+
+    dial: Dial
+    timeout_s: float
+    connections: int
+    tally: OperationCounts = field(default_factory=OperationCounts)
+    scripts: dict[bytes, Script] = field(default_factory=dict)
+    """All scripts in use, by their digests: a set that grows."""
+
+
 class StoreServer:
     """One server; `find` returns its address before every connection, because sentinels may name another master."""
 
@@ -44,30 +54,21 @@ class StoreServer:
         self,
         name: str,
         find: Callable[[], Awaitable[Node]],
-        dial: Dial,
+        options: ServerOptions,
         changed: Callable[[bool], None],
-        tally: OperationCounts,
-        scripts: Mapping[bytes, Script],
         *,
-        timeout_s: float,
-        connections: int,
         probe_key: bytes | None = None,
         redirect: Callable[[StoreCommand, AskError], None] | None = None,
     ) -> None:
-        """`probe_key`: a key that the probe writes; None: it only pings. `scripts`: all scripts in use, a set that grows."""
+        """`probe_key`: a key that the probe writes; None: it only pings."""
         self._find = find
-        self._tally = tally
-        self._scripts = scripts
-        self._timeout_s = timeout_s
+        self._options = options
         self._redirect = redirect
         self.probe_key = probe_key
         self._spoiled_until = 0.0
         """The monotonic time until which a key of another type keeps the server out of use; the probe cannot see such keys."""
-        self._wires = [StoreWire(dial, self) for _ in range(connections)]
-        self._health = ServerHealth(name, self._probe, self._cut_all, changed, timeout_s)
-        self._pending: deque[StoreCommand] = deque()
-        """The commands in the order of their deadlines; ended ones stay until their turn."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._wires = [StoreWire(options.dial, self) for _ in range(options.connections)]
+        self._health = ServerHealth(name, self._probe, self._cut_all, changed, options.timeout_s)
         self._told_of: set[str] = set()
 
     @property
@@ -93,8 +94,6 @@ class StoreServer:
     async def aclose(self) -> None:
         """Closes the connections; commands under way fail."""
         await self._health.aclose()
-        if self._timer is not None:
-            self._timer.cancel()
         tasks = [wire.cut(self.reason) for wire in self._wires]
         await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
 
@@ -105,59 +104,21 @@ class StoreServer:
     def ask(self, job: StoreCommand, *, asking: bool = False) -> None:
         """Sends the command; its future ends by its deadline. `asking`: ASKING goes before it, as an ASK redirect requires."""
         if not self._health.is_open:
-            fail(job.future, StoreGone(self.reason))
+            job.fail(StoreGone(self.reason))
             return
-        self._tally.operations += 1
-        job.home = self
-        self._track_deadline(job)
-        jobs = (StoreCommand((b"ASKING",), b"", job.deadline, OperationCounts()), job) if asking else (job,)
-        self._wire_of(job).ask(*jobs)
+        self._options.tally.operations += 1
+        job.late = self.late
+        self._wire_of(job).ask(*((StoreCommand((b"ASKING",)), job) if asking else (job,)))
 
     def _wire_of(self, job: StoreCommand) -> StoreWire:
         return self._wires[hash(job.key) % len(self._wires)]
 
-    # Deadlines.
-
-    def _track_deadline(self, job: StoreCommand) -> None:
-        if not self._pending or self._pending[-1].deadline <= job.deadline:
-            self._pending.append(job)
-        else:  # a redirected command keeps its earlier deadline
-            self._pending = deque(sorted([*self._pending, job], key=lambda each: each.deadline))
-            self._set_timer()
-        if self._timer is None:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        """Sets the timer to the earliest deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-        loop, due_s = asyncio.get_running_loop(), max(0.0, self._pending[0].deadline - time.monotonic())
-        self._timer = loop.call_later(due_s, self._allow_grace)
-
-    def _allow_grace(self) -> None:
-        now = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire, now)
-
-    def _expire(self, until: float) -> None:
-        late = []
-        self._timer = None
-        while self._pending and (self._pending[0].is_over or self._pending[0].deadline <= until):
-            job = self._pending.popleft()
-            if not job.is_over and job.home is self:
-                late.append(job)
-        if self._pending:
-            self._set_timer()
-        if late:
-            self._fail_late(late)
-
-    def _fail_late(self, late: Iterable[StoreCommand]) -> None:
-        """Closes the connections of late commands, because no later reply on them can be read in order."""
-        reason = f"no answer within {self._timeout_s * 1000:g} ms"
+    def late(self, job: StoreCommand) -> None:
+        """Fails a command whose deadline has passed, and closes its connection: no later reply on it can be read in order."""
+        reason = f"no answer within {self._options.timeout_s * 1000:g} ms"
         self._health.doubt(reason)
-        for wire in {self._wire_of(job) for job in late}:
-            wire.cut(reason)
-        for job in late:
-            job.fail(StoreGone(reason))
+        self._wire_of(job).cut(reason)
+        job.fail(StoreGone(reason))
 
     # Errors of commands and connections.
 
@@ -175,10 +136,10 @@ class StoreServer:
 
     def _reject(self, job: StoreCommand, text: str) -> None:
         if "WRONGTYPE" in text:
-            self._spoiled_until = time.monotonic() + self._timeout_s + SPOILED_S
+            self._spoiled_until = time.monotonic() + self._options.timeout_s + SPOILED_S
             job.fail(StoreGone(SPOILED))
             # Later, because commands under way to other keys can still be answered.
-            asyncio.get_running_loop().call_later(self._timeout_s, self._health.doubt, SPOILED)
+            asyncio.get_running_loop().call_later(self._options.timeout_s, self._health.doubt, SPOILED)
             return
         if CANNOT_SERVE.search(text):
             self._health.doubt(text)
@@ -219,7 +180,7 @@ class StoreServer:
                 await wire.open(node)
 
     async def _check(self) -> None:
-        jobs = [StoreCommand(parts, b"", 0.0, OperationCounts()) for parts in self._checks()]
+        jobs = [StoreCommand(parts) for parts in self._checks()]
         for job in jobs:
             job.hops = MOST_HOPS
         self._wires[0].ask(*jobs)
@@ -227,5 +188,5 @@ class StoreServer:
             await job.future
 
     def _checks(self) -> list[tuple[Part, ...]]:
-        load: list[tuple[Part, ...]] = [(b"SCRIPT", b"LOAD", script.text) for script in self._scripts.values()]
+        load: list[tuple[Part, ...]] = [(b"SCRIPT", b"LOAD", script.text) for script in self._options.scripts.values()]
         return [*load, (b"SET", self.probe_key, b"", b"PX", PROBE_TTL_MS) if self.probe_key else (b"PING",)]

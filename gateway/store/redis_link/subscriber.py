@@ -10,8 +10,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from redis.asyncio import Connection
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 
 from gateway.store.redis_link.health import reason_of
 
@@ -31,7 +33,7 @@ class Subscriber:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Connection]],
+        connect: Callable[[], Awaitable[Redis]],
         channel: bytes,
         heard: Callable[[bytes], None],
         joined: Callable[[], None],
@@ -77,21 +79,23 @@ class Subscriber:
 
     async def _listen(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            connection = await self._connect()
+            client = await self._connect()
+        pubsub = client.pubsub()
         try:
-            await connection.send_command("SUBSCRIBE", self._channel)
+            async with asyncio.timeout(PATIENCE_S):
+                await pubsub.subscribe(self._channel)
             while True:
-                self._take(await _next(connection))
+                self._take(await _next(pubsub))
         finally:
-            await connection.disconnect(nowait=True)
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            await client.aclose()
 
-    def _take(self, push: object) -> None:
-        match push:
-            case [b"message", _, bytes(message)]:
-                self._tell(self._heard, message)
-            case [b"subscribe", *_]:
-                self._hears()
-                self._tell(self._joined)
+    def _take(self, told: dict[str, Any]) -> None:
+        if told["type"] == "message":
+            self._tell(self._heard, told["data"])
+        elif told["type"] == "subscribe":
+            self._hears()
+            self._tell(self._joined)
 
     def _tell(self, listener: Callable[..., None], *told: bytes) -> None:
         try:
@@ -102,12 +106,12 @@ class Subscriber:
                 log.exception("what was heard from other replicas could not be taken, which is not said again")
 
 
-async def _next(connection: Connection) -> object:
+async def _next(pubsub: PubSub) -> dict[str, Any]:
     """Returns the next message; raises TimeoutError when the server does not answer a ping either."""
-    heard = await connection.read_response(timeout=ASK_AFTER_S, push_request=True)
+    heard: dict[str, Any] | None = await pubsub.get_message(timeout=ASK_AFTER_S)
     if heard is None:
-        await connection.send_command("PING", check_health=False)
-        heard = await connection.read_response(timeout=PATIENCE_S, push_request=True)
+        await pubsub.ping()
+        heard = await pubsub.get_message(timeout=PATIENCE_S)
     if heard is None:
         raise TimeoutError("the server says nothing")
     return heard

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from redis.asyncio import Connection
 from redis.exceptions import ResponseError
@@ -107,9 +107,4 @@ class StoreWire:
             except ResponseError as error:
                 self._owner.refused(self._in_flight.popleft(), error)
             else:
-                self._in_flight.popleft().answer(_flat(reply))
-
-
-def _flat(reply: Any) -> Any:
-    """Returns a RESP3 map as the flat list that RESP2 has for it."""
-    return [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply
+                self._in_flight.popleft().answer(reply)
