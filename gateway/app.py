@@ -120,7 +120,7 @@ class Gateway:
         self._cache_desk = CacheInspector(
             self._kept_clock, lambda: self._policies.current, self._store, self._pipeline.replays
         )
-        self._keepalive = KeepAlive(self._admission.describe)
+        self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._overload = Shedding(container_bytes())
         self._telemetry.set_policy(first.version)
         self._reloading = Reloading(

@@ -70,12 +70,10 @@ NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "lo
 POLICYS_DATA = {"gateway.policy.snapshot", "gateway.policy.fleet.lease"}
 MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250
 LONG_MODULES = {
-    "flow.admission.admission": 461,
     "policy.limits.gate": 927,
     "policy.limits.limits": 645,
 }
 LONG_CLASSES = {
-    "Admission": 409,
     "Gates": 278,
     "Gate": 741,
     "LimitSet": 488,

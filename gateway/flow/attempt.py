@@ -93,7 +93,7 @@ class Attempts:
                 continue
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
-            trials = None if step is None else admission.heard_of(call, target).trials
+            trials = None if step is None else admission.gates.line(target, call).gate.vitals.heard.trials
             if trials is not None:
                 trials[id(call)] = self._clock.monotonic()
             try:
@@ -116,9 +116,9 @@ class Attempts:
                     if move is not None and move.call is not call:
                         self._moves.call_off(call)
                     if opened.relay is None and move is None and call.objects is None:
-                        admission.answered_whole(call, opened.headers)
+                        admission.outcomes.answered_whole(call, opened.headers)
                     else:
-                        admission.answered(call, opened.headers)
+                        admission.outcomes.answered(call, opened.headers)
                     return opened
                 self._learn_error(call, target, opened, opened.diagnosis)
                 # That a model is missing somewhere is no news where another target had something to say.
@@ -144,7 +144,7 @@ class Attempts:
         if isinstance(step, TryLater):
             call.backoff_s += max(0.0, step.until - self._clock.monotonic())
             await self._clock.sleep(step.until - self._clock.monotonic())
-            if not step.targets or not admission.book_retry(call, step.targets, admission.call_budgets(call)):
+            if not step.targets or not admission.retries.book(call, step.targets, admission.retries.of(call)):
                 return None
         return await admission.enter(call, step.targets)
 
@@ -159,24 +159,24 @@ class Attempts:
         """There was no usable answer."""
         attempt = call.attempts[-1]
         attempt.detail = failure.detail
-        self._admission.failed(call, failure.error_class, failure.phase, fault=failure.fault)
+        self._admission.outcomes.failed(call, failure.error_class, failure.phase, fault=failure.fault)
         self._judge(call, attempt)
         attempt.never_again = attempt.never_again or failure.is_lasting
         if failure.phase is not Phase.NOTHING_SENT:  # somebody may have worked on it, and may want to be paid
-            attempt.cost_usd = self._admission.cost_usd(call, target)
+            attempt.cost_usd = self._admission.costs.usd(call, target)
 
     def _learn_error(self, call: Call, target: Target, opened: FirstAnswer, diagnosis: Diagnosis) -> None:
         """The target answered with an error."""
         attempt = call.attempts[-1]
         attempt.is_callers = not target.account and target.name not in call.model.withheld
         if diagnosis.error_class in LIMITS_RATE:
-            refusal = self._admission.refused(call, diagnosis, opened.headers)
+            refusal = self._admission.outcomes.refused(call, diagnosis, opened.headers)
             is_waited_for = rule_for(attempt, call.model.retries).action is Action.HOLD
             attempt.is_refused = is_waited_for and refusal is Refusal.WAIT
             attempt.never_again = not attempt.is_refused
             return
-        self._admission.answered(call, opened.headers, is_error=True)
-        self._admission.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
+        self._admission.outcomes.answered(call, opened.headers, is_error=True)
+        self._admission.outcomes.failed(call, diagnosis.error_class, Phase.ANSWERED, diagnosis)
         self._judge(call, attempt)
 
     def _judge(self, call: Call, attempt: Attempt) -> None:
@@ -187,7 +187,7 @@ class Attempts:
         if call.endpoint.request == "any":
             return GiveUp("final")  # of another kind: whether it may be sent twice is not known
         now = self._clock.monotonic()
-        budgets = admission.call_budgets(call)
+        budgets = admission.retries.of(call)
         step = next_step(
             call.attempts,
             admission.planner.plan_now(call),

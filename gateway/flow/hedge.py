@@ -20,7 +20,7 @@ from typing import Any
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
-from gateway.flow.admission.budgets import CallBudgets, token_cost
+from gateway.flow.admission.retry_budgets import CallBudgets, token_cost
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import FirstAnswer, dispatch
 from gateway.policy.health.latency import Latency
@@ -132,7 +132,7 @@ class Hedges:
 
     def _second(self, call: Call, target: Target) -> Racer | None:
         """Starts a second attempt at another target that is free now, else at the same one; None: no room, or denied."""
-        budgets = self._admission.call_budgets(call)
+        budgets = self._admission.retries.of(call)
         if self._clock.monotonic() >= call.deadline or budgets.attempts() < 2:
             return None
         denied = self._denies_money(call, target, budgets)
@@ -157,7 +157,7 @@ class Hedges:
     def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
         """Returns what forbids the call to pay for more than the running attempt, as estimated; None: nothing does."""
         first = call.attempts[-1]
-        first.cost_usd = self._admission.cost_usd(call, target)
+        first.cost_usd = self._admission.costs.usd(call, target)
         denied = budgets.denies_money()
         first.cost_usd = None
         return denied
@@ -190,12 +190,12 @@ class Hedges:
             # The first attempt would have taken even longer. Without such times the percentile would sink with each hedge,
             # and ever more attempts would seem late. A stopped second attempt has had no time to tell anything.
             _times(call, call.grant).observe(now - call.grant.at, now)
-        self._admission.cancelled(call, CANCELLED)
+        self._admission.outcomes.cancelled(call, CANCELLED)
         try:
             await _close(racer.task)
         finally:
             for attempt in call.attempts[-1:]:  # none: it had not begun
-                _end(attempt, self._admission.cost_usd(call, racer.target), now)
+                _end(attempt, self._admission.costs.usd(call, racer.target), now)
 
 
 def _times(call: Call, grant: Grant) -> Latency:

@@ -68,7 +68,7 @@ class Moves:
         places = self._admission.planner.untried(call, self._clock.monotonic())
         if not places:
             return ()
-        budgets, last = self._admission.call_budgets(call), call.attempts[-1]
+        budgets, last = self._admission.retries.of(call), call.attempts[-1]
         made = [attempt for attempt in call.attempts if not attempt.is_refused]
         if len(made) >= budgets.attempts():
             return ()
@@ -160,7 +160,7 @@ class Moves:
 
     def _end(self, copy: Call) -> None:
         """Ends the copy's attempt, which is not needed: settles what it reserved, and estimates its cost."""
-        self._admission.cancelled(copy, CANCELLED)
+        self._admission.outcomes.cancelled(copy, CANCELLED)
         last = copy.attempts[-1]
         if last.ended_at is None:
             last.cost_usd = self._cost_usd(copy)
@@ -170,7 +170,7 @@ class Moves:
 
     def _cost_usd(self, call: Call) -> float | None:
         target = find_target(call)
-        return None if target is None else self._admission.cost_usd(call, target)
+        return None if target is None else self._admission.costs.usd(call, target)
 
 
 def is_final(call: Call) -> bool:

@@ -82,7 +82,7 @@ class Pipeline:
         self._clock = clock
         self._admission = admission
         savings = Savings() if savings is None else savings
-        self._accounts = Accounts(clock, meter, admission.settle, admission.budgets.spent, savings.note)
+        self._accounts = Accounts(clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._deferred = Deferred(admission)
         self._running = Running(clock)
@@ -149,7 +149,7 @@ class Pipeline:
                 return Reply(CLIENT_GONE_STATUS, [])
             return await self.replays.single_flight.join(call, ended) or reply
         except asyncio.CancelledError as stopped:
-            self._admission.price_unfinished(call)
+            self._admission.costs.price_unfinished(call)
             self._accounts.settle_stopped(call, stopped)
             raise
         except GatewayError as error:
@@ -204,7 +204,7 @@ class Pipeline:
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
-            self._admission.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
+            self._admission.outcomes.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
         chunks = relay.chunks(on_end, clocks_of(opened.target, call), self._clock.monotonic)

@@ -117,13 +117,13 @@ class Replica:
             await self.admission.enter(call)
         except GatewayError as error:
             self.refused.append(error)
-            self.admission.settle(call, None)
+            self.admission.outcomes.settle(call, None)
             return False
         self.admitted.append(self.clock.now)
         if lasts_s:
             await self.clock.sleep(lasts_s)
-        self.admission.answered(call, [])
-        self.admission.settle(call, usage)
+        self.admission.outcomes.answered(call, [])
+        self.admission.outcomes.settle(call, usage)
         return True
 
     async def offer(self, per_s: float, for_s: float, **how: object) -> None:

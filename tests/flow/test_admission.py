@@ -724,7 +724,7 @@ async def test_a_stream_is_settled_when_it_ends() -> None:
         pass
     assert now_left(bench) == (599, 6000 - 20 - 10, 2)
     await reply.close()
-    bench.admission.settle(bench.account.call, Usage(9, 9))
+    bench.admission.outcomes.settle(bench.account.call, Usage(9, 9))
 
     assert now_left(bench) == (599, 6000 - 20 - 10, 2)
 
@@ -1071,12 +1071,12 @@ async def test_a_held_stream_can_be_told_its_place() -> None:
     tasks = [asyncio.create_task(bench.pipeline.handle(call)) for call in calls]
     await idle()
 
-    assert [bench.admission.describe(call) for call in calls] == [
+    assert [bench.admission.waiting.describe(call) for call in calls] == [
         b"queued position=%d eta_ms=%d" % (number, number * 1000) for number in (1, 2, 3)
     ]
     bench.admission.gates.lines["p0/m"].gate.exhausted_until = bench.clock.now + 99
-    assert bench.admission.describe(calls[2]) == b"queued position=3"
-    assert bench.admission.describe(bench.account.call) == b"waiting for p0/m"
+    assert bench.admission.waiting.describe(calls[2]) == b"queued position=3"
+    assert bench.admission.waiting.describe(bench.account.call) == b"waiting for p0/m"
     for task in tasks:
         task.cancel()
 

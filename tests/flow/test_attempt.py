@@ -254,8 +254,8 @@ async def test_a_retry_that_is_booked_again_is_booked_once() -> None:
     call.attempts.append(Attempt("p0/m", 0.0, error_class=ErrorClass.SERVER_ERROR, phase=Phase.ANSWERED))
 
     for _ in range(2):
-        assert admission.book_retry(call, call.model.targets, admission.call_budgets(call))
-    admission.settle(call, None)
+        assert admission.retries.book(call, call.model.targets, admission.retries.of(call))
+    admission.outcomes.settle(call, None)
 
     assert leftovers(bench) == []
     assert admission.gates.lines["p0/m"].gate.vitals.tokens.level(500.0) == 500.0

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.errors import BudgetExceeded
-from gateway.flow.admission.budgets import token_cost
+from gateway.flow.admission.retry_budgets import token_cost
 from gateway.policy.retry.rules import CostRule, Retries
 from gateway.policy.snapshot import Key, Rates
 from gateway.provider_errors import ErrorClass, Phase

@@ -97,14 +97,14 @@ class Crowd:
                 await admission.enter(call)
                 delay_s, headers = await self.taker.ask()
                 if delay_s is None:
-                    admission.answered(call, headers)
+                    admission.outcomes.answered(call, headers)
                     self.codes["ok"] += 1
                     break
-                admission.refused(call, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=delay_s), headers)
+                admission.outcomes.refused(call, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=delay_s), headers)
         except GatewayError as error:
             self.codes[error.code or ""] += 1
             await self.clock.sleep(0.05)
-        admission.settle(call, None)
+        admission.outcomes.settle(call, None)
 
     async def press(self, callers: int, for_s: float) -> None:
         """So many of them, evenly over the replicas; returns when all have left."""

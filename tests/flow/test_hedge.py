@@ -442,7 +442,7 @@ async def test_a_spent_budget_denies_a_second(spent: str) -> None:
 async def test_money_counts_the_attempt_that_is_on_its_way() -> None:
     """A call that may cost one attempt and a half has no second."""
     track = Track()
-    one_usd = track.bench.admission.cost_usd(track.bench.call(), track.bench.policy.models["m"].plan[0])
+    one_usd = track.bench.admission.costs.usd(track.bench.call(), track.bench.policy.models["m"].plan[0])
     assert one_usd is not None
     dear = Track(retries=replace(HEDGE, max_usd_per_call=one_usd * 1.5))
 

@@ -81,7 +81,7 @@ def test_slots_are_shared() -> None:
             most = max(most, running)
             await clock.sleep(0.5)
             running -= 1
-            replica.admission.settle(call, None)
+            replica.admission.outcomes.settle(call, None)
 
         start = clock.now
         await asyncio.gather(*[one(replica) for replica in replicas for _ in range(8)])

@@ -312,7 +312,7 @@ async def spend(replica: Replica, key: Key) -> float:
     except GatewayError as error:
         replica.refused.append(error)
     replica.admission.budgets.spent(call, usd)
-    replica.admission.settle(call, None)
+    replica.admission.outcomes.settle(call, None)
     return usd
 
 

@@ -154,7 +154,7 @@ class World:
             if isinstance(error, AdmissionDenied):
                 call.refused_s = error.retry_after_s
         finally:
-            self.admission.settle(call, None)
+            self.admission.outcomes.settle(call, None)
             call.ended_at = self.clock.now
             call.outcome = outcome
             self.score.ended(call.lane, call.tenant, outcome, call.queue_s)
@@ -189,30 +189,30 @@ class World:
         clock, demand = self.clock, call.demand
         try:
             await until(clock.now + answer.after_s)
-            self.admission.answered(call, answer.headers)
+            self.admission.outcomes.answered(call, answer.headers)
             if answer.lasts_s:
                 await until(clock.now + answer.lasts_s)
         finally:
             provider.release(demand, clock.now)
         self.score.worked(call.tenant, provider.admission_charge(demand))
-        self.admission.settle(call, Usage(demand.input_tokens, demand.output_tokens))
+        self.admission.outcomes.settle(call, Usage(demand.input_tokens, demand.output_tokens))
 
     def _is_put_back(self, call: SimCall, target: Target, answer: Answer) -> bool:
         """What an error means: whether the call may go to this target again."""
         error_class = ERROR_OF[answer.status]
         if not answer.status:
-            self.admission.failed(call, error_class, Phase.NOTHING_SENT)
+            self.admission.outcomes.failed(call, error_class, Phase.NOTHING_SENT)
             return False
         if error_class in LIMITS_RATE:
             self.score.refused_upstream += 1
             diagnosis = diagnosis_of(error_class, answer.status, answer.headers, answer.body, self.clock.wall())
-            refusal = self.admission.refused(call, diagnosis, answer.headers)
+            refusal = self.admission.outcomes.refused(call, diagnosis, answer.headers)
             if self.watch is not None:
                 told_s = dict(answer.headers).get(b"retry-after-ms")
                 self.watch.told_to_wait(target.name, None if told_s is None else float(told_s) / 1000)
             return refusal is Refusal.WAIT
-        self.admission.answered(call, answer.headers, is_error=True)
-        self.admission.failed(call, error_class, Phase.ANSWERED)
+        self.admission.outcomes.answered(call, answer.headers, is_error=True)
+        self.admission.outcomes.failed(call, error_class, Phase.ANSWERED)
         return False
 
     def _goes(self, call: SimCall, target: str) -> None:

@@ -59,7 +59,7 @@ class Deferred:
         answer = answer_object(body)
         if answer is None or answer.get("status") not in _UNFINISHED:
             return None
-        usage = self._admission.expected_usage(call, target)
+        usage = self._admission.costs.usage(call, target)
         reserved, id = call.reserved, answer.get("id")
         if reserved is None:
             return usage

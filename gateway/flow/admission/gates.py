@@ -59,7 +59,6 @@ class Gates:
         "_clock",
         "_keyless",
         "_named",
-        "_on_change",
         "_queue",
         "_quotas_void_before",
         "_remembered",
@@ -70,6 +69,7 @@ class Gates:
         "accounts",
         "callers",
         "lines",
+        "on_change",
         "on_open",
     )
 
@@ -77,13 +77,12 @@ class Gates:
         self,
         clock: Clock,
         queue: DelayQueue,
-        policy: PolicySnapshot,
-        on_change: OnChange | None = None,
         sharing: Sharing | None = None,
     ) -> None:
-        """`on_change` is told of every change of a breaker; with `sharing` replicas share the limits."""
+        """With `sharing` replicas share the limits. It has no gates before the first `install`."""
         self._clock = clock
-        self._on_change = on_change
+        self.on_change: OnChange | None = None
+        """Told of every change of a breaker; to be set before the first `install`."""
         self.accounts: dict[str, Account] = {}
         """Of the config's own credentials, by name."""
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
@@ -103,7 +102,6 @@ class Gates:
         """By the name of the gate."""
         self.on_open: Callable[[Line], None] | None = None
         """Told of each line that is made from now on."""
-        self.install(policy)
 
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force. What it does not name is forgotten, unless somebody still uses it."""
@@ -230,7 +228,7 @@ class Gates:
             return line
         now = self._clock.monotonic()
         account = self._account(target, now)
-        vitals = TargetHealth(name, account, target.breaker, now, self._on_change, None if kin is None else kin.vitals)
+        vitals = TargetHealth(name, account, target.breaker, now, self.on_change, None if kin is None else kin.vitals)
         # A caller's own account has a name that no other replica knows.
         share_out = None if self._sharing is None or kin is not None else self._sharing.of_target(name)
         calibration = None if kin is None else kin.calibration
@@ -282,7 +280,7 @@ class Gates:
             return account
         account = self.accounts.get(target.account)
         if account is None:
-            account = self.accounts[target.account] = Account(target.account, target.breaker, now, self._on_change)
+            account = self.accounts[target.account] = Account(target.account, target.breaker, now, self.on_change)
         return account
 
     def _make_room(self) -> None:

@@ -128,8 +128,17 @@ class HealthPropagation:
         account = self._gates.accounts.get(name)
         return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
 
-    def probed(self, gate: Gate) -> None:
-        """A probe may have ended there for which callers at other lines wait, too."""
+    def freed(self, name: str) -> None:
+        """Something was given back at the gate of this name: those who wait there may go, or look at its probe again."""
+        line = self._gates.lines.get(name)
+        if line is None:
+            return
+        self._queue.freed(line)
+        if self._gates.callers and line.gate.vitals.is_probed:
+            self._probe_ended(line.gate)
+
+    def _probe_ended(self, gate: Gate) -> None:
+        """A probe may have ended for which callers at other lines wait, too."""
         vitals, now = gate.vitals, self._clock.monotonic()
         for line in self._gates.kin(gate.name):
             if vitals.wait_s(now, _LOWEST) is None:

@@ -27,7 +27,7 @@ class Left(Enum):
     NEVER_FITS = "never fits"
     """No line is left in which it could ever go: a limit has shrunk."""
     SHUT = "shut"
-    """No line is left whose target has any quota."""
+    """No line is left whose target is in service: breakers are open, or quotas are spent."""
     FAILED = "failed"
     """A defect of ours."""
     DISPLACED = "displaced"

@@ -23,19 +23,17 @@ MOST_PROMISED_S = 60.0
 """Room is promised to refused calls for no longer: not all of them come back."""
 
 
-def left_without_turn(held: Held, call: Call, options: Sequence[Option], now: float) -> GatewayError:
-    """Why a call waits no more that was not let through."""
+def refusal_after_wait(held: Held, call: Call) -> GatewayError:
+    """Returns why a call waits no more that was not let through. Targets that went out of service say so themselves."""
     waited = f"{call.queue_s:.1f} s"
     if held.left is Left.EXPIRED:
         return QueueDeadlineExceeded(f"The deadline passed after {waited} in the queue; no target was free in time.")
     if held.left is Left.DISPLACED:
         return QueueFull("The gateway's queue is full, and more urgent calls came.", retry_after_s=1.0)
-    if held.left is Left.FAILED:
-        return InternalError()
-    if held.left is Left.SHUT:
-        message = f"After {waited} in the queue, the account's quota is spent at every target."
-        return QuotaExhausted(message, retry_after_s=_reset_s(options, now))
-    return RequestExceedsLimits(f"After {waited} in the queue, the limits of all targets are too small for this call.")
+    if held.left is Left.NEVER_FITS:
+        message = f"After {waited} in the queue, the limits of all targets are too small for this call."
+        return RequestExceedsLimits(message)
+    return InternalError()
 
 
 def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], now: float) -> GatewayError:

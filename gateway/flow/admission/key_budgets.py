@@ -1,6 +1,8 @@
-"""What calls may still spend: the budgets of keys for a day, and what another attempt of a call may cost.
+"""What the calls of a key may still spend today. Only asked where a key has a budget.
 
-Answers `policy/retry/retry.py`'s questions about one call. Only asked when an attempt has failed, or when a key has a budget.
+    reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
+
+It must not know targets. Invariant: what a call reserved is taken back exactly once, when the call is settled.
 """
 
 from __future__ import annotations
@@ -13,13 +15,7 @@ from gateway.clock import Clock
 from gateway.errors import BudgetExceeded, BudgetReserved
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.fleet.shared_sum import FleetSum
-from gateway.policy.limits.gate import Gate
-from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, attempts_by_cost, fits_budget
-from gateway.policy.retry.retry import Doubt
-from gateway.policy.retry.rules import Retries
-from gateway.policy.snapshot import Target
-from gateway.provider_errors import ErrorClass, Phase
-from gateway.words import Attempt
+from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, fits_budget
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -199,62 +195,3 @@ class KeyBudgets:
     def today(self) -> int:
         """The present day (UTC)."""
         return int(self._clock.wall() // DAY_S)
-
-
-class CallBudgets:
-    """What the retries of one call may take. Implements `retry.Budgets`."""
-
-    __slots__ = ("_attempt_usd", "_call", "_gates", "_keys", "_now", "_retries")
-
-    def __init__(
-        self, call: Call, attempt_usd: float | None, gates: dict[str, Gate], keys: KeyBudgets, now: float
-    ) -> None:
-        """`attempt_usd` is what another attempt is estimated to cost (None: not priced), `gates` are by target name."""
-        self._now = now
-        self._call = call
-        self._retries = call.model.retries
-        self._attempt_usd = attempt_usd
-        self._gates = gates
-        self._keys = keys
-
-    def denies(self, target: Target, last: Attempt) -> str | None:
-        """`budget` or `tokens` when too much is being retried there, None when the target may be tried again.
-
-        A connection that carried nothing has cost nobody anything.
-        """
-        if last.phase is Phase.NOTHING_SENT:
-            return None
-        gate, retries = self._gates[target.name], self._retries
-        vitals = gate.vitals
-        active = max(gate.in_flight, int(vitals.busiest(self._now)))
-        if not vitals.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
-            return "budget"
-        return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
-
-    def doubt(self, target: Target) -> Doubt | None:
-        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
-        return self._gates[target.name].vitals.doubt(self._now)
-
-    def denies_money(self) -> str | None:
-        """`money` or `key_budget` when another attempt would cost too much."""
-        usd, most = self._attempt_usd, self._retries.max_usd_per_call
-        if usd is None:
-            return None
-        spent = sum([attempt.cost_usd or 0.0 for attempt in self._call.attempts])
-        if most is not None and spent + usd > most:
-            return "money"
-        return None if self._keys.allows(self._call, spent + usd) else "key_budget"
-
-    def attempts(self) -> int:
-        """So many the call may make, by what one costs."""
-        return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
-
-
-def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
-    """The retry tokens that trying again at the target after such a failure takes: more after a timeout, which has cost more.
-
-    Silence elsewhere is not this target's doing, and costs it nothing.
-    """
-    if last.phase is Phase.NOTHING_SENT or (last.error_class == ErrorClass.TIMEOUT and last.target != target.name):
-        return 0.0
-    return retries.timeout_tokens if last.error_class == ErrorClass.TIMEOUT else retries.retry_tokens
