@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gateway.call import Call, Reply, Settled
 from gateway.config.policies.errors import read_error_tables
@@ -281,27 +282,27 @@ class Bench:
 
     def call(self, **changes: object) -> Call:
         """A call to the model."""
-        call = Call(
-            id="req_1",
-            endpoint=CHAT,
-            policy=self.policy,
-            key=Key("web", "web", b""),
-            model=self.policy.models["m"],
-            model_name="m",
-            body=b'{"model":"m","messages":[]}',
-            stream=False,
-            stream_options=None,
-            model_span=None,
-            headers=[],
-            credential=None,
-            lane="interactive",
-            received_at=self.clock.now,
-            deadline=self.clock.now + 30,
-            deadline_is_callers=False,
-            path="/chat/completions",
-            tenant="web",
-        )
-        return replace(call, **changes)  # type: ignore[arg-type]  # fields by name, for the tests' convenience
+        fields: dict[str, Any] = {
+            "id": "req_1",
+            "endpoint": CHAT,
+            "policy": self.policy,
+            "key": Key("web", "web", b""),
+            "model": self.policy.models["m"],
+            "model_name": "m",
+            "body": b'{"model":"m","messages":[]}',
+            "stream": False,
+            "stream_options": None,
+            "model_span": None,
+            "headers": [],
+            "credential": None,
+            "lane": "interactive",
+            "received_at": self.clock.now,
+            "deadline": self.clock.now + 30,
+            "deadline_is_callers": False,
+            "path": "/chat/completions",
+            "tenant": "web",
+        }
+        return Call(**(fields | changes))
 
     async def serve(self, **changes: object) -> tuple[Reply, bytes]:
         """Serve a call to its end, and close it."""

@@ -320,7 +320,7 @@ async def test_gates_that_are_dropped_leave_nothing_to_collect(kind: str) -> Non
     for number in range(MOST_NAMED):
         use(number)
     gc.collect()
-    for number in range(MOST_NAMED, 4 * MOST_NAMED):
+    for number in range(MOST_NAMED, 2 * MOST_NAMED):
         use(number)
         if number % 100 == 0:
             bench.clock.timers.clear()  # what was to be told of breakers holds on to lines
@@ -371,7 +371,7 @@ def test_a_gate_takes_little_room(kind: str, most_bytes: int) -> None:
     gates.line(target, bench.call(credential=b"first"))
     calls = [
         bench.call(model_name=f"name-{number}") if kind == "names" else bench.call(credential=b"%d" % number)
-        for number in range(50)
+        for number in range(16)
     ]
     gc.collect()
     tracemalloc.start()

@@ -29,6 +29,7 @@ from gateway.semantic.index import VectorIndex
 from gateway.semantic.lookup import Semantic
 from gateway.words import Endpoint
 from tests.flow.support import CHAT, JSON, RESPONSES, SSE, Bench, Script, ScriptedAnswer, ScriptedUpstream
+from tests.sweeps import sampled
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 COMPLETIONS = Endpoint("completions", "/completions", usage_option=True, tokens="both")
@@ -265,7 +266,7 @@ class Probing:
         return {"idempotency_key": b"key-%d" % number} if self.draw.random() < 0.4 else {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), lambda seed: seed < 2))
 async def test_500_probes_find_nothing_of_anybody_else(seed: int) -> None:
     """Neither in memory nor on the way, neither fresh nor stale, neither equal nor similar; everybody finds their own."""
     probing = Probing(random.Random(seed))

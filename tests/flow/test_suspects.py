@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from unittest.mock import patch
 
 import pytest
@@ -20,6 +20,7 @@ from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from tests.flow.outage import City, Fate, Provider, Told, answers, fails, gone, streams
 from tests.flow.support import ANSWER, CLOCKS, SSE, Script, streamed
 from tests.flow.virtual import LoopClock, run
+from tests.sweeps import sampled
 
 SDK_S = 30.0
 KEEPALIVE = b": hold on\n\n"
@@ -88,6 +89,8 @@ def _murmur(every_s: float, then_s: float) -> Sequence[bytes | asyncio.Event]:
     ]
 
 
+PACES = [(1, 1.0), (20, 0.0), (20, 0.5)]
+"""So many calls, and so many seconds from one to the next."""
 SILENCES: dict[str, tuple[Callable[[], Fate], bool]] = {
     "before the head": (silence, False),
     "before the head of a stream": (silence, True),
@@ -117,9 +120,14 @@ def good(stream: bool, takes_s: float = 0.5) -> Fate:
     return streams(takes_s) if stream else answers(takes_s)
 
 
-@pytest.mark.parametrize("how", SILENCES)
-@pytest.mark.parametrize("known", [0, 40, 400])
-@pytest.mark.parametrize("fallbacks", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "known", "fallbacks"),
+    sampled(
+        product(SILENCES, [0, 40, 400], [0, 1]),
+        # Cold and known, a target beside and a fallback; that more is known changes little.
+        lambda how, known, fallbacks: known == (0, 40)[fallbacks] or (known == 400 and how == "before the head"),
+    ),
+)
 def test_a_silent_primary_costs_seconds_and_no_call(how: str, known: int, fallbacks: int) -> None:
     """100 calls at 5 per second: 95 are answered at least, of the last 40 all, each within 5 s. Cold or not."""
     fate, stream = SILENCES[how]
@@ -140,7 +148,7 @@ def test_a_silent_primary_costs_seconds_and_no_call(how: str, known: int, fallba
     run(story)
 
 
-@pytest.mark.parametrize("deadline_s", [3.0, 5.0, 10.0, 600.0])
+@pytest.mark.parametrize("deadline_s", sampled([3.0, 5.0, 10.0, 600.0], lambda deadline_s: deadline_s in (3.0, 600.0)))
 def test_whatever_deadline_callers_have(deadline_s: float) -> None:
     """Impatient ones are served in their time, patient ones soon enough: the SDK's own default is 10 minutes."""
 
@@ -215,9 +223,13 @@ def test_a_cold_slow_model_is_slow_not_lost() -> None:
     run(story)
 
 
-@pytest.mark.parametrize(("count", "every_s"), [(1, 1.0), (20, 0.0), (20, 0.5)])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize(
+    ("count", "every_s", "stream", "asks"),
+    sampled(
+        [(*pace, stream, asks) for pace in PACES for stream in (False, True) for asks in (True, False)],
+        lambda count, every_s, stream, asks: stream == asks,
+    ),
+)
 def test_reasoning_calls_of_minutes_are_not_killed(count: int, every_s: float, stream: bool, asks: bool) -> None:
     """One, twenty at once, or one after the other: asked to reason or marked, they have their five minutes."""
 
