@@ -153,31 +153,31 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where the data plane listens."""
+        """Returns the URL at which the data plane listens."""
         return self._servers[0].url
 
     @property
     def policy(self) -> PolicySnapshot:
-        """What is in force."""
+        """Returns the policy in force."""
         return self._policies.current
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What it has counted."""
+        """Returns the registry of the metrics."""
         return self._telemetry.registry
 
     def tend(self, listeners: Mapping[int, Sequence[socket.socket]]) -> None:
-        """Accept, too, for these workers, by number, a listener for each port; and for those left out no longer."""
+        """Accepts for these workers, too, by number, a listener for each port; and no longer for those left out."""
         for at, server in enumerate(self._servers):
             server.tend({number: ports[at] for number, ports in listeners.items()})
 
     def deafen(self) -> None:
-        """Accept no connection any more."""
+        """Accepts no connection any more."""
         for server in self._servers:
             server.deafen()
 
     async def start(self) -> None:
-        """Take calls from now on."""
+        """Takes calls from now on."""
         # Start-up made many objects that live for ever: keep the collector away from them, and let it run less often. What
         # is old by now was looked through before; to do so again would be a twentieth of the whole start.
         gc.collect(1)
@@ -196,9 +196,9 @@ class Gateway:
         self._reloading.reload()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Give notice, then take no new calls and wait for the running ones, no longer than the grace or until `hurry` is set.
+        """Gives notice, then takes no new calls and waits for the running ones, for the grace or until `hurry` is set.
 
-        Until the notice is over calls are taken: who deals out connections looks at `/readyz` now and then.
+        Until the notice is over calls are taken: load balancers look at `/readyz` now and then.
         """
         self._inflight.leaving = True
         for server in self._servers:
@@ -213,7 +213,7 @@ class Gateway:
         waiting.cancel()
 
     async def stop(self) -> None:
-        """Stop everything; calls still running end with a clear error."""
+        """Stops everything; calls still running end with a clear error."""
         self._inflight.draining = True
         self._inflight.abort()
         self._housekeeping.stop()
@@ -267,14 +267,14 @@ class Gateway:
         ]
 
     def _hear_vector(self, detail: bytes) -> None:
-        """Another replica has kept a question."""
+        """Adds the question that another replica has kept."""
         from gateway.store.redis.vectors import decode_news  # only a process with replicas has it
 
         if self._pipeline.replays.layers.semantic is not None:
             self._pipeline.replays.layers.semantic.hear(decode_news(detail, self._kept_clock.wall()))
 
     def _hear_purge(self, detail: bytes) -> None:
-        """Another replica was told to forget."""
+        """Forgets what another replica was told to forget."""
         from gateway.store.redis.purges import decode_selection  # as in _hear_vector
 
         if self._pipeline.replays.layers.semantic is not None:

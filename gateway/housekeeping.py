@@ -16,13 +16,13 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
 from gateway.flow.keepalive import KeepAlive
-from gateway.flow.shedding import LoopLag, Shedding
+from gateway.flow.shedding import GiveBack, LoopLag, Shedding
 from gateway.ingress.admin import insight, views
 from gateway.ingress.http.server import HttpServer
 from gateway.ingress.inflight import InFlight
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.ports import SharedStore, Store
-from gateway.process_memory import GiveBack, find_trim, resident_bytes
+from gateway.process_memory import find_trim, resident_bytes
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 

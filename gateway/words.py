@@ -109,8 +109,6 @@ class Attempt:
     """The target can never serve this call, whatever the time."""
     is_callers: bool = False
     """The attempt used the caller's own credential."""
-    is_retry: bool = False
-    """The call had failed at this target before."""
     is_told: bool = False
     """The target's breaker has counted the attempt's result."""
     sign_at: float = 0.0

@@ -238,7 +238,7 @@ def _add_objects(command: argparse.ArgumentParser) -> None:
 
 
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
-    """What every command needs that asks a running gateway."""
+    """Adds what every command needs that asks a running gateway."""
     flags = dict.fromkeys((key_flag, "--admin-key"))
     command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
     command.add_argument(*flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")

@@ -71,7 +71,7 @@ def _explain_error(options: argparse.Namespace) -> int:
 
 
 def _error_tables(settings: Settings) -> ErrorTables:
-    """The built-in tables, and the user's own where there is a config."""
+    """Returns the built-in tables, and the user's own where there is a config."""
     folder = locate_policies(settings.config, os.environ) if settings.config.is_file() else None
     problems: list[Problem] = []
     tables = read_error_tables(list_error_files(folder) if folder else (), os.environ, problems)
@@ -81,7 +81,7 @@ def _error_tables(settings: Settings) -> ErrorTables:
 
 
 def _kind_of(policy: PolicySnapshot, name: str) -> str:
-    """The kind of a provider that some target names."""
+    """Returns the kind of a provider that some target names."""
     kinds = {target.provider: target.counting.kind for model in policy.models.values() for target in model.plan}
     if name not in kinds:
         raise NotFound(f"no target uses a provider {name!r}; there are: {', '.join(kinds)}")

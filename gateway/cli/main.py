@@ -18,7 +18,7 @@ from gateway.errors import ConfigError, StoreUnusable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Runs one command, and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
     try:

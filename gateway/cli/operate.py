@@ -79,7 +79,7 @@ def _ask(
     ask: Callable[[AdminClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Ask a running gateway, and print its answer."""
+    """Asks a running gateway, and prints its answer."""
     key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY", "")
     if not key:
         hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"

@@ -61,8 +61,6 @@ class Try(NamedTuple):
     """Send the call to the first of these targets that has room: now, or when the delay queue lets it through."""
 
     targets: Sequence[Target]
-    is_retry: bool = False
-    """The call has failed at these targets before, so the attempt takes from the retry budget."""
 
 
 class TryLater(NamedTuple):

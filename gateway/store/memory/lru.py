@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
-from resource import getpagesize
+
+from gateway.process_memory import find_trim, resident_bytes
 
 STEPS = 4096
 """Entries that are evicted for a new one, and seconds that one sweep examines, at most."""
@@ -190,10 +190,11 @@ class Lru:
     def _give_back(self) -> None:
         """Gives free memory back to the system where that gains enough: it takes 0.1 s for a gigabyte."""
         much = max(_TRIMMED_SHARE * self.bound, _TRIMMED_BYTES)
-        if self._freed > much and _resident() - self.taken > self._beside + much / 2:
+        if self._freed > much and (resident_bytes() or 0) - self.taken > self._beside + much / 2:
             self._freed = 0
-            _trim()
-            self._beside = _resident() - self.taken
+            if (trim := find_trim()) is not None:
+                trim()
+            self._beside = (resident_bytes() or 0) - self.taken
 
     def _drop_past(self, now_s: int) -> None:
         if not 0 <= now_s - self._swept <= STEPS:  # at the start, or after the clock jumped
@@ -253,23 +254,3 @@ class Lru:
 def _cost_of(blob: bytes) -> int:
     """Returns the bytes that an entry counts; for blobs of mixed sizes malloc keeps up to 1.5 times their length."""
     return len(blob) + len(blob) // 2 + _ENTRY_BYTES
-
-
-def _resident() -> int:
-    """Returns the resident bytes of this process; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * getpagesize()
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _trim() -> None:
-    """Has malloc return free memory to the system, nearly all of which it would keep where blob sizes change.
-
-    Only glibc has and needs malloc_trim(3).
-    """
-    import ctypes  # only a process whose cache was full needs it
-
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
