@@ -18,7 +18,7 @@ import orjson
 from gateway.emulator.answers import requests
 from gateway.emulator.answers.play import EmulatedPace, perform, refusal_of
 from gateway.emulator.answers.reply import EmulatedReply, Headers, Stream, json_reply
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
 from gateway.emulator.call import EmulatedCall, PeerGoneError, Receive, Scope, Send, Sleep
 from gateway.emulator.config import EmulatorConfig
@@ -153,27 +153,27 @@ class Emulator:
             if endpoint.is_form
             else requests.read_json(call.body, deployment, endpoint.model)
         )
-        ask = self._check(endpoint.read(data))
-        call.model = ask.model
-        self.stats.asked(ask.model)
+        request = self._check(endpoint.read(data))
+        call.model = request.model
+        self.stats.asked(request.model)
 
         key = _key_of(call)
-        account = self._account(key, ask.model)
-        refusal = account.admit(self._demand(call, endpoint, ask), now)
+        account = self._account(key, request.model)
+        refusal = account.admit(self._demand(call, endpoint, request), now)
         if refusal is not None:
             await call.reply(refusal)
             return
         call.limit_headers = lambda: account.headers(self._now())
         account.in_flight += 1
         try:
-            fault = self.faults.pick(ask.model, now, key.decode("latin-1"))
+            fault = self.faults.pick(request.model, now, key.decode("latin-1"))
             if fault is not None:
                 self.stats.faults[fault.kind] += 1
                 refusal = refusal_of(fault, account, config.dialect, now)
                 if refusal is not None:
                     await call.reply(refusal)
                     return
-            await perform(call, self._answer(endpoint, ask), fault, self._pace(), account)
+            await perform(call, self._answer(endpoint, request), fault, self._pace(), account)
         finally:
             account.in_flight -= 1
 
@@ -184,19 +184,19 @@ class Emulator:
         if wanted is not None and (key := _key_of(call).decode("latin-1")) != wanted:
             raise ProblemError(invalid_key(key))
 
-    def _check(self, ask: Ask) -> Ask:
+    def _check(self, request: CheckedRequest) -> CheckedRequest:
         config = self.config
-        if config.models and ask.model not in config.models:
-            raise ProblemError(model_not_found(ask.model))
+        if config.models and request.model not in config.models:
+            raise ProblemError(model_not_found(request.model))
         if config.context_window is not None:
-            used = ask.prompt_tokens + (ask.max_tokens or 0)
+            used = request.prompt_tokens + (request.max_tokens or 0)
             if used > config.context_window:
                 raise ProblemError(context_length(config.dialect, config.context_window, used))
-        return ask
+        return request
 
-    def _answer(self, endpoint: EmulatedEndpoint, ask: Ask) -> EmulatedReply | Stream:
+    def _answer(self, endpoint: EmulatedEndpoint, request: CheckedRequest) -> EmulatedReply | Stream:
         try:
-            return endpoint.answer(ask, self._writer)
+            return endpoint.answer(request, self._writer)
         except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
             raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
 
@@ -209,12 +209,12 @@ class Emulator:
             self._accounts[key, model] = account
         return account
 
-    def _demand(self, call: EmulatedCall, endpoint: EmulatedEndpoint, ask: Ask) -> RequestDemand:
-        max_tokens = (ask.max_tokens or 0) * ask.choices
+    def _demand(self, call: EmulatedCall, endpoint: EmulatedEndpoint, request: CheckedRequest) -> RequestDemand:
+        max_tokens = (request.max_tokens or 0) * request.choices
         if self.config.dialect != "azure":
-            return RequestDemand(ask.prompt_tokens, max_tokens)
+            return RequestDemand(request.prompt_tokens, max_tokens)
         query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"))
-        return RequestDemand(ask.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
+        return RequestDemand(request.prompt_tokens, max_tokens, endpoint.operation, query.get("api-version", ["v1"])[0])
 
     def _pace(self) -> EmulatedPace:
         config = self.config

@@ -15,7 +15,7 @@ from gateway.emulator.answers import requests
 from gateway.emulator.answers.chat import answer_chat, answer_completion
 from gateway.emulator.answers.media import answer_image, answer_speech, answer_transcription
 from gateway.emulator.answers.reply import EmulatedReply, Stream
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.responses import answer_compaction, answer_input_tokens, answer_response
 from gateway.emulator.answers.vectors import answer_embedding, answer_moderation
 from gateway.emulator.answers.writer import Writer
@@ -27,8 +27,8 @@ class EmulatedEndpoint:
 
     name: str
     operation: str
-    read: Callable[[dict[str, Any]], Ask]
-    answer: Callable[[Ask, Writer], EmulatedReply | Stream]
+    read: Callable[[dict[str, Any]], CheckedRequest]
+    answer: Callable[[CheckedRequest, Writer], EmulatedReply | Stream]
     is_form: bool = False
     model: str | None = None
 

@@ -25,7 +25,15 @@ from gateway.flow.deadlines import AttemptDeadlines, Open, Task
 from gateway.flow.dispatch import clocks_of
 from gateway.flow.moving import Moves, find_target
 from gateway.policy.health.breaker import Breaker
-from gateway.policy.health.first_byte_wait import UNKNOWN, Usual, first_event_s, probe_s, room_s, silence_s, usual_of
+from gateway.policy.health.first_byte_wait import (
+    UNKNOWN,
+    UsualTimes,
+    first_event_s,
+    probe_s,
+    room_s,
+    silence_s,
+    usual_of,
+)
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.health.suspects import SilentAttempt, Suspicion, is_suspect
 from gateway.policy.limits.gate import Gate
@@ -48,7 +56,7 @@ class Hanging(NamedTuple):
     task: Task
     ends_at: float
     call: Call
-    usual: Usual
+    usual: UsualTimes
     clocks: Clocks
     silent_s: float
 
@@ -81,7 +89,7 @@ class Suspects:
         self._draw = draw
         self._suspects: dict[Heard, Suspect] = {}
         self._stay_until: dict[Task, float] = {}
-        self._known: dict[tuple[Heard, bool, bool], Usual] = {}  # of this look
+        self._known: dict[tuple[Heard, bool, bool], UsualTimes] = {}  # of this look
 
     def look(self, opens: Open, now: float) -> None:
         """Judges all open attempts; called a few times a second while there are any."""
@@ -143,7 +151,7 @@ class Suspects:
         ]
         return is_suspect(waiting, min([one.clocks.suspect_in_flight for one in witnesses]), unserved_s)
 
-    def _usual(self, heard: Heard, call: Call) -> Usual:
+    def _usual(self, heard: Heard, call: Call) -> UsualTimes:
         kind = (heard, call.stream, call.thinks)
         usual = self._known.get(kind)
         if usual is None:

@@ -13,7 +13,7 @@ from gateway.policy.health.first_byte_wait import (
     MIN_SAMPLES,
     UNKNOWN,
     UNKNOWN_MEDIAN_S,
-    Usual,
+    UsualTimes,
     first_event_s,
     is_deserted,
     is_evidence,
@@ -26,12 +26,14 @@ from gateway.policy.health.latency import Latency
 
 seconds = st.floats(0.01, 1000.0)
 usuals = st.one_of(
-    st.just(UNKNOWN), st.builds(lambda median, more: Usual(median, median * (1 + more)), seconds, seconds)
+    st.just(UNKNOWN), st.builds(lambda median, more: UsualTimes(median, median * (1 + more)), seconds, seconds)
 )
 
 
 @given(left_s=seconds, own=usuals, following=usuals, thinks=st.booleans())
-def test_there_is_room_for_another_or_none_is_made(left_s: float, own: Usual, following: Usual, thinks: bool) -> None:
+def test_there_is_room_for_another_or_none_is_made(
+    left_s: float, own: UsualTimes, following: UsualTimes, thinks: bool
+) -> None:
     """Never more than what is left less the next one's median, never less than this one usually takes."""
     room = room_s(left_s, own, following, thinks=thinks)
     next_s = UNKNOWN_MEDIAN_S if following.median_s is None else following.median_s
@@ -47,7 +49,7 @@ def test_there_is_room_for_another_or_none_is_made(left_s: float, own: Usual, fo
 
 @given(left_s=seconds, own=usuals, following=usuals, thinks=st.booleans(), more_s=seconds)
 def test_who_has_more_time_waits_no_less(
-    left_s: float, own: Usual, following: Usual, thinks: bool, more_s: float
+    left_s: float, own: UsualTimes, following: UsualTimes, thinks: bool, more_s: float
 ) -> None:
     """Where there is room at all."""
     less = room_s(left_s, own, following, thinks=thinks)
@@ -61,21 +63,21 @@ def test_who_has_more_time_waits_no_less(
         (30.0, UNKNOWN, UNKNOWN, False, 15.0),
         (30.0, UNKNOWN, UNKNOWN, True, 22.5),
         (600.0, UNKNOWN, UNKNOWN, True, 450.0),
-        (30.0, Usual(15.0, 18.0), UNKNOWN, False, 27.0),
-        (30.0, Usual(0.5, 1.0), Usual(0.5, 1.0), True, 15.0),
-        (30.0, Usual(0.5, 1.0), Usual(20.0, 25.0), False, 10.0),
-        (30.0, Usual(15.0, 18.0), Usual(18.0, 20.0), False, inf),
+        (30.0, UsualTimes(15.0, 18.0), UNKNOWN, False, 27.0),
+        (30.0, UsualTimes(0.5, 1.0), UsualTimes(0.5, 1.0), True, 15.0),
+        (30.0, UsualTimes(0.5, 1.0), UsualTimes(20.0, 25.0), False, 10.0),
+        (30.0, UsualTimes(15.0, 18.0), UsualTimes(18.0, 20.0), False, inf),
         (3.0, UNKNOWN, UNKNOWN, False, 1.0),
         (2.0, UNKNOWN, UNKNOWN, False, inf),
     ],
 )
-def test_room_in_figures(left_s: float, own: Usual, following: Usual, thinks: bool, expected: float) -> None:
+def test_room_in_figures(left_s: float, own: UsualTimes, following: UsualTimes, thinks: bool, expected: float) -> None:
     """A 30 s call that usually takes 18 is not cut."""
     assert room_s(left_s, own, following, thinks=thinks) == pytest.approx(expected)
 
 
 @given(own=usuals, thinks=st.booleans())
-def test_a_first_event_has_its_bounds(own: Usual, thinks: bool) -> None:
+def test_a_first_event_has_its_bounds(own: UsualTimes, thinks: bool) -> None:
     """Four times what is usual, within them; a minute, or five, where nothing is known."""
     limit = first_event_s(own, thinks=thinks)
 
@@ -89,9 +91,9 @@ def test_a_first_event_has_its_bounds(own: Usual, thinks: bool) -> None:
 @pytest.mark.parametrize(
     ("own", "stream", "thinks", "shortest_s", "expected"),
     [
-        (Usual(0.5, 1.5), True, False, inf, 6.0),
-        (Usual(0.05, 0.1), True, False, inf, 2.0),
-        (Usual(60.0, 90.0), False, True, 30.0, 360.0),
+        (UsualTimes(0.5, 1.5), True, False, inf, 6.0),
+        (UsualTimes(0.05, 0.1), True, False, inf, 2.0),
+        (UsualTimes(60.0, 90.0), False, True, 30.0, 360.0),
         (UNKNOWN, True, False, 30.0, 10.0),
         (UNKNOWN, False, False, 30.0, 10.0),
         (UNKNOWN, False, False, 5.0, 10.0),
@@ -102,7 +104,7 @@ def test_a_first_event_has_its_bounds(own: Usual, thinks: bool) -> None:
         (UNKNOWN, True, True, 30.0, 120.0),
     ],
 )
-def test_silence_in_figures(own: Usual, stream: bool, thinks: bool, shortest_s: float, expected: float) -> None:
+def test_silence_in_figures(own: UsualTimes, stream: bool, thinks: bool, shortest_s: float, expected: float) -> None:
     """Four times what is usual, or by the kind of call and the deadlines of those in flight."""
     assert silence_s(own, 4.0, stream=stream, thinks=thinks, shortest_deadline_s=shortest_s) == expected
 
@@ -111,13 +113,13 @@ def test_those_that_try_a_silent_target_wait_longer_each_time() -> None:
     """But never for long; where it is known, as long as it needs."""
     assert [probe_s(UNKNOWN, times, thinks=False) for times in (0, 1, 2, 3, 9, 10**9)] == [2, 2, 3, 4.5, 10, 10]
     assert probe_s(UNKNOWN, 10**9, thinks=True) == 30
-    assert probe_s(Usual(0.1, 0.2), 5, thinks=False) == 2
-    assert probe_s(Usual(5.0, 8.0), 1, thinks=False) == 12
+    assert probe_s(UsualTimes(0.1, 0.2), 5, thinks=False) == 2
+    assert probe_s(UsualTimes(5.0, 8.0), 1, thinks=False) == 12
 
 
 def test_what_a_missed_deadline_tells() -> None:
     """Beyond what is usual, or long, or short at a target that has served nobody for long."""
-    known = Usual(0.5, 1.0)
+    known = UsualTimes(0.5, 1.0)
 
     assert [is_evidence(wait, known, thinks=False) for wait in (1.4, 1.5)] == [False, True]
     assert [is_evidence(wait, UNKNOWN, thinks=False) for wait in (9.9, 10.0)] == [False, True]
@@ -132,8 +134,8 @@ def test_what_a_missed_deadline_tells() -> None:
 
 def test_clients_who_leave_mostly_have_reasons_of_their_own() -> None:
     """Three times what is usual, and two seconds at least; where nothing is known, as with a deadline."""
-    assert [is_deserted(wait, Usual(0.5, 1.0), thinks=False) for wait in (2.9, 3.0)] == [False, True]
-    assert [is_deserted(wait, Usual(0.01, 0.02), thinks=False) for wait in (1.9, 2.0)] == [False, True]
+    assert [is_deserted(wait, UsualTimes(0.5, 1.0), thinks=False) for wait in (2.9, 3.0)] == [False, True]
+    assert [is_deserted(wait, UsualTimes(0.01, 0.02), thinks=False) for wait in (1.9, 2.0)] == [False, True]
     assert [is_deserted(wait, UNKNOWN, thinks=False) for wait in (9.9, 10.0)] == [False, True]
 
 

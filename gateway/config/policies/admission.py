@@ -63,7 +63,7 @@ BUILT_IN_RULES: Final[Mapping[Kind, CountingRule]] = {
     "other": CountingRule("real"),
 }
 SELF_HOSTED: Final[frozenset[Kind]] = frozenset(("vllm", "sglang", "tgi", "ollama", "llamacpp"))
-# Hosts that `hints` does not list: their headers need no reading of their own, but they count and fail in their own way.
+# Hosts that `provider_headers` does not list: their headers need no reading of their own, but they count and fail in theirs.
 _HOSTS: Final[Mapping[str, Kind]] = {
     "*.x.ai": "xai",
     "*.generativelanguage.googleapis.com": "gemini",

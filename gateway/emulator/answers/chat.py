@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.emulator.answers.reply import SLOT, EmulatedReply, Stream, around, frame, json_reply
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Draft, Writer, example_of
 
 _DONE = b"data: [DONE]\n\n"
@@ -21,44 +21,44 @@ _SAFE = {"filtered": False, "severity": "safe"}
 _FILTER_RESULTS = {"hate": _SAFE, "self_harm": _SAFE, "sexual": _SAFE, "violence": _SAFE}
 
 
-def answer_chat(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
+def answer_chat(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
     """Answers with a chat completion as JSON or as a stream."""
-    drafts = [_draft(ask, writer, choice) for choice in range(ask.choices)]
+    drafts = [_draft(request, writer, choice) for choice in range(request.choices)]
     head = {
         "id": writer.new_id("chatcmpl-"),
-        "object": "chat.completion.chunk" if ask.is_stream else "chat.completion",
+        "object": "chat.completion.chunk" if request.is_stream else "chat.completion",
         "created": writer.created(),
-        "model": ask.model,
+        "model": request.model,
         "system_fingerprint": "fp_emulator",
     }
-    if ask.is_stream:
-        return _chat_stream(ask, writer, head, drafts)
+    if request.is_stream:
+        return _chat_stream(request, writer, head, drafts)
     choices = [_choice(index, draft, writer) for index, draft in enumerate(drafts)]
-    return json_reply(head | {"choices": choices, "usage": usage_of(ask, drafts)}, _tokens(drafts))
+    return json_reply(head | {"choices": choices, "usage": usage_of(request, drafts)}, _tokens(drafts))
 
 
-def answer_completion(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
+def answer_completion(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
     """Answers with a legacy text completion as JSON or as a stream."""
-    drafts = [writer.prose(ask, choice) for choice in range(ask.choices)]
+    drafts = [writer.prose(request, choice) for choice in range(request.choices)]
     head = {
         "id": writer.new_id("cmpl-"),
         "object": "text_completion",
         "created": writer.created(),
-        "model": ask.model,
+        "model": request.model,
     }
-    if ask.is_stream:
-        return _completion_stream(ask, head, drafts)
+    if request.is_stream:
+        return _completion_stream(request, head, drafts)
     choices = [_text_choice(index, draft.text, draft.finish_reason) for index, draft in enumerate(drafts)]
-    return json_reply(head | {"choices": choices, "usage": usage_of(ask, drafts)}, _tokens(drafts))
+    return json_reply(head | {"choices": choices, "usage": usage_of(request, drafts)}, _tokens(drafts))
 
 
-def usage_of(ask: Ask, drafts: Sequence[Draft]) -> dict[str, Any]:
+def usage_of(request: CheckedRequest, drafts: Sequence[Draft]) -> dict[str, Any]:
     """Returns OpenAI's usage object."""
     produced = _tokens(drafts)
     return {
-        "prompt_tokens": ask.prompt_tokens,
+        "prompt_tokens": request.prompt_tokens,
         "completion_tokens": produced,
-        "total_tokens": ask.prompt_tokens + produced,
+        "total_tokens": request.prompt_tokens + produced,
         "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
     }
@@ -69,10 +69,10 @@ def data_error(error_body: bytes) -> bytes:
     return b"data: " + error_body + b"\n\n"
 
 
-def wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
+def wanted_tool(request: CheckedRequest) -> Mapping[str, Any] | None:
     """Returns the function a call must be answered with: `tool_choice` given, and the tool's result is not there yet."""
-    tools, wish = ask.data.get("tools"), ask.data.get("tool_choice")
-    if not isinstance(tools, list) or wish in (None, "none") or _last_role(ask) == "tool":
+    tools, wish = request.data.get("tools"), request.data.get("tool_choice")
+    if not isinstance(tools, list) or wish in (None, "none") or _last_role(request) == "tool":
         return None
     functions = [
         tool["function"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
@@ -82,23 +82,30 @@ def wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
     return next((function for function in functions if name is None or function.get("name") == name), None)
 
 
-def shaped(ask: Ask, writer: Writer, wish: object, choice: int = 0) -> Draft:
+def shaped(request: CheckedRequest, writer: Writer, wish: object, choice: int = 0) -> Draft:
     """Returns prose, or JSON where `wish` (response_format, or text.format of a Responses call) asks for it."""
     kind = wish.get("type") if isinstance(wish, dict) else None
     if not isinstance(wish, dict) or kind not in ("json_object", "json_schema"):
-        return writer.prose(ask, choice)
+        return writer.prose(request, choice)
     holder = wish.get("json_schema", wish)
     schema = holder.get("schema") if isinstance(holder, dict) else None
     if kind == "json_schema" and isinstance(schema, dict):
-        return writer.json(ask, example_of(schema))
-    return writer.json(ask, {"answer": writer.prose(Ask(ask.model, ask.data, ask.prompt, ask.echo), choice).text})
+        return writer.json(request, example_of(schema))
+    return writer.json(
+        request,
+        {
+            "answer": writer.prose(
+                CheckedRequest(request.model, request.data, request.prompt, request.echo), choice
+            ).text
+        },
+    )
 
 
-def _draft(ask: Ask, writer: Writer, choice: int) -> Draft:
-    tool = wanted_tool(ask)
+def _draft(request: CheckedRequest, writer: Writer, choice: int) -> Draft:
+    tool = wanted_tool(request)
     if tool is not None:
-        return writer.call(ask, str(tool.get("name", "")), tool.get("parameters"))
-    return shaped(ask, writer, ask.data.get("response_format"), choice)
+        return writer.call(request, str(tool.get("name", "")), tool.get("parameters"))
+    return shaped(request, writer, request.data.get("response_format"), choice)
 
 
 def _choice(index: int, draft: Draft, writer: Writer) -> dict[str, Any]:
@@ -110,8 +117,8 @@ def _choice(index: int, draft: Draft, writer: Writer) -> dict[str, Any]:
     )
 
 
-def _chat_stream(ask: Ask, writer: Writer, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
-    extra = {"usage": None} if wants_usage(ask) else {}
+def _chat_stream(request: CheckedRequest, writer: Writer, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+    extra = {"usage": None} if wants_usage(request) else {}
 
     def chunk(index: int, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -122,25 +129,30 @@ def _chat_stream(ask: Ask, writer: Writer, head: dict[str, Any], drafts: Sequenc
     lead += b"".join(frame(chunk(index, _opening(draft, writer))) for index, draft in enumerate(drafts))
     frames = [_fill(around(chunk(index, _slot(draft))), draft.pieces) for index, draft in enumerate(drafts)]
     tail = b"".join(frame(chunk(index, {}, draft.finish_reason)) for index, draft in enumerate(drafts))
-    return _stream(ask, head, drafts, lead, frames, tail)
+    return _stream(request, head, drafts, lead, frames, tail)
 
 
-def _completion_stream(ask: Ask, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
-    extra = {"usage": None} if wants_usage(ask) else {}
+def _completion_stream(request: CheckedRequest, head: dict[str, Any], drafts: Sequence[Draft]) -> Stream:
+    extra = {"usage": None} if wants_usage(request) else {}
 
     def chunk(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
         return head | {"choices": [_text_choice(index, text, finish_reason)]} | extra
 
     frames = [_fill(around(chunk(index, SLOT)), draft.pieces) for index, draft in enumerate(drafts)]
     tail = b"".join(frame(chunk(index, "", draft.finish_reason)) for index, draft in enumerate(drafts))
-    return _stream(ask, head, drafts, b"", frames, tail)
+    return _stream(request, head, drafts, b"", frames, tail)
 
 
 def _stream(
-    ask: Ask, head: dict[str, Any], drafts: Sequence[Draft], lead: bytes, frames: list[Iterator[bytes]], tail: bytes
+    request: CheckedRequest,
+    head: dict[str, Any],
+    drafts: Sequence[Draft],
+    lead: bytes,
+    frames: list[Iterator[bytes]],
+    tail: bytes,
 ) -> Stream:
-    if wants_usage(ask):
-        tail += frame(head | {"choices": [], "usage": usage_of(ask, drafts)})
+    if wants_usage(request):
+        tail += frame(head | {"choices": [], "usage": usage_of(request, drafts)})
     return Stream(
         lead=lead,
         frames=frames[0] if len(frames) == 1 else _interleave(frames),
@@ -150,9 +162,9 @@ def _stream(
     )
 
 
-def wants_usage(ask: Ask) -> bool:
+def wants_usage(request: CheckedRequest) -> bool:
     """Tells whether the caller asked for the extra usage chunk."""
-    options = ask.data.get("stream_options")
+    options = request.data.get("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
@@ -190,6 +202,6 @@ def _tokens(drafts: Sequence[Draft]) -> int:
     return sum(len(draft.pieces) for draft in drafts)
 
 
-def _last_role(ask: Ask) -> object:
-    messages = ask.data.get("messages")
+def _last_role(request: CheckedRequest) -> object:
+    messages = request.data.get("messages")
     return messages[-1].get("role") if isinstance(messages, list) and messages else None

@@ -12,25 +12,25 @@ import wave
 import zlib
 
 from gateway.emulator.answers.reply import EmulatedReply, json_reply
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
 
 
-def answer_image(ask: Ask, writer: Writer) -> EmulatedReply:
+def answer_image(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     """Answers with one grey pixel per image asked for, as base64 PNG."""
-    image = {"b64_json": _PIXEL, "revised_prompt": ask.prompt}
-    usage = {"input_tokens": ask.prompt_tokens, "output_tokens": ask.choices, "total_tokens": 0}
+    image = {"b64_json": _PIXEL, "revised_prompt": request.prompt}
+    usage = {"input_tokens": request.prompt_tokens, "output_tokens": request.choices, "total_tokens": 0}
     usage["total_tokens"] = usage["input_tokens"] + usage["output_tokens"]
-    details = {"input_tokens_details": {"text_tokens": ask.prompt_tokens, "image_tokens": 0}}
-    return json_reply({"created": writer.created(), "data": [image] * ask.choices, "usage": usage | details})
+    details = {"input_tokens_details": {"text_tokens": request.prompt_tokens, "image_tokens": 0}}
+    return json_reply({"created": writer.created(), "data": [image] * request.choices, "usage": usage | details})
 
 
-def answer_speech(_ask: Ask, _writer: Writer) -> EmulatedReply:
+def answer_speech(_ask: CheckedRequest, _writer: Writer) -> EmulatedReply:
     """Answers with a twentieth of a second of silence, as WAV whatever format was asked for."""
     return EmulatedReply(body=_SILENCE, content_type=b"audio/wav")
 
 
-def answer_transcription(_ask: Ask, _writer: Writer) -> EmulatedReply:
+def answer_transcription(_ask: CheckedRequest, _writer: Writer) -> EmulatedReply:
     """Answers with the text of any recording."""
     return json_reply({"text": "emulated transcription"})
 

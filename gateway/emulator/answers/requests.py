@@ -1,6 +1,6 @@
-"""Reads a request: JSON to a checked `Ask`, or the 400 a provider would give.
+"""Reads a request: JSON to a `CheckedRequest`, or the 400 a provider would give.
 
-The only place that meets untrusted JSON. It must not know limits or answers. Invariant: an `Ask` that exists can be
+The only place that meets untrusted JSON. It must not know limits or answers. Invariant: an `CheckedRequest` that exists can be
 answered; everything wrong with the request has been told by a `ProblemError` that names the parameter.
 """
 
@@ -18,7 +18,7 @@ from gateway.emulator.problems import EmulatedProblem, ProblemError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CheckedRequest:
     """A checked request: `prompt` is all its text, `echo` the part that an answer quotes, `max_tokens` its output cap."""
 
     model: str
@@ -88,17 +88,17 @@ def read_multipart(body: bytes, deployment: str | None) -> dict[str, Any]:
     return {"model": model}
 
 
-def read_chat(data: dict[str, Any]) -> Ask:
+def read_chat(data: dict[str, Any]) -> CheckedRequest:
     """Reads a chat completion."""
     messages = _array(data, "messages")
     texts = [_text_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
     _check_numbers(data)
     _check_stream(data)
     cap = data.get("max_completion_tokens") or data.get("max_tokens")
-    return Ask(data["model"], data, "\n".join(texts), texts[-1], cap, data.get("n") or 1)
+    return CheckedRequest(data["model"], data, "\n".join(texts), texts[-1], cap, data.get("n") or 1)
 
 
-def read_completion(data: dict[str, Any]) -> Ask:
+def read_completion(data: dict[str, Any]) -> CheckedRequest:
     """Reads a legacy text completion; a list of prompts is answered as one."""
     prompt = data.get("prompt", "")
     if isinstance(prompt, list):
@@ -107,10 +107,10 @@ def read_completion(data: dict[str, Any]) -> Ask:
         raise _wrong_type("prompt", "a string", prompt)
     _check_numbers(data)
     _check_stream(data)
-    return Ask(data["model"], data, prompt, prompt, data.get("max_tokens") or 16, data.get("n") or 1)
+    return CheckedRequest(data["model"], data, prompt, prompt, data.get("max_tokens") or 16, data.get("n") or 1)
 
 
-def read_response(data: dict[str, Any]) -> Ask:
+def read_response(data: dict[str, Any]) -> CheckedRequest:
     """Reads a Responses call; `input` is a string or a list of items, or stands at the provider already."""
     given = data.get("input")
     if given is None and not any(data.get(name) for name in _STORED):
@@ -122,43 +122,43 @@ def read_response(data: dict[str, Any]) -> Ask:
     _check_numbers(data)
     instructions = data.get("instructions")
     prompt = "\n".join([instructions, *texts] if isinstance(instructions, str) else texts)
-    return Ask(data["model"], data, prompt, texts[-1], data.get("max_output_tokens"))
+    return CheckedRequest(data["model"], data, prompt, texts[-1], data.get("max_output_tokens"))
 
 
-def read_embedding(data: dict[str, Any]) -> Ask:
+def read_embedding(data: dict[str, Any]) -> CheckedRequest:
     """Reads an embeddings call: a text, a list of texts, a list of token numbers, or a list of such lists."""
     inputs = _inputs(data)
     _check_numbers(data)
     if data.get("encoding_format", "float") not in ("float", "base64"):
         text = "Invalid value for 'encoding_format': supported values are: 'float' and 'base64'."
         raise ProblemError(EmulatedProblem(400, text, param="encoding_format", code="invalid_value"))
-    return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
+    return CheckedRequest(data["model"], data, "\n".join(inputs), inputs=inputs)
 
 
-def read_moderation(data: dict[str, Any]) -> Ask:
+def read_moderation(data: dict[str, Any]) -> CheckedRequest:
     """Reads a moderation call."""
     inputs = _inputs(data)
-    return Ask(data["model"], data, "\n".join(inputs), inputs=inputs)
+    return CheckedRequest(data["model"], data, "\n".join(inputs), inputs=inputs)
 
 
-def read_prompt(field: str) -> Callable[[dict[str, Any]], Ask]:
+def read_prompt(field: str) -> Callable[[dict[str, Any]], CheckedRequest]:
     """Returns a reader for calls with one text in `field` (images, speech)."""
 
-    def read(data: dict[str, Any]) -> Ask:
+    def read(data: dict[str, Any]) -> CheckedRequest:
         text = data.get(field)
         if text is None:
             raise _missing(field)
         if not isinstance(text, str):
             raise _wrong_type(field, "a string", text)
         _check_numbers(data)
-        return Ask(data["model"], data, text, text, choices=data.get("n") or 1)
+        return CheckedRequest(data["model"], data, text, text, choices=data.get("n") or 1)
 
     return read
 
 
-def read_anything(data: dict[str, Any]) -> Ask:
+def read_anything(data: dict[str, Any]) -> CheckedRequest:
     """Reads a call without a prompt (a transcription)."""
-    return Ask(data["model"], data)
+    return CheckedRequest(data["model"], data)
 
 
 def _inputs(data: Mapping[str, Any]) -> tuple[str, ...]:

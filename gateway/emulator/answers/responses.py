@@ -12,26 +12,26 @@ from typing import Any
 
 from gateway.emulator.answers.chat import shaped
 from gateway.emulator.answers.reply import EmulatedReply, Stream, json_reply
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.response_events import stream_of
 from gateway.emulator.answers.writer import Draft, Writer
 
 
-def answer_response(ask: Ask, writer: Writer) -> EmulatedReply | Stream:
+def answer_response(request: CheckedRequest, writer: Writer) -> EmulatedReply | Stream:
     """Answers with a response as JSON or as a stream of named events: a message, or a call of one of the tools given."""
-    draft = _draft(ask, writer)
-    opened = _response(ask, writer)
+    draft = _draft(request, writer)
+    opened = _response(request, writer)
     item = _call_item(writer, draft) if draft.tool is not None else _message_item(writer, draft)
-    closed = _closed(ask, draft, opened, item, writer.created())
-    if ask.is_stream:
+    closed = _closed(request, draft, opened, item, writer.created())
+    if request.is_stream:
         return stream_of(draft.pieces, opened, closed, item)
     return json_reply(closed, len(draft.pieces))
 
 
-def answer_compaction(ask: Ask, writer: Writer) -> EmulatedReply:
+def answer_compaction(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     """Returns a compacted conversation: the users' messages, and one item that only a provider could read."""
-    summary = writer.prose(ask)
-    given = ask.data.get("input")
+    summary = writer.prose(request)
+    given = request.data.get("input")
     messages = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
     kept = [_kept(writer, message) for message in messages or () if message.get("role") == "user"]
     secret = b64encode(summary.text.encode()).decode()
@@ -40,36 +40,36 @@ def answer_compaction(ask: Ask, writer: Writer) -> EmulatedReply:
         "object": "response.compaction",
         "created_at": writer.created(),
         "output": [*kept, {"type": "compaction", "id": writer.new_id("cmp_"), "encrypted_content": secret}],
-        "usage": _usage(ask, len(summary.pieces)),
+        "usage": _usage(request, len(summary.pieces)),
     }
     return json_reply(value, len(summary.pieces))
 
 
-def answer_input_tokens(ask: Ask, _writer: Writer) -> EmulatedReply:
+def answer_input_tokens(request: CheckedRequest, _writer: Writer) -> EmulatedReply:
     """Returns the number of tokens that a call would send."""
-    return json_reply({"object": "response.input_tokens", "input_tokens": ask.prompt_tokens})
+    return json_reply({"object": "response.input_tokens", "input_tokens": request.prompt_tokens})
 
 
-def _draft(ask: Ask, writer: Writer) -> Draft:
-    tool = _wanted_tool(ask)
+def _draft(request: CheckedRequest, writer: Writer) -> Draft:
+    tool = _wanted_tool(request)
     if tool is not None:
-        return writer.call(ask, str(tool.get("name", "")), tool.get("parameters"))
-    settings = ask.data.get("text")
-    return shaped(ask, writer, settings.get("format") if isinstance(settings, dict) else None)
+        return writer.call(request, str(tool.get("name", "")), tool.get("parameters"))
+    settings = request.data.get("text")
+    return shaped(request, writer, settings.get("format") if isinstance(settings, dict) else None)
 
 
-def _wanted_tool(ask: Ask) -> Mapping[str, Any] | None:
+def _wanted_tool(request: CheckedRequest) -> Mapping[str, Any] | None:
     """Returns the function to call: the one that `tool_choice` names, else the first; None once a call's output has come in.
 
     Unlike with chat, tools alone are reason enough: that is what the suites of the Responses API expect of `auto`.
     """
-    wish = ask.data.get("tool_choice", "auto")
-    items = ask.data.get("input")
+    wish = request.data.get("tool_choice", "auto")
+    items = request.data.get("input")
     last = items[-1] if isinstance(items, list) and items else None
     if wish == "none" or (isinstance(last, dict) and last.get("type") == "function_call_output"):
         return None
     names = set(_names(wish))
-    functions = [tool for tool in _tools(ask) if tool.get("type") == "function"]
+    functions = [tool for tool in _tools(request) if tool.get("type") == "function"]
     return next((tool for tool in functions if not names or tool.get("name") in names), None)
 
 
@@ -83,13 +83,13 @@ def _names(wish: object) -> Iterator[str]:
             yield one["name"]
 
 
-def _tools(ask: Ask) -> list[dict[str, Any]]:
-    tools = ask.data.get("tools")
+def _tools(request: CheckedRequest) -> list[dict[str, Any]]:
+    tools = request.data.get("tools")
     return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
-def _response(ask: Ask, writer: Writer) -> dict[str, Any]:
-    data = ask.data
+def _response(request: CheckedRequest, writer: Writer) -> dict[str, Any]:
+    data = request.data
     absent = {"description": None, "parameters": None, "strict": True}
     return {
         "id": writer.new_id("resp_"),
@@ -102,9 +102,9 @@ def _response(ask: Ask, writer: Writer) -> dict[str, Any]:
         "frequency_penalty": _or(data, "frequency_penalty", 0.0),
         "incomplete_details": None,
         "instructions": data.get("instructions"),
-        "max_output_tokens": ask.max_tokens,
+        "max_output_tokens": request.max_tokens,
         "max_tool_calls": data.get("max_tool_calls"),
-        "model": ask.model,
+        "model": request.model,
         "output": [],
         "parallel_tool_calls": _or(data, "parallel_tool_calls", True),
         "presence_penalty": _or(data, "presence_penalty", 0.0),
@@ -117,7 +117,7 @@ def _response(ask: Ask, writer: Writer) -> dict[str, Any]:
         "temperature": _or(data, "temperature", 1.0),
         "text": {"format": {"type": "text"}, "verbosity": "medium"} | _or(data, "text", {}),
         "tool_choice": _or(data, "tool_choice", "auto"),
-        "tools": [(absent if tool.get("type") == "function" else {}) | tool for tool in _tools(ask)],
+        "tools": [(absent if tool.get("type") == "function" else {}) | tool for tool in _tools(request)],
         "top_logprobs": _or(data, "top_logprobs", 0),
         "top_p": _or(data, "top_p", 1.0),
         "truncation": _or(data, "truncation", "disabled"),
@@ -133,24 +133,26 @@ def _or(data: Mapping[str, Any], name: str, default: Any) -> Any:
     return default if value is None or (isinstance(default, dict) and not isinstance(value, dict)) else value
 
 
-def _closed(ask: Ask, draft: Draft, opened: dict[str, Any], item: dict[str, Any], completed_at: int) -> dict[str, Any]:
+def _closed(
+    request: CheckedRequest, draft: Draft, opened: dict[str, Any], item: dict[str, Any], completed_at: int
+) -> dict[str, Any]:
     is_cut = draft.finish_reason == "length"
     return opened | {
         "status": "incomplete" if is_cut else "completed",
         "completed_at": None if is_cut else completed_at,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": [item],
-        "usage": _usage(ask, len(draft.pieces)),
+        "usage": _usage(request, len(draft.pieces)),
     }
 
 
-def _usage(ask: Ask, produced: int) -> dict[str, Any]:
+def _usage(request: CheckedRequest, produced: int) -> dict[str, Any]:
     return {
-        "input_tokens": ask.prompt_tokens,
+        "input_tokens": request.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": produced,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": ask.prompt_tokens + produced,
+        "total_tokens": request.prompt_tokens + produced,
     }
 
 

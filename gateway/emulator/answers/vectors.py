@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 from gateway.emulator.answers.reply import EmulatedReply, json_reply
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
 
 _WORD = re.compile(r"\w+")
@@ -22,24 +22,24 @@ _DEFAULT_DIMENSIONS = 1536
 _LARGE_DIMENSIONS = 3072
 
 
-def answer_embedding(ask: Ask, _writer: Writer) -> EmulatedReply:
+def answer_embedding(request: CheckedRequest, _writer: Writer) -> EmulatedReply:
     """Answers with an embeddings list, as floats or base64 of little-endian float32."""
-    default = _LARGE_DIMENSIONS if "large" in ask.model else _DEFAULT_DIMENSIONS
-    dimensions = min(ask.data.get("dimensions") or default, _LARGE_DIMENSIONS)
-    is_base64 = ask.data.get("encoding_format") == "base64"
-    vectors = (unit_vector(text, dimensions) for text in ask.inputs)
+    default = _LARGE_DIMENSIONS if "large" in request.model else _DEFAULT_DIMENSIONS
+    dimensions = min(request.data.get("dimensions") or default, _LARGE_DIMENSIONS)
+    is_base64 = request.data.get("encoding_format") == "base64"
+    vectors = (unit_vector(text, dimensions) for text in request.inputs)
     data = [
         {"object": "embedding", "index": index, "embedding": _base64(vector) if is_base64 else vector}
         for index, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": ask.prompt_tokens, "total_tokens": ask.prompt_tokens}
-    return json_reply({"object": "list", "data": data, "model": ask.model, "usage": usage})
+    usage = {"prompt_tokens": request.prompt_tokens, "total_tokens": request.prompt_tokens}
+    return json_reply({"object": "list", "data": data, "model": request.model, "usage": usage})
 
 
-def answer_moderation(ask: Ask, writer: Writer) -> EmulatedReply:
+def answer_moderation(request: CheckedRequest, writer: Writer) -> EmulatedReply:
     """Answers with a moderation list; a text with the word `violence` is flagged."""
-    results = [_verdict(text) for text in ask.inputs]
-    return json_reply({"id": writer.new_id("modr-"), "model": ask.model, "results": results})
+    results = [_verdict(text) for text in request.inputs]
+    return json_reply({"id": writer.new_id("modr-"), "model": request.model, "results": results})
 
 
 def unit_vector(text: str, dimensions: int) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.answers.requests import Ask
+from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.config import EmulatorConfig
 
 _PROSE = (
@@ -64,26 +64,26 @@ class Writer:
         """Returns a fresh id such as `chatcmpl-` + 24 hex digits."""
         return f"{prefix}{self._rng.getrandbits(96):024x}"
 
-    def prose(self, ask: Ask, choice: int = 0) -> Draft:
+    def prose(self, request: CheckedRequest, choice: int = 0) -> Draft:
         """Returns a plain text answer."""
-        digest = self._digest(ask, choice)
+        digest = self._digest(request, choice)
         length = self._length(digest)
-        opening = ["emulated", " answer", " to:", *(" " + word for word in ask.echo[:120].split()[:12])]
+        opening = ["emulated", " answer", " to:", *(" " + word for word in request.echo[:120].split()[:12])]
         pieces = opening + self._filler(digest, length - len(opening))
-        return _cut(pieces[:length], ask.max_tokens, "stop")
+        return _cut(pieces[:length], request.max_tokens, "stop")
 
-    def json(self, ask: Ask, value: object) -> Draft:
+    def json(self, request: CheckedRequest, value: object) -> Draft:
         """Returns an answer that is the JSON of `value`."""
-        return _cut(_split(orjson.dumps(value).decode()), ask.max_tokens, "stop")
+        return _cut(_split(orjson.dumps(value).decode()), request.max_tokens, "stop")
 
-    def call(self, ask: Ask, tool: str, schema: object) -> Draft:
+    def call(self, request: CheckedRequest, tool: str, schema: object) -> Draft:
         """Returns an answer that calls `tool` with arguments that fit its JSON schema."""
         arguments = orjson.dumps(example_of(schema)).decode() if isinstance(schema, dict) else "{}"
-        draft = _cut(_split(arguments), ask.max_tokens, "tool_calls")
+        draft = _cut(_split(arguments), request.max_tokens, "tool_calls")
         return Draft(draft.pieces, draft.finish_reason, tool)
 
-    def _digest(self, ask: Ask, choice: int) -> int:
-        hashed = blake2b(ask.prompt.encode("utf-8", "replace"), digest_size=8, key=self._key, salt=b"%d" % choice)
+    def _digest(self, request: CheckedRequest, choice: int) -> int:
+        hashed = blake2b(request.prompt.encode("utf-8", "replace"), digest_size=8, key=self._key, salt=b"%d" % choice)
         return int.from_bytes(hashed.digest(), "big")
 
     def _length(self, digest: int) -> int:

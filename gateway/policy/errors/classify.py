@@ -74,7 +74,7 @@ class ErrorTable:
 
     rules: tuple[ErrorRule, ...] = ()
     kind: str = ""
-    """The kind of headers to expect, as in `policy.hints`."""
+    """The kind of headers to expect, as `provider_of` names it."""
 
     def diagnose(
         self, phase: Phase, status: int | None, headers: RawHeaders, body: bytes, wall_now: float, kind: str = ""

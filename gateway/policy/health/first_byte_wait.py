@@ -30,7 +30,7 @@ _FIRST_PROBE_S, _PROBE_GROWTH = 2.0, 1.5
 _PROBE_S, _PROBE_THINKING_S = 10.0, 30.0
 
 
-class Usual(NamedTuple):
+class UsualTimes(NamedTuple):
     """The time that calls of one kind usually take at a target until something is there for the client; None: unknown."""
 
     median_s: float | None
@@ -38,17 +38,17 @@ class Usual(NamedTuple):
     """The time by which all but one in twenty are answered."""
 
 
-UNKNOWN = Usual(None, None)
+UNKNOWN = UsualTimes(None, None)
 
 
-def usual_of(times: Latency | None) -> Usual:
+def usual_of(times: Latency | None) -> UsualTimes:
     """Returns what is usual by the answers that were measured; `UNKNOWN` where they are too few."""
     if times is None or times.count < MIN_SAMPLES:
         return UNKNOWN
-    return Usual(times.quantile(0.5, MIN_SAMPLES), times.quantile(0.95, MIN_SAMPLES))
+    return UsualTimes(times.quantile(0.5, MIN_SAMPLES), times.quantile(0.95, MIN_SAMPLES))
 
 
-def room_s(left_s: float, usual: Usual, following: Usual, *, thinks: bool) -> float:
+def room_s(left_s: float, usual: UsualTimes, following: UsualTimes, *, thinks: bool) -> float:
     """Returns the seconds that an attempt may take of the caller's `left_s` while another target is untried; inf: all.
 
     It is half of them (three quarters for a call that thinks, where nothing is known), or one and a half times what is usual,
@@ -63,7 +63,7 @@ def room_s(left_s: float, usual: Usual, following: Usual, *, thinks: bool) -> fl
     return min(max(left_s * _SHARE, usual.late_s * _BEYOND_USUAL), most_s)
 
 
-def first_event_s(usual: Usual, *, thinks: bool) -> float:
+def first_event_s(usual: UsualTimes, *, thinks: bool) -> float:
     """Returns the seconds that the first event of a stream may take (`first_event: auto`)."""
     if usual.late_s is None:
         return _UNKNOWN_EVENT_THINKING_S if thinks else _UNKNOWN_EVENT_S
@@ -71,7 +71,7 @@ def first_event_s(usual: Usual, *, thinks: bool) -> float:
     return min(max(usual.late_s * _FIRST_EVENT_FACTOR, least_s), most_s)
 
 
-def silence_s(usual: Usual, factor: float, *, stream: bool, thinks: bool, shortest_deadline_s: float) -> float:
+def silence_s(usual: UsualTimes, factor: float, *, stream: bool, thinks: bool, shortest_deadline_s: float) -> float:
     """Returns the seconds without a sign of life after which several calls make their target suspect.
 
     `shortest_deadline_s` is that of the calls in flight there, as far as their callers set one; else inf.
@@ -86,7 +86,7 @@ def silence_s(usual: Usual, factor: float, *, stream: bool, thinks: bool, shorte
     return min(max(shortest_deadline_s / _DEADLINE_SHARE, least_s), most_s)
 
 
-def probe_s(usual: Usual, ejections: int, *, thinks: bool) -> float:
+def probe_s(usual: UsualTimes, ejections: int, *, thinks: bool) -> float:
     """Returns the seconds that a probe waits for a target which had fallen silent, after `ejections` in a row.
 
     Where nothing is known the probe waits longer each time, so that one that is only slow is found well, but never for long.
@@ -97,7 +97,7 @@ def probe_s(usual: Usual, ejections: int, *, thinks: bool) -> float:
     return min(_FIRST_PROBE_S * _PROBE_GROWTH ** min(max(ejections - 1, 0), 30), longest_s)
 
 
-def is_evidence(waited_s: float, usual: Usual, *, thinks: bool, unserved_s: float = 0.0) -> bool:
+def is_evidence(waited_s: float, usual: UsualTimes, *, thinks: bool, unserved_s: float = 0.0) -> bool:
     """Returns whether a deadline that passed after `waited_s` without a sign of life tells that the target is not well.
 
     Where nothing is known, a short wait only tells something of a target that has served nobody for long: `unserved_s`.
@@ -108,7 +108,7 @@ def is_evidence(waited_s: float, usual: Usual, *, thinks: bool, unserved_s: floa
     return waited_s >= long_s or (unserved_s >= long_s and waited_s >= LEAST_ROOM_S)
 
 
-def is_deserted(waited_s: float, usual: Usual, *, thinks: bool) -> bool:
+def is_deserted(waited_s: float, usual: UsualTimes, *, thinks: bool) -> bool:
     """Returns whether a client that left after `waited_s` of silence tells it: most leave for reasons of their own."""
     if usual.late_s is not None:
         return waited_s >= max(usual.late_s * _DESERTED, _SHORTEST_SILENCE_S)

@@ -1,9 +1,9 @@
-"""Objects at a provider (files, batches, stored responses …) and the tenants that share its account: what a request is about.
+"""Finds the objects at a provider (files, batches, stored responses …) that a request concerns, where tenants share an account.
 
 A provider knows the account only, so ids are all that keeps tenants apart there: each id that was created through the gateway
 is its tenant's, and a caller that names another tenant's id gets the answer for an id that does not exist. Decisions only: a
 store knows the owners. Paths are read decoded and in lower case, for providers differ in what they take for the same.
-Source: OpenAI's API reference; ids in bodies and answers are found by `objectids` and `objectanswers`.
+Source: OpenAI's API reference; ids in bodies and answers are found by `ids.py` and `answers.py`.
 """
 
 from __future__ import annotations
