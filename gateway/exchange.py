@@ -5,7 +5,7 @@ Nothing here knows httpx or sockets; each implementation of `Upstream` translate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,15 @@ class Outgoing:
     """The time limit for the first byte, in seconds: that of `clocks`, or less if the caller's deadline is nearer."""
     signs: Signs | None = None
     """The record of signs of life that come before the head is complete; None: they are not recorded."""
+
+
+class TappedChunks(AsyncIterator[bytes]):
+    """A body whose blocks may be taken in passing, while its reader waits for the next one."""
+
+    __slots__ = ()
+
+    tap: Callable[[bytes], bool] | None
+    """Takes a block instead of the reader who waits, and returns True; False: the reader gets it. None: nobody taps."""
 
 
 class Answer(Protocol):

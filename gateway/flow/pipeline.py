@@ -208,8 +208,10 @@ class Pipeline:
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
         chunks = relay.chunks(on_end, clocks_of(opened.target, call), self._clock.monotonic)
+        pass_on = relay.pass_on if isinstance(relay, SseRelay) else None
         if call.objects is not None and call.objects.learns:
             chunks = self.ownership.watched(call, call.objects, opened.target, chunks)
+            pass_on = None  # each block is looked into on its way
 
         async def close() -> None:
             await chunks.aclose()
@@ -223,7 +225,7 @@ class Pipeline:
             if call.endpoint.request == "any" and self._deferred.awaits(call):
                 chunks = self._deferred.watched(call, chunks)
         headers = shared + answer_headers(call, self._clock.monotonic())
-        return Reply(opened.status, headers, chunks=chunks, close=close, shared=shared)
+        return Reply(opened.status, headers, chunks=chunks, close=close, pass_on=pass_on, shared=shared)
 
     def _shared(self, call: Call, opened: FirstAnswer) -> list[tuple[bytes, bytes]]:
         """Returns the provider's headers that the client gets."""

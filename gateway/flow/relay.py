@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from math import inf
 from typing import Any, cast
 
 from gateway.call import Call
-from gateway.exchange import Answer, Clocks, Upstream
+from gateway.exchange import Answer, Clocks, TappedChunks, Upstream
 from gateway.flow.raw_relay import OnEnd, StreamBroken
 from gateway.flow.settle import CLIENT_GONE, INTERNAL_ERROR, why_stopped
 from gateway.policy.openai import sse
@@ -37,9 +38,13 @@ class SseRelay:
         "_cutter",
         "_first",
         "_held",
+        "_look_at",
+        "_now",
+        "_plain",
         "_said",
         "_strips",
         "_upstream",
+        "_write",
         "paused_s",
     )
 
@@ -53,6 +58,12 @@ class SseRelay:
         self._said = Transcript(call.endpoint.sse, strips_usage=strip_usage)
         self._held = b""
         self._first = b""
+        self._plain = 0
+        """The events that were passed on without reading."""
+        self._look_at = 0.0
+        """When the stream's clock is to be looked at again; before the stream has begun, at once."""
+        self._now: Callable[[], float] = _never
+        self._write: Callable[[bytes], bool] | None = None
         self.paused_s = 0.0
         """How long, when it has ended, the provider had to wait for a client that did not read."""
 
@@ -91,11 +102,11 @@ class SseRelay:
         """
         said, cutter, strips = self._said, self._cutter, self._strips
         is_plain = said.is_plain
-        plain, paused_s = 0, 0.0
+        paused_s = 0.0
         outcome: str = CLIENT_GONE
         try:
             pace = StreamClock(clocks, now())
-            look_at = pace.look_at
+            self._now, self._look_at = now, pace.look_at
             held, self._held, self._first = (self._held, self._first), b"", b""
             block = said.read(held[0]) + said.read(held[1], is_part=cutter.inside)
             del held  # it may be large, and the stream long
@@ -103,7 +114,7 @@ class SseRelay:
                 yield block
             async for chunk in self._chunks if said.failure is None else _nothing():
                 if cutter.is_idle and is_plain(chunk):
-                    plain += 1
+                    self._plain += 1
                     said.last_plain = chunk
                     given_at = now()
                     yield chunk.replace(NULL_USAGE, b"") if strips else chunk
@@ -121,13 +132,13 @@ class SseRelay:
                 left_at = now()
                 if left_at - given_at > HELD_UP_S:
                     paused_s += left_at - given_at
-                if left_at > look_at:
-                    late = pace.look(left_at, plain + said.events, paused_s)
+                if left_at > self._look_at:
+                    late = pace.look(left_at, self._plain + said.events, paused_s)
                     if late is not None and not said.is_over:
                         outcome = ErrorClass.TIMEOUT
                         yield self._last_event(late, outcome)
                         return
-                    look_at = pace.look_at
+                    self._look_at = pace.look_at
             outcome = ErrorClass.STREAM_INTERRUPTED
             outcome, last = self._ending("the provider ended the stream before its last event", is_clean=True)
             if last:
@@ -147,12 +158,22 @@ class SseRelay:
             raise
         finally:
             self.paused_s = paused_s
+            self._untap()
             try:
                 await self._answer.aclose()
             finally:
                 if said.is_over and said.failure is None and outcome != INTERNAL_ERROR:
                     outcome = "ok"  # whoever left, or was late, has missed nothing
-                on_end(outcome, said.usage or find_usage(said.last_plain), plain + said.events)
+                on_end(outcome, said.usage or find_usage(said.last_plain), self._plain + said.events)
+
+    def pass_on(self, write: Callable[[bytes], bool]) -> None:
+        """Let plain events go straight to `write` while `chunks` waits for the next; `Reply.pass_on` says what it returns.
+
+        Where the provider's connection cannot do that, all of them come out of `chunks`.
+        """
+        if isinstance(self._chunks, TappedChunks):
+            self._write = write
+            self._chunks.tap = self._take
 
     @property
     def usage_event(self) -> bytes:
@@ -161,7 +182,25 @@ class SseRelay:
 
     async def aclose(self) -> None:
         """Give up on the stream."""
+        self._untap()
         await self._answer.aclose()
+
+    def _take(self, event: bytes) -> bool:
+        """Pass on an event that a turn of `chunks` would only have passed on; False: it has to be read there."""
+        said, write = self._said, self._write
+        if write is None or not self._cutter.is_idle or not said.is_plain(event) or self._now() > self._look_at:
+            return False
+        if not write(event.replace(NULL_USAGE, b"") if self._strips else event):
+            return False
+        self._plain += 1
+        said.last_plain = event
+        return True
+
+    def _untap(self) -> None:
+        """Let go of the client and of the provider's connection, which lead back to here."""
+        self._write = None
+        if isinstance(self._chunks, TappedChunks):
+            self._chunks.tap = None
 
     def _announces(self, event: bytes) -> bool:
         """Whether a failure may still follow this event unseen. Raises UpstreamFailed when it is nonsense."""
@@ -223,6 +262,10 @@ class SseRelay:
 
 def _malformed(detail: str) -> UpstreamFailed:
     return UpstreamFailed(ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, detail)
+
+
+def _never() -> float:
+    return inf
 
 
 async def _nothing() -> AsyncIterator[bytes]:

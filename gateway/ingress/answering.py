@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.call import Call, Reply
 from gateway.flow.reuse.entries import wants_usage
-from gateway.ingress.http.writing import answer_at_once, end_stream, send_chunk, start_stream
+from gateway.ingress.http.writing import answer_at_once, chunk_writer, end_stream, send_chunk, start_stream
 from gateway.ingress.render import around_json, on_one_line, whole_as_events
 from gateway.ingress.served import EVENT_STREAM, ServedRequest
 from gateway.policy.conversion.convert import as_stream
@@ -24,6 +24,8 @@ async def give(served: ServedRequest, call: Call, reply: Reply) -> None:
         return
     try:
         await start_stream(cycle, reply.status, reply.headers)
+        if reply.pass_on is not None and cycle.chunked_encoding:
+            reply.pass_on(chunk_writer(cycle))
         async for chunk in reply.chunks:
             await send_chunk(cycle, chunk)
         await end_stream(cycle)

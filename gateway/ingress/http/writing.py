@@ -7,7 +7,7 @@ a part waits until the client has taken enough of what was written before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -123,6 +123,20 @@ async def send_chunk(cycle: AnyCycle, chunk: bytes) -> None:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
+
+
+def chunk_writer(cycle: AnyCycle) -> Callable[[bytes], bool]:
+    """Returns a function that writes a part of a chunked stream, unless its client has to be waited for: then it does
+    nothing and returns False, and the part is for `send_chunk`."""
+    flow, write = cycle.flow, cycle.transport.write
+
+    def write_part(chunk: bytes) -> bool:
+        if flow.write_paused or cycle.disconnected:
+            return False
+        write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        return True
+
+    return write_part
 
 
 async def end_stream(cycle: AnyCycle, last: bytes = b"") -> None:

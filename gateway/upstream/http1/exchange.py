@@ -14,10 +14,13 @@ from typing import Protocol
 
 import httpx
 
-from gateway.exchange import RawHeaders, Signs
+from gateway.exchange import RawHeaders, Signs, TappedChunks
 from gateway.upstream.decoding import unpacked
 from gateway.upstream.http1.wire import WireTimeouts
 from gateway.upstream.redaction import MaskedChunks, Seam, Secrets
+
+TAP_BYTES = 2048
+"""A longer block is for the reader: the connection stops behind one that is above its high-water mark until it is read."""
 
 
 class Carrier(Protocol):
@@ -33,7 +36,7 @@ class Carrier(Protocol):
         ...
 
 
-class Exchange:
+class Exchange(TappedChunks):
     """One request and its answer, seen by the caller; iterating it yields the body as it arrives.
 
     Await `opening` first: then either `status` says that the head has come, or `error` why it cannot come. Chunks that
@@ -59,6 +62,7 @@ class Exchange:
         "secrets",
         "signs",
         "status",
+        "tap",
         "timeouts",
         "version",
         "whole",
@@ -83,6 +87,7 @@ class Exchange:
         """What is masked again in a body that is unpacked: packed, nobody has seen it."""
         self.signs = signs
         self.status = 0  # 0 until the head is complete
+        self.tap: Callable[[bytes], bool] | None = None
         self.timeouts = timeouts
         self.version = b""
         self.whole: bytes | None = None
@@ -167,10 +172,15 @@ class Exchange:
                         break
             if not block:
                 return
-        waiter, self._waiter = self._waiter, None
+        waiter = self._waiter
         if waiter is not None and not waiter.done():
+            tap = self.tap
+            if tap is not None and len(block) < TAP_BYTES and tap(block):
+                return  # whoever waits goes on waiting: to wake a task for each event is half of what the event costs
+            self._waiter = None
             waiter.set_result(block)
         else:
+            self._waiter = None
             self._chunks.append(block)
             self.buffered += len(block)
 
@@ -181,7 +191,7 @@ class Exchange:
 
     def finish(self, error: BaseException | None) -> None:
         """Nothing more comes: the answer is complete, or has broken off."""
-        self._connection = None
+        self._connection = self.tap = None
         seam, self._seam = self._seam, None
         rest = b"" if seam is None else seam.end()
         if rest:
