@@ -646,6 +646,21 @@ async def test_two_spent_quotas_end_the_wait_for_both() -> None:
     await refused(QuotaExhausted, second)
 
 
+async def test_a_breaker_that_was_open_for_a_moment_is_no_spent_quota() -> None:
+    """Whoever waited there when it opened, and has not been told yet when it closes, is served."""
+    bench = Bench([ScriptedUpstream(slow_down(10), whole())])
+    task = await start(bench, lane="batch", deadline=bench.clock.now + 600)
+    assert held(bench) == 1
+
+    bench.admission.outages.force("p0/m", "open")
+    bench.clock.advance(0)  # the queue hears of it
+    assert held(bench) == 0
+    bench.admission.outages.force("p0/m", "closed")
+    await pass_time(bench, 20)
+
+    assert task.result()[0].status == 200
+
+
 async def test_a_call_above_every_limit_is_told_so() -> None:
     """413 with its estimate and the limit; nothing is sent or held."""
     bench = Bench([ScriptedUpstream()], limits=[Limits(tokens_per_min=1000)])
