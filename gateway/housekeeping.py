@@ -192,7 +192,7 @@ class Housekeeping:
         """Sets the gauges of levels, which are only looked at when somebody asks for metrics."""
         admission, telemetry, now = self.admission, self.telemetry, self.clock.monotonic()
         rows = insight.limit_rows(admission, now)
-        gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.is_named(n)}
+        gates = {n: line.gate for n, line in admission.gates.lines.items() if not admission.gates.names.is_named(n)}
         telemetry.set_limits(
             {name: row.level for name, row in rows},
             {(name, row.source): row.capacity for name, row in rows},

@@ -74,7 +74,6 @@ LONG_MODULES = {
     "policy.limits.limits": 645,
 }
 LONG_CLASSES = {
-    "Gates": 278,
     "Gate": 741,
     "LimitSet": 488,
     "Http1Connection": 300,

@@ -1039,8 +1039,8 @@ async def test_each_model_of_a_wildcard_has_limits_of_its_own() -> None:
     held_one = await start(bench, model_name="a")
 
     assert not held_one.done()
-    assert {name for name in gates.lines if gates.is_named(name)} == {"p0/a", "p0/b", "p0/c"}
-    assert not gates.is_named("p0/*")
+    assert {name for name in gates.lines if gates.names.is_named(name)} == {"p0/a", "p0/b", "p0/c"}
+    assert not gates.names.is_named("p0/*")
     held_one.cancel()
 
 
@@ -1058,7 +1058,7 @@ async def test_a_wildcards_models_follow_its_config() -> None:
     bench.admission.install(replace(bench.policy, models={}))
 
     assert bench.admission.gates.lines == {}
-    assert not bench.admission.gates.is_named("p0/a")
+    assert not bench.admission.gates.names.is_named("p0/a")
 
 
 async def test_a_model_that_the_config_names_is_a_clients_word_no_more() -> None:
@@ -1066,12 +1066,12 @@ async def test_a_model_that_the_config_names_is_a_clients_word_no_more() -> None
     bench = Bench([ScriptedUpstream(whole())], limits=[ONE_A_SECOND])
     wildcard(bench)
     await bench.serve(model_name="m")
-    assert bench.admission.gates.is_named("p0/m")
+    assert bench.admission.gates.names.is_named("p0/m")
 
     models = {"m": bench._model(), "others": bench.policy.models["m"]}
     bench.admission.install(replace(bench.policy, models=models))
 
-    assert not bench.admission.gates.is_named("p0/m")
+    assert not bench.admission.gates.names.is_named("p0/m")
     assert levels(bench) == {"requests_per_min": 59}
 
 

@@ -200,11 +200,11 @@ async def test_no_name_tells_a_credential() -> None:
     await status(bench, "sk-made-up-secret")
     gates = bench.admission.gates
 
-    own = [name for name in gates.lines if gates.is_named(name)]
+    own = [name for name in gates.lines if gates.names.is_named(name)]
     assert len(own) == 1
     assert "secret" not in own[0]
-    assert gates.is_callers(own[0])
-    assert gates.label(own[0]) == "p0/m"
+    assert gates.names.is_callers(own[0])
+    assert gates.names.label(own[0]) == "p0/m"
 
 
 async def test_one_caller_is_let_go_by_hand() -> None:
@@ -212,7 +212,7 @@ async def test_one_caller_is_let_go_by_hand() -> None:
     bench = keyless(refusal())
     for number in range(MOST_NAMED + 40):
         await status(bench, f"made-up-{number}")
-    own = [name for name in bench.admission.gates.lines if bench.admission.gates.is_callers(name)]
+    own = [name for name in bench.admission.gates.lines if bench.admission.gates.names.is_callers(name)]
 
     with pytest.raises(KeyError):
         bench.admission.outages.force(own[0], "open")
@@ -404,11 +404,11 @@ async def test_the_lines_of_one_caller_are_found_without_a_look_at_all_others() 
     for name in ("one", "two"):
         await status(bench, "made-up-twice", model_name=name)
     gates = bench.admission.gates
-    callers = [line for name, line in gates.lines.items() if gates.is_callers(name)]
+    callers = [line for name, line in gates.lines.items() if gates.names.is_callers(name)]
     gates.lines = Unsearched(gates.lines)
     found = [gates.of_payer(line.gate) for line in callers]
 
     assert sorted(map(len, found)) == [1] * (len(callers) - 2) + [2, 2]
     assert all(line in lines for line, lines in zip(callers, found, strict=True))
-    assert sum(map(len, gates._by_payer.values())) == len(callers)
+    assert sum(map(len, gates.names._by_payer.values())) == len(callers)
     assert await status(bench, "made-up-last", model_name="one") == 429

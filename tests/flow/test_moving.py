@@ -161,8 +161,8 @@ def test_looking_where_a_call_might_go_makes_no_gates_there() -> None:
         told = await asyncio.gather(*[city.start(credential=b"Bearer k%d" % number, **own) for number in range(50)])
 
         assert served(told) == 50
-        assert len(city.admission.gates.callers["p0/m"]) == 50
-        assert not city.admission.gates.callers.get("p1/m")
+        assert len(city.admission.gates.names.callers["p0/m"]) == 50
+        assert not city.admission.gates.names.callers.get("p1/m")
         await city.settle()
 
     run(story)

@@ -654,7 +654,7 @@ def test_callers_with_keys_of_their_own_suspect_together() -> None:
             await asyncio.sleep(0.2)
         told = await asyncio.gather(*tasks)
 
-        assert len(city.admission.gates.callers["p0/m"]) == 50
+        assert len(city.admission.gates.names.callers["p0/m"]) == 50
         assert served(told) == 100
         assert max(one.took_s for one in told[60:]) <= 5.0
         await city.settle()

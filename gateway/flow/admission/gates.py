@@ -9,11 +9,7 @@ they are. Invariants: strangers never share a gate, however many they are; no na
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
-from itertools import islice
-from math import inf
 from operator import itemgetter
 from secrets import token_bytes
 
@@ -22,6 +18,7 @@ from gateway.clock import Clock
 from gateway.flow.admission.held import Line
 from gateway.flow.admission.queue import DelayQueue
 from gateway.flow.fleet.leases import Sharing
+from gateway.policy.admission.gate_names import GateNames
 from gateway.policy.health.rules import account_rules
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.health.target_health import Account, OnChange, TargetHealth
@@ -36,39 +33,20 @@ MOST_SHOWN = 1000
 _LOOKS = 8  # at gates that may be forgotten, for each new one
 
 
-class _Name:
-    """What is known of a name that is not in the config. `payer` tells one caller's own account; None: it is a model's name."""
-
-    __slots__ = ("base", "label", "looked_at", "payer")
-
-    def __init__(self, label: str, base: str, payer: str | None, now: float) -> None:
-        self.label = label
-        """The target as the config names it."""
-        self.base = base
-        """The gate that it shares the target's health with; its own name if there is none."""
-        self.payer = payer
-        self.looked_at = now
-
-
 class Gates:
     """Finds the line of a target."""
 
     __slots__ = (
         "_by_caller",
-        "_by_payer",
         "_clock",
         "_keyless",
-        "_named",
         "_queue",
-        "_quotas_void_before",
         "_remembered",
-        "_salt",
         "_sharing",
         "_thinkers",
-        "_trusted_at",
         "accounts",
-        "callers",
         "lines",
+        "names",
         "on_change",
         "on_open",
     )
@@ -88,16 +66,11 @@ class Gates:
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
         self._queue = queue
         self._sharing = sharing
-        self._named: OrderedDict[str, _Name] = OrderedDict()
-        self.callers: dict[str, dict[str, Line]] = {}
-        """Those of callers' own accounts, by the gate that they share the target's health with."""
-        self._by_payer: dict[str, dict[str, Line]] = {}  # the lines of each caller's own account, wherever they lead
+        salt = token_bytes(16)
+        self.names = GateNames(salt)
+        self._remembered = Remembered(salt)
         self._by_caller: set[str] = set()
         self._thinkers: set[str] = set()
-        self._salt = token_bytes(16)  # credentials are not to be guessed from the names of gates
-        self._remembered = Remembered(self._salt)
-        self._quotas_void_before = -inf
-        self._trusted_at: dict[str, float] = {}  # by label: whatever was remembered before is over
         self.lines: dict[str, Line] = {}
         """By the name of the gate."""
         self.on_open: Callable[[Line], None] | None = None
@@ -110,62 +83,45 @@ class Gates:
             target.name for model in _models(policy) for target in (*model.plan, *model.context_plan) if target.thinks
         }
         self._by_caller = {name for name, target in targets.items() if _is_callers_own(target, policy)}
-        self._quotas_void_before = self._clock.monotonic()
-        self._trusted_at = {label: at for label, at in self._trusted_at.items() if label in targets}
-        for name in targets.keys() & self.callers.keys():  # a model's name that the config knows by now
-            for caller in self.callers[name]:
-                self._named[caller].label = name
+        self._remembered.configure(targets.keys(), self._clock.monotonic())
+        self.names.configure(targets.keys())
         for name in reversed([*self.lines]):  # callers' before what they share
-            label = self.label(name)
+            label = self.names.label(name)
             if label not in targets:
                 self._forget(name)
             elif label != name:
                 self._configure(self.lines[name], targets[label])
         for name, target in targets.items():
-            self._named.pop(name, None)
             self._open(name, target)
 
     def line(self, target: Target, call: Call) -> Line:
         """The line of a target; of a wildcard, the one for the model that the call names."""
-        name = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
-        if call.credential is not None and target.name in self._by_caller and target.name not in call.model.withheld:
-            return self._line_of_caller(name, target, call.credential)
+        name = base = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
+        is_callers = (
+            call.credential is not None and target.name in self._by_caller and target.name not in call.model.withheld
+        )
+        if is_callers and call.credential is not None:
+            name = self.names.of_caller(base, call.credential)
         line = self.lines.get(name)
         if line is not None:
             return line
-        # An earlier policy's target lives on as long as its calls.
-        return self._open(name, target) if name == target.name else self._open_named(name, target)
+        return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
     def heard(self, target: Target, call: Call) -> Heard | None:
         """What all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.vitals.heard
 
-    def label(self, name: str) -> str:
-        """The name of a gate or an account as the config knows it."""
-        known = self._named.get(name)
-        return name if known is None else known.label
-
-    def is_named(self, name: str) -> bool:
-        """Whether something of a client's is in the name: then it is no label for a metric."""
-        return name in self._named
-
-    def is_callers(self, name: str) -> bool:
-        """Whether the gate is of one caller's own credential: no other process knows it by this name."""
-        known = self._named.get(name)
-        return known is not None and known.payer is not None
-
     def kin(self, name: str) -> list[Line]:
         """The lines that share a breaker with this gate, its own among them."""
-        known = self._named.get(name)
-        base = name if known is None else known.base
+        base = self.names.base(name)
         line = self.lines.get(base)
-        return [] if line is None else [line, *self.callers.get(base, {}).values()]
+        return [] if line is None else [line, *self._of_callers(base)]
 
     def meant(self, name: str) -> list[Line]:
         """Those that a person means by the name: a gate's or a target's, with all their models and callers."""
-        lines = [line for key, line in self.lines.items() if name in (key, self.label(key))]
-        found = {one.gate.name: one for line in lines for one in (line, *self.callers.get(line.gate.name, {}).values())}
+        lines = [line for key, line in self.lines.items() if name in (key, self.names.label(key))]
+        found = {one.gate.name: one for line in lines for one in (line, *self._of_callers(line.gate.name))}
         return [*found.values()]
 
     def pays(self, gate: Gate) -> bool:
@@ -175,8 +131,8 @@ class Gates:
 
     def shown(self) -> list[tuple[str, Line]]:
         """The lines that people are shown, in order of their names: all of the config's, and as many others as one reads."""
-        own = [item for item in self.lines.items() if item[0] not in self._named]
-        named = [(name, self.lines[name]) for name in islice(reversed(self._named), max(0, MOST_SHOWN - len(own)))]
+        own = [item for item in self.lines.items() if not self.names.is_named(item[0])]
+        named = [(name, self.lines[name]) for name in self.names.newest(MOST_SHOWN - len(own))]
         return sorted(own + named, key=itemgetter(0))
 
     def of_account(self, account: Account) -> list[Line]:
@@ -185,40 +141,29 @@ class Gates:
 
     def of_payer(self, gate: Gate) -> list[Line]:
         """The lines of the caller whose own account pays at this gate, at the same provider; of strangers none."""
-        known = self._named.get(gate.name)
-        if known is None or known.payer is None:
-            return []
-        account = gate.vitals.account
-        return [line for line in self._by_payer[known.payer].values() if line.gate.vitals.account is account]
+        lines = [self.lines[name] for name in self.names.of_same_payer(gate.name)]
+        return [line for line in lines if line.gate.vitals.account is gate.vitals.account]
 
     def trust(self, lines: Iterable[Line]) -> None:
         """By hand: what was remembered of gates of these targets before is over."""
-        now = self._clock.monotonic()
-        self._trusted_at.update({self.label(line.gate.name): now for line in lines})
+        labels = [self.names.label(line.gate.name) for line in lines]
+        self._remembered.trust(labels, self._clock.monotonic())
 
-    def _line_of_caller(self, base: str, target: Target, credential: bytes) -> Line:
-        payer = blake2b(credential, key=self._salt, digest_size=16).hexdigest()
-        name = f"{base}@{payer}"
-        line = self.lines.get(name)
-        if line is not None:
-            return line
-        self._make_room()
-        if base not in self.lines:
-            if base == target.name:
-                self._open(base, target)
-            else:
-                self._open_named(base, target)
-        known = self._named.get(base)
-        label = target.name if known is None else known.label
-        self._named[name] = _Name(label, base, payer, self._clock.monotonic())
-        line = self._open(name, target, self.lines[base].gate)
-        self.callers.setdefault(base, {})[name] = line
-        self._by_payer.setdefault(payer, {})[name] = line
-        return line
+    def _of_callers(self, base: str) -> list[Line]:
+        return [self.lines[name] for name in self.names.callers.get(base, ())]
 
-    def _open_named(self, name: str, target: Target) -> Line:
+    def _open_of_caller(self, name: str, base: str, target: Target) -> Line:
+        """Makes the line of a caller's own account, beside that of all callers, which it shares the target's health with."""
         self._make_room()
-        self._named[name] = _Name(target.name, name, None, self._clock.monotonic())
+        shared = self.lines.get(base) or self._open_of_model(base, target)
+        self.names.add_caller(name, base, self.names.label(base), self._clock.monotonic())
+        return self._open(name, target, shared.gate)
+
+    def _open_of_model(self, name: str, target: Target) -> Line:
+        """Makes the line of a model name. An earlier policy's target lives on as long as its calls, under its own."""
+        if name != target.name:
+            self._make_room()
+            self.names.add_model(name, target.name, self._clock.monotonic())
         return self._open(name, target)
 
     def _open(self, name: str, target: Target, kin: Gate | None = None) -> Line:
@@ -247,7 +192,7 @@ class Gates:
         line.gate.configure(target.limits, target.counting, now)
         line.gate.vitals.breaker.configure(target.breaker, now)
         line.gate.vitals.account.breaker.configure(account_rules(target.breaker), now)
-        if not self.is_callers(line.gate.name):
+        if not self.names.is_callers(line.gate.name):
             self._tell_thinks(line, target)
 
     def _tell_thinks(self, line: Line, target: Target) -> None:
@@ -257,10 +202,8 @@ class Gates:
 
     def _recall(self, gate: Gate, now: float) -> None:
         """It was used before."""
-        kept = self._remembered.take(gate.name)
-        if kept is not None and kept.at > self._trusted_at.get(self.label(gate.name), -inf):
-            if kept.at < self._quotas_void_before:
-                kept = kept._replace(exhausted_until=-inf)
+        kept = self._remembered.take(gate.name, self.names.label(gate.name))
+        if kept is not None:
             gate.remember(kept, now)
 
     def _inherit(self, line: Line, target: Target, now: float) -> None:
@@ -285,46 +228,34 @@ class Gates:
 
     def _make_room(self) -> None:
         """Forgets a few of those that were not used since they were looked at last; while many are in use there are more."""
-        if len(self._named) < MOST_NAMED:
-            return
-        for name, known in [*islice(self._named.items(), _LOOKS)]:
-            if len(self._named) < MOST_NAMED:
+        names = self.names
+        for name, known in names.oldest(_LOOKS) if len(names) >= MOST_NAMED else ():
+            if len(names) < MOST_NAMED:
                 return
             gate = self.lines[name].gate
-            breaker = gate.vitals.breaker
-            is_ill = known.payer is None and not breaker.is_clear and len(self._named) < 2 * MOST_NAMED
+            is_ill = known.payer is None and not gate.vitals.breaker.is_clear and len(names) < 2 * MOST_NAMED
             if is_ill or gate.used_at > known.looked_at or not self._forget(name):
-                known.looked_at = self._clock.monotonic()
-                self._named.move_to_end(name)
+                names.keep(name, self._clock.monotonic())
 
     def _forget(self, name: str) -> bool:
-        """Unless somebody waits or runs there, it shares its health with others, or was set by hand."""
+        """Forgets a gate, unless somebody waits or runs there, it shares its health with others, or it was set by hand."""
         line = self.lines[name]
         gate = line.gate
         breaker = gate.vitals.breaker
-        is_callers = self.is_callers(name)
-        if len(line.lineup) or line.wanted or gate.in_flight or name in self.callers:
+        is_callers = self.names.is_callers(name)
+        if len(line.lineup) or line.wanted or gate.in_flight or name in self.names.callers:
             return False
-        if not is_callers and (breaker.is_by_hand if self.is_named(name) else not breaker.is_clear):
+        if not is_callers and (breaker.is_by_hand if self.names.is_named(name) else not breaker.is_clear):
             return False
         kept = gate.kept(self._clock.monotonic())
         if kept is not None:
             self._remembered.keep(name, kept)
         del self.lines[name]
-        known = self._named.pop(name, None)
+        self.names.drop(name)
         self._queue.drop_line(name)
         gate.limits.retire()
-        if known is None or known.payer is None:
+        if not is_callers:
             breaker.retire()
-        else:
-            callers = self.callers[known.base]
-            del callers[name]
-            if not callers:
-                del self.callers[known.base]
-            own = self._by_payer[known.payer]
-            del own[name]
-            if not own:
-                del self._by_payer[known.payer]
         return True
 
 

@@ -64,13 +64,13 @@ class HealthPropagation:
         there the next call is served.
         """
         heard = gate.vitals.heard
-        if self._gates.is_callers(gate.name):
+        if self._gates.names.is_callers(gate.name):
             return  # it may be this one caller's account that has no access
         was_known = heard.has_lost_model
         heard.miss_model()
         if not heard.has_lost_model:
             return
-        what = missing_model(self._gates.label(gate.name))
+        what = missing_model(self._gates.names.label(gate.name))
         if not was_known:
             log.warning("%s: %s; %s", gate.name, what, MISSING_REMEDY)
         breaker = gate.vitals.breaker
@@ -108,7 +108,7 @@ class HealthPropagation:
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.meant(name)
-        breakers = [line.gate.vitals.breaker for line in lines if not gates.is_callers(line.gate.name)]
+        breakers = [line.gate.vitals.breaker for line in lines if not gates.names.is_callers(line.gate.name)]
         if lines and not breakers and to != "closed":
             raise KeyError(name)  # a caller's own gate has pauses, and no breaker of its own
         if not lines:
@@ -134,7 +134,7 @@ class HealthPropagation:
         if line is None:
             return
         self._queue.freed(line)
-        if self._gates.callers and line.gate.vitals.is_probed:
+        if self._gates.names.callers and line.gate.vitals.is_probed:
             self._probe_ended(line.gate)
 
     def _probe_ended(self, gate: Gate) -> None:
@@ -147,7 +147,7 @@ class HealthPropagation:
 
     def changed(self, name: str, state: str, reason: str) -> None:
         """A breaker has opened, or lets calls through again."""
-        self._meter.breaker_changed(self._gates.label(name), state)
+        self._meter.breaker_changed(self._gates.names.label(name), state)
         log.warning("%s is %s: %s", name, state.replace("_", " "), reason)
         if self.on_change is not None:
             self.on_change(name, state, reason)

@@ -152,7 +152,7 @@ class AttemptOutcomes:
                     self._judge_unended(call, grant, now)
                 gate.settle(grant, usage, now)
             line = self._gates.lines.get(gate.name)
-            if line is not None and (line.lineup.busy or self._gates.callers):
+            if line is not None and (line.lineup.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
         if call.key_cost is not None:
             self._keys.settle(call, usage, self._clock.monotonic())

@@ -57,13 +57,15 @@ class HandNews:
 
     def forced(self, name: str, to: Hand) -> None:
         """A person has done this here: the others are told."""
-        if self._gates.is_callers(name):
+        if self._gates.names.is_callers(name):
             return
         act = _Act(to, token_hex(4), self._clock.monotonic())
         self._note_act(name, act)
         self._tell_act(name, act, HAND_S)
         if to == "closed":
-            gates = {line.gate.name for line in self.lines_named(name) if not self._gates.is_callers(line.gate.name)}
+            gates = {
+                line.gate.name for line in self.lines_named(name) if not self._gates.names.is_callers(line.gate.name)
+            }
             for one in gates | ({name} & self._gates.accounts.keys()):
                 self._tell_over(one)
 
@@ -148,4 +150,4 @@ class HandNews:
         if name in self._gates.accounts and name not in self._gates.lines:
             return [self._gates.accounts[name].breaker]
         lines = self.lines_named(name)
-        return [line.gate.vitals.breaker for line in lines if not self._gates.is_callers(line.gate.name)]
+        return [line.gate.vitals.breaker for line in lines if not self._gates.names.is_callers(line.gate.name)]

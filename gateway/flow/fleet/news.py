@@ -122,7 +122,7 @@ class FleetNews:
         if breaker is None:
             return
         self._turns.state_changed(breaker)
-        if not breaker.is_news or self._gates.is_callers(name):
+        if not breaker.is_news or self._gates.names.is_callers(name):
             return
         now, account, is_open = self._clock.monotonic(), self._gates.accounts.get(name), state == "open"
         left_s = (breaker.probe_at - now) * FIRST_GO if is_open else 0.0
@@ -198,7 +198,7 @@ class FleetNews:
 
     def _meet(self, line: Line) -> None:
         gate = line.gate
-        if self._gates.is_callers(gate.name):
+        if self._gates.names.is_callers(gate.name):
             return
         account = gate.vitals.account
         gate.news = self

@@ -47,7 +47,10 @@ def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
     """Returns every limit of the config's own targets and keys; those that clients have named are no label for a metric."""
     gates = admission.gates
     rows = [
-        (name, row) for name, line in gates.lines.items() if not gates.is_named(name) for row in line.gate.rows(now)
+        (name, row)
+        for name, line in gates.lines.items()
+        if not gates.names.is_named(name)
+        for row in line.gate.rows(now)
     ]
     rows += [(f"key:{name}", row) for name, limits in _key_sets(admission).items() for row in limits.rows(now)]
     return [(f"{name}:{row.name}", row) for name, row in rows]

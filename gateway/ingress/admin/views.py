@@ -29,7 +29,7 @@ def show_targets(admission: Admission, policy: PolicySnapshot, now: float) -> di
     models, tokens = _uses(policy), _retry_tokens(policy)
     targets = {}
     for name, line in gates.shown():
-        label = gates.label(name)
+        label = gates.names.label(name)
         row = _target(line, tokens.get(label, Retries().tokens), now) | {"warning": _warning(line, label)}
         targets[name] = row | {"account": _payer(admission, line), "config": label, "models": models.get(label, {})}
     accounts = {
@@ -42,8 +42,8 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
     """Yields the state of each breaker under its name in the config: a label for a metric, which may come twice."""
     gates = admission.gates
     for name, line in gates.lines.items():
-        if not gates.is_callers(name):  # these share their target's
-            yield gates.label(name), line.gate.vitals.breaker.state
+        if not gates.names.is_callers(name):  # these share their target's
+            yield gates.names.label(name), line.gate.vitals.breaker.state
     for account, _ in _paid(admission):
         yield account.name, account.breaker.state
 
@@ -51,14 +51,14 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
 def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
     """Yields whether each target is suspect, under its name in the config, which may come twice."""
     for name, line in admission.gates.lines.items():
-        yield admission.gates.label(name), line.gate.vitals.heard.suspicion is not None
+        yield admission.gates.names.label(name), line.gate.vitals.heard.suspicion is not None
 
 
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
     """Yields the retry tokens left at each target, under the name that the config has for it."""
     gates, tokens = admission.gates, _retry_tokens(policy)
     for name, line in gates.lines.items():
-        label = gates.label(name)
+        label = gates.names.label(name)
         if label in tokens:
             yield label, line.gate.vitals.tokens.level(tokens[label])
 

@@ -8,7 +8,9 @@ of entries is bounded; names, which may hold a client's words, are not kept.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container, Iterable
 from hashlib import blake2b
+from math import inf
 from struct import Struct
 from typing import NamedTuple
 
@@ -42,12 +44,14 @@ class IdleGateState(NamedTuple):
 class Remembered:
     """By the names of gates; `salt` keeps anybody from aiming at the entry of another."""
 
-    __slots__ = ("_kept", "_most", "_salt")
+    __slots__ = ("_kept", "_most", "_quotas_void_before", "_salt", "_trusted_at")
 
     def __init__(self, salt: bytes, most: int = MOST_REMEMBERED) -> None:
         self._salt = salt
         self._most = most
         self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._quotas_void_before = -inf
+        self._trusted_at: dict[str, float] = {}  # by label
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -62,14 +66,26 @@ class Remembered:
         head = _HEAD.pack(at, kept.paused_until - at, kept.exhausted_until - at, min(kept.refusals, 255))
         self._kept[key] = head + b"".join([_USED.pack(one.limit, one.level, one.full_at - at) for one in kept.used])
 
-    def take(self, name: str) -> IdleGateState | None:
-        """What was kept of the gate of this name, which is back; None: nothing."""
+    def take(self, name: str, label: str = "") -> IdleGateState | None:
+        """Returns what was kept of the gate of this name, which is back, at a target of this label; None: nothing."""
         packed = self._kept.pop(self._key(name), None) if self._kept else None
         if packed is None:
             return None
         at, paused_s, exhausted_s, refusals = _HEAD.unpack_from(packed)
+        if at <= self._trusted_at.get(label, -inf):
+            return None
+        exhausted_until = -inf if at < self._quotas_void_before else at + exhausted_s
         used = [Used(limit, level, at + full_s) for limit, level, full_s in _USED.iter_unpack(packed[_HEAD.size :])]
-        return IdleGateState(at, at + paused_s, at + exhausted_s, refusals, tuple(used))
+        return IdleGateState(at, at + paused_s, exhausted_until, refusals, tuple(used))
+
+    def configure(self, labels: Container[str], now: float) -> None:
+        """Notes that the config has these targets from now on. A quota that was spent before is tried again."""
+        self._quotas_void_before = now
+        self._trusted_at = {label: at for label, at in self._trusted_at.items() if label in labels}
+
+    def trust(self, labels: Iterable[str], now: float) -> None:
+        """Voids, by hand, what was kept of gates at these targets until now."""
+        self._trusted_at.update(dict.fromkeys(labels, now))
 
     def _key(self, name: str) -> int:
         data = name.encode("utf-8", "surrogatepass")
