@@ -82,7 +82,7 @@ def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told
     return None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(LIMITS, COUNTINGS, STEPS)
 def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[tuple[str, float, int, bool]]) -> None:
     """Twin gates live the same life, and one of them is asked a hundred questions before each step: they never differ."""

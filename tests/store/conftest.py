@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from gateway.policy.snapshot import StoreBounds
 from gateway.ports import Store
 from tests.store.conformance import MakeStore, Wall
-from tests.store.redis_servers import redis_cluster, redis_server
+from tests.store.redis_servers import RedisCluster, RedisServer
 from tests.store.redis_support import Lender, lender
 from tests.store.sqlite_support import connect_hastily
 
@@ -62,17 +62,15 @@ MAKERS: dict[str, Maker] = {
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A server for all tests of this process."""
-    with redis_server() as server:
-        yield server.url
+def redis_url(_redis_process: RedisServer) -> str:
+    """The server of this process, which every store has a namespace of its own on."""
+    return _redis_process.url
 
 
 @pytest.fixture(scope="session")
-def redis_cluster_url() -> Iterator[str]:
-    """Three servers for all tests of this process."""
-    with redis_cluster() as cluster:
-        yield cluster.url
+def redis_cluster_url(_cluster_processes: RedisCluster) -> str:
+    """The three servers of this process, alike."""
+    return _cluster_processes.url
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import trustme
+import uvloop
 
 from gateway.provider_errors import Phase
 from gateway.upstream.http1.transport import Http1Transport
@@ -57,8 +58,12 @@ async def test_a_recorded_answer_arrives_as_it_was_sent(transport: httpx.AsyncBa
 
 @recorded
 async def test_an_answer_may_be_split_anywhere(transport: httpx.AsyncBaseTransport, answer: Recorded) -> None:
-    """Where TCP cuts an answer makes no difference: it is cut at every byte."""
-    cuts = range(1, len(answer.wire))
+    """Where TCP cuts an answer makes no difference: ours cuts it at every byte on the loop of production.
+
+    On the other loop, and for the other transport, whose parser has tests of its own, at every fifth.
+    """
+    is_ours = isinstance(transport, Http1Transport) and isinstance(asyncio.get_running_loop(), uvloop.Loop)
+    cuts = range(1, len(answer.wire), 1 if is_ours else 5)
     scripts: list[Script] = [[step for cut in cuts for step in (READ, Cut(answer.wire, (cut,)))]]
     if answer.closes or (answer.method == "HEAD" and isinstance(transport, Http1Transport)):
         scripts = [[READ, Cut(answer.wire, (cut,)), CLOSE] for cut in cuts]
