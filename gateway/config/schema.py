@@ -102,6 +102,8 @@ class ConfigFile(Entry):
 
 
 class ServerEntry(Entry):
+    """The section `server:`."""
+
     host: Text = "127.0.0.1"
     port: Port = 8080
     max_body: Size = 20_000_000
@@ -112,11 +114,15 @@ class ServerEntry(Entry):
 
 
 class AdminEntry(Entry):
+    """The section `admin:`."""
+
     key: CallerDigest | None = Field(default=None, repr=False)
     listen: Address | None = None
 
 
 class ProviderEntry(Entry):
+    """One entry of `providers:`."""
+
     stand_ins: ClassVar[Section] = {"dialect": "azure", "base_url": "emulator://none"}
 
     dialect: Literal["openai", "azure"]
@@ -168,6 +174,8 @@ class LimitedEntry(Entry):
 
 
 class TargetEntry(LimitedEntry):
+    """One entry of a model's `targets:`."""
+
     provider: Text
     model: Label | None = None
     burst: Amount | None = None
@@ -198,6 +206,8 @@ class CapabilitiesEntry(Entry):
 
 
 class ModelEntry(Entry):
+    """One entry of `models:`."""
+
     stand_ins: ClassVar[Section] = {"targets": [None]}
 
     targets: Annotated[list[Any], Field(min_length=1)]
@@ -214,6 +224,8 @@ class ModelEntry(Entry):
 
 
 class KeyEntry(LimitedEntry):
+    """One entry of `keys:`."""
+
     name: Label
     key: CallerDigest = Field(repr=False)
     tenant: Label | None = None

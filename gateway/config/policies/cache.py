@@ -58,6 +58,8 @@ class CacheSet(Entry):
 
 
 class IdempotencyEntry(Entry):
+    """The field `idempotency` of a set of `cache.yaml`."""
+
     keep: Duration = _BUILT_IN.keep_s
     lease: PositiveDuration = _BUILT_IN.lease_s
     max_bytes: Size = _RECORD_BYTES
@@ -65,6 +67,8 @@ class IdempotencyEntry(Entry):
 
 
 class ExactEntry(Entry):
+    """The field `exact` of a set of `cache.yaml`."""
+
     requests: WhichRequests = _BUILT_IN.exact.requests
     ttl: PositiveDuration = _BUILT_IN.exact.ttl_s
     stale_if_error: Duration = _BUILT_IN.exact.stale_if_error_s
@@ -83,6 +87,8 @@ class ExactEntry(Entry):
 
 
 class SemanticEntry(Entry):
+    """The field `semantic` of a set of `cache.yaml`."""
+
     embeddings: Embeddings
     threshold: Cosine = _SEMANTIC.threshold
     ttl: PositiveDuration = _SEMANTIC.ttl_s

@@ -45,6 +45,8 @@ class QueueSet(Entry):
 
 
 class LaneEntries(Entry):
+    """The field `lanes` of a set of `queue.yaml`."""
+
     critical: Section = Field(default_factory=dict)
     interactive: Section = Field(default_factory=dict)
     batch: Section = Field(default_factory=dict)
@@ -60,6 +62,8 @@ class LaneEntry(Entry):
 
 
 class ShedEntry(Entry):
+    """The field `shed` of a set of `queue.yaml`."""
+
     memory: Size | None = None
     loop_lag: PositiveDuration = 0.5
 

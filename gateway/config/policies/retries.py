@@ -75,6 +75,8 @@ class RetriesSet(Entry):
 
 
 class BackoffEntry(Entry):
+    """The field `backoff` of a set of `retries.yaml`."""
+
     base: PositiveDuration = _BUILT_IN.backoff.base_s
     factor: Factor = _BUILT_IN.backoff.factor
     max: PositiveDuration = _BUILT_IN.backoff.max_s
@@ -88,6 +90,8 @@ class BackoffEntry(Entry):
 
 
 class BudgetEntry(Entry):
+    """The field `budget` of a set of `retries.yaml`."""
+
     percent_of_active: Percent = _BUILT_IN.budget_percent_of_active
     min_concurrent: Whole = _BUILT_IN.budget_min_concurrent
     tokens: Amount = _BUILT_IN.tokens
@@ -111,6 +115,8 @@ class ClassEntry(Entry):
 
 
 class CostEntry(Entry):
+    """One line of `by_cost` of a set of `retries.yaml`."""
+
     attempts: Attempts
     above_usd: Usd | None = None
     below_usd: Usd | None = None
@@ -125,6 +131,8 @@ class CostEntry(Entry):
 
 
 class HedgeEntry(Entry):
+    """The field `hedge` of a set of `retries.yaml`."""
+
     percentile: Percentile = Hedging().percentile
     at_least: Duration = Hedging().at_least_s
     min_samples: Count = Hedging().min_samples

@@ -79,6 +79,8 @@ class SuspectEntry(Entry):
 
 
 class ClockLanes(Entry):
+    """The field `lanes` of a set of `timeouts.yaml`."""
+
     critical: Section = Field(default_factory=dict)
     interactive: Section = Field(default_factory=dict)
     batch: Section = Field(default_factory=dict)
@@ -86,6 +88,8 @@ class ClockLanes(Entry):
 
 
 class ClockEndpoints(Entry):
+    """The field `endpoints` of a set of `timeouts.yaml`."""
+
     chat: Section = Field(default_factory=dict)
     completions: Section = Field(default_factory=dict)
     embeddings: Section = Field(default_factory=dict)
