@@ -138,7 +138,7 @@ class Call:
     """How long it was held, over all attempts."""
     backoff_s: float = 0.0
     """How long it waited between attempts."""
-    move: OtherAttempt | None = None
+    other_attempt: OtherAttempt | None = None
     """Its attempt hangs, and this is another one, elsewhere; both belong to it."""
     retry: Retry | None = None
     """What the next attempt has taken of its target's retry budgets, until that has begun."""

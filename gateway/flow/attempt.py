@@ -107,16 +107,17 @@ class Attempts:
                 self._learn_failure(call, target, failure)
                 last = failure
             except BaseException:
-                if call.move is not None and call.move.call is not call:
+                if call.other_attempt is not None and call.other_attempt.call is not call:
                     await self._moves.abandon(call)
                 raise
             else:
                 if opened.diagnosis is None:
-                    move = call.move
+                    move = call.other_attempt
                     if move is not None and move.call is not call:
                         self._moves.call_off(call)
                     if opened.relay is None and move is None and call.objects is None:
-                        admission.outcomes.answered_whole(call, opened.headers)
+                        if call.grant is not None:  # the gate hears of both in one visit: answered, and settled at once
+                            call.grant.headers = opened.headers
                     else:
                         admission.outcomes.answered(call, opened.headers)
                     return opened
@@ -124,12 +125,12 @@ class Attempts:
                 # That a model is missing somewhere is no news where another target had something to say.
                 if last is None or opened.error_class is not ErrorClass.MODEL_NOT_FOUND:
                     last = opened
-                if call.move is not None and call.move.call is not call and is_final(call):
+                if call.other_attempt is not None and call.other_attempt.call is not call and is_final(call):
                     self._moves.call_off(call)  # whoever answers first has the say, here as there
             finally:
                 if trials is not None:
                     trials.pop(id(call), None)
-            if call.move is not None and call.move.call is not call:
+            if call.other_attempt is not None and call.other_attempt.call is not call:
                 moved = await self._moves.outcome(call)
                 if moved is not None:
                     return moved

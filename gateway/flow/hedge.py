@@ -78,7 +78,7 @@ class Hedges:
         second: Racer | None = None
         try:
             await self._until_late(winner.task, late_after_s)
-            second = None if winner.task.done() or call.move is not None else self._second(call, target)
+            second = None if winner.task.done() or call.other_attempt is not None else self._second(call, target)
             if second is not None:
                 running.append(second)
                 # Two attempts at one target wait for the same cause. With two targets the first attempt keeps its place, and
@@ -167,7 +167,7 @@ class Hedges:
         line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
         gate = line.gate
         vitals = gate.vitals
-        if not vitals.is_clear or not line.lineup.is_free_for(rank):
+        if not vitals.is_clear or not line.waiters.is_free_for(rank):
             return None
         grant = gate.enter(
             call.estimate,

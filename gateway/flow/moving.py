@@ -92,7 +92,7 @@ class Moves:
         copy = replace(
             call, attempts=[*call.attempts[:-1], left], grant=None, retry=None, key_cost=None, task=None, comment=None
         )
-        move = call.move = copy.move = MovedAttempt(copy)
+        move = call.other_attempt = copy.other_attempt = MovedAttempt(copy)
         move.task = asyncio.get_running_loop().create_task(self._make(call, move, task))
         if ended is not None:  # by the task, not in it: one that is called off at once never runs
             move.task.add_done_callback(lambda _: ended(move.opened is not None))
@@ -110,9 +110,9 @@ class Moves:
         except BaseException:  # the client has left
             await self.abandon(call)
             raise
-        if call.move is not move:
+        if call.other_attempt is not move:
             return None  # it is in the ledger already
-        call.move = move.call.move = None  # the copy would lead back to itself
+        call.other_attempt = move.call.other_attempt = None  # the copy would lead back to itself
         call.attempts += move.call.attempts[move.met :]
         call.denied = call.denied or move.call.denied
         if move.opened is not None:
@@ -124,7 +124,7 @@ class Moves:
         move = _move_of(call)
         if move is None or move.task is None:
             return
-        call.move = move.call.move = None
+        call.other_attempt = move.call.other_attempt = None
         move.task.cancel()
         self._end(move.call)
         call.attempts[-1:-1] = move.call.attempts[move.met :]
@@ -153,8 +153,8 @@ class Moves:
             return
         if move.opened is not None:
             self._watch.expire(task)
-        elif call.move is move and call.attempts[-1].ended_at is None:  # it still hangs, and may move again
-            call.move = copy.move = None
+        elif call.other_attempt is move and call.attempts[-1].ended_at is None:  # it still hangs, and may move again
+            call.other_attempt = copy.other_attempt = None
             call.attempts[-1:-1] = copy.attempts[move.met :]
             call.denied = call.denied or copy.denied
 
@@ -185,4 +185,4 @@ def find_target(call: Call) -> Target | None:
 
 
 def _move_of(call: Call) -> MovedAttempt | None:
-    return call.move if isinstance(call.move, MovedAttempt) else None
+    return call.other_attempt if isinstance(call.other_attempt, MovedAttempt) else None

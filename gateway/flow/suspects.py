@@ -225,8 +225,8 @@ class Suspects:
     def _move(self, one: Hanging, now: float, suspicion: Suspicion | None = None) -> None:
         """Moves the call to another target, if it can. A call that has already moved gives up the target that it is at now."""
         call = one.call
-        is_second = call.move is not None and call.move.call is call
-        if (call.move is not None and not is_second) or self._watch.is_spared(one.task):
+        is_second = call.other_attempt is not None and call.other_attempt.call is call
+        if (call.other_attempt is not None and not is_second) or self._watch.is_spared(one.task):
             return
         if not self._can_move(one, now):
             return

@@ -259,7 +259,7 @@ def leftovers(bench: Bench) -> list[str]:
             "retries": vitals.retries.in_flight,
             "probes": vitals.breaker.probes_out,
             "account's probes": vitals.account.breaker.probes_out,
-            "waiting": len(line.lineup),
+            "waiting": len(line.waiters),
         }
         found += [f"{gate.name} {place}: {count}" for place, count in places.items() if count]
     if bench.admission.queue.occupancy.calls or bench.admission.queue.occupancy.bytes:

@@ -204,7 +204,7 @@ async def test_a_refused_calls_wait_is_not_restarted() -> None:
     await pass_time(bench, 7)
 
     line = bench.admission.gates.lines["p0/m"]
-    assert line.lineup.oldest() == {("interactive", "web"): arrived_at}
+    assert line.waiters.oldest() == {("interactive", "web"): arrived_at}
     await pass_time(bench, 4)
     assert task.done()
 

@@ -15,7 +15,7 @@ from gateway.call import Reply
 from gateway.errors import CircuitOpen, GatewayError
 from gateway.exchange import Outgoing
 from gateway.flow.admission import gates as gates_module
-from gateway.flow.admission.held import Held, Line, Option
+from gateway.flow.admission.held import Held, Option, WaitingLine
 from gateway.policy.limits.limits import Cost
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import LimitsAre, Target
@@ -337,7 +337,7 @@ HEADERS = [
 ]
 
 
-def work(bench: Bench, line: Line, rng: random.Random) -> None:
+def work(bench: Bench, line: WaitingLine, rng: random.Random) -> None:
     """Everything that makes a gate larger: answers of all lengths and times, streams too, failures, and somebody who waits."""
     gate, clock = line.gate, bench.clock
     for number in range(120):
@@ -393,7 +393,7 @@ def test_a_gate_takes_little_room(kind: str, most_bytes: int) -> None:
 async def test_the_lines_of_one_caller_are_found_without_a_look_at_all_others() -> None:
     """Whoever's quota is spent sets off the search; of callers that are forgotten nothing is left."""
 
-    class Unsearched(dict[str, Line]):
+    class Unsearched(dict[str, WaitingLine]):
         def values(self) -> NoReturn:
             raise AssertionError("all lines were looked at")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.admission.held import Held, Left, Line, Option
+from gateway.flow.admission.held import Held, Left, Option, WaitingLine
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.limits import Cost, Style
@@ -39,10 +39,10 @@ class Stage:
         self.queue = DelayQueue(self.clock, bounds)
         self.woken: list[tuple[Held, float]] = []
 
-    def line(self, name: str = "p/m", counting: Counting = PACED, **limits: float | None) -> Line:
+    def line(self, name: str = "p/m", counting: Counting = PACED, **limits: float | None) -> WaitingLine:
         return self.queue.line(Gate(name, Limits(**limits), counting, self.clock.now))  # type: ignore[arg-type]  # names
 
-    def drained(self, name: str = "p/m", rpm: float = 60) -> Line:
+    def drained(self, name: str = "p/m", rpm: float = 60) -> WaitingLine:
         """One request a second, the first of them a second from now."""
         line = self.line(name, requests_per_min=rpm)
         assert line.gate.reserve(Cost(), self.clock.now) is not None
@@ -50,7 +50,7 @@ class Stage:
 
     def hold(
         self,
-        *lines: Line,
+        *lines: WaitingLine,
         lane: Lane = "interactive",
         tenant: str = "a",
         tokens: float = 0,
@@ -58,7 +58,7 @@ class Stage:
         deadline_s: float = 1000,
         seq: int = 0,
         keep: float = 0,
-        wider: Sequence[Line] = (),
+        wider: Sequence[WaitingLine] = (),
         widen_s: float = inf,
         wake: Callable[[Held], None] | None = None,
     ) -> Held:
@@ -106,7 +106,7 @@ class Stage:
 
     def is_empty(self) -> bool:
         occupancy = self.queue.occupancy
-        tickets = sum(len(line.lineup) for line in self.queue.lines.values())
+        tickets = sum(len(line.waiters) for line in self.queue.lines.values())
         return (occupancy.calls, occupancy.bytes, sum(occupancy.depth.values()), tickets) == (0, 0, 0, 0)
 
 
@@ -413,7 +413,7 @@ def test_a_call_that_can_go_elsewhere_waits_there() -> None:
     shrunk.gate.configure(Limits(tokens_per_min=100), Counting(learns=False), stage.clock.now)
     stage.queue.freed_all()
 
-    assert (held.left, len(shrunk.lineup), len(other.lineup)) == (None, 0, 1)
+    assert (held.left, len(shrunk.waiters), len(other.waiters)) == (None, 0, 1)
     stage.clock.advance(1)
     assert held.option is not None
     assert held.option.line is other
@@ -430,7 +430,7 @@ def test_there_is_no_preference_for_a_primary_that_can_never_serve() -> None:
 
     primary.gate.configure(Limits(tokens_per_min=100), Counting(learns=False), stage.clock.now)
     stage.queue.freed_all()
-    assert (len(primary.lineup), len(fallback.lineup)) == (0, 2)
+    assert (len(primary.waiters), len(fallback.waiters)) == (0, 2)
     stage.clock.advance(39)
 
     assert (first.left, second.left) == (Left.GRANTED, None)
@@ -764,9 +764,9 @@ arrivals = st.lists(
 )
 
 
-def assert_busy(stage: Stage, line: Line) -> None:
+def assert_busy(stage: Stage, line: WaitingLine) -> None:
     """The clock will call back no later than the next one can go."""
-    turn = line.lineup.peek(stage.clock.now)
+    turn = line.waiters.peek(stage.clock.now)
     if turn is None:
         return
     keeps = turn.keep_percent, turn.keep_requests, turn.keep_tokens

@@ -141,7 +141,7 @@ def leftovers(world: World) -> list[str]:
     left += [f"{queue.occupancy.bytes} bytes held"] if queue.occupancy.bytes else []
     left += [f"{number} waiting: {depth}" for depth, number in queue.occupancy.depth.items() if number]
     for name, line in queue.lines.items():
-        left += [f"{len(line.lineup)} in the line of {name}"] if len(line.lineup) else []
+        left += [f"{len(line.waiters)} in the line of {name}"] if len(line.waiters) else []
         left += [f"{line.gate.in_flight} in flight at {name}"] if line.gate.in_flight else []
         left += [
             f"{row.name} of {name} at {row.level} of {row.capacity}"

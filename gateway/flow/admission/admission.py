@@ -69,7 +69,7 @@ class Admission:
         self.queue.freed_all()
 
     async def enter(self, call: Call, targets: Sequence[Target] | None = None) -> Target:
-        """As `admit`, for those who can wait for it."""
+        """Does what `admit` does, and waits for what that returns."""
         entered = self.admit(call, targets)
         return entered if isinstance(entered, Target) else await entered
 
@@ -97,7 +97,7 @@ class Admission:
         own = model.targets
         for target in targets:
             line = self.gates.line(target, call)
-            if (not line.lineup.busy or line.lineup.is_free_for(rank)) and (not call.attempts or target in own):
+            if (not line.waiters.busy or line.waiters.is_free_for(rank)) and (not call.attempts or target in own):
                 gate = line.gate
                 if gate.counts_tokens and call.estimate < 0:
                     estimate_of(call)

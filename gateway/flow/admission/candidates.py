@@ -24,7 +24,7 @@ from gateway.provider_errors import ErrorClass
 from gateway.words import LANES
 
 PROBED_AFTER_S = 0.5
-"""So long after the moment of a probe, or twice as long, a call that was refused is told to come back."""
+"""A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""
 RANKS = {lane: rank for rank, lane in enumerate(LANES)}
 
 
@@ -40,7 +40,7 @@ class Planner:
         self._draw = draw
 
     def plan(self, call: Call) -> Plan:
-        """Where the call may go: the targets that can do what it needs. Raises InvalidRequest when there is none."""
+        """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
         model = call.model
         if not model.restricts:
             return Plan(model.targets, model.others, model.context_plan)
@@ -68,7 +68,7 @@ class Planner:
         return able
 
     def plan_now(self, call: Call) -> Plan:
-        """Where it may go after a failure: without the targets that are left alone, unless it has the time to wait for them.
+        """Returns where the call may go after a failure: to no target that is left alone, unless it has the time to wait.
 
         What has refused it for its rate is waited for, or the call is told when to come back: that is not decided here.
         """
@@ -80,7 +80,7 @@ class Planner:
         return plan if is_waited_for else usable
 
     def untried(self, call: Call, now: float) -> Sequence[Target]:
-        """Where the call has not been and may go now, in its order; targets that are suspect are left out."""
+        """Returns where the call has not been and may go now, in its order; targets that are suspect are left out."""
         plan = self.plan(call)
         is_too_long = any(attempt.error_class == ErrorClass.CONTEXT_LENGTH_EXCEEDED for attempt in call.attempts)
         met = {attempt.target for attempt in call.attempts if not attempt.is_refused or attempt.never_again}
@@ -93,7 +93,7 @@ class Planner:
         ]
 
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
-        """The model's own targets that can serve the call, in the order in which it tries them."""
+        """Returns the model's own targets that can serve the call, in the order in which it tries them."""
         model = call.model
         if model.choice == "in_order" and not model.restricts:
             return model.tiers.listed
@@ -101,7 +101,7 @@ class Planner:
         return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
 
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
-        """The targets that are not left alone, and for how long the call may wait for one.
+        """Returns the targets that are not left alone, and for how long the call may wait for one.
 
         Where all are, one that still serves many calls is better than none, and a credential that was refused is tried again;
         else a lane that can wait does.
@@ -140,7 +140,7 @@ class Planner:
         )
 
     def _patience_s(self, call: Call, targets: Sequence[Target]) -> float:
-        """How long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
+        """Returns how long the call may wait for targets that are all open; 0.0: none of them is tried again in that time."""
         now = self._clock.monotonic()
         hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
         patience_s = min(call.received_at + hold_s, call.deadline) - now
@@ -149,7 +149,11 @@ class Planner:
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
-        if gate.vitals.heard.suspicion is not None and call.move is not None and call.move.call is call:
+        if (
+            gate.vitals.heard.suspicion is not None
+            and call.other_attempt is not None
+            and call.other_attempt.call is call
+        ):
             return False  # it hangs elsewhere already, and there it goes on
         if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
             return False
@@ -165,7 +169,7 @@ class Planner:
         vitals = line.gate.vitals
         if vitals.is_clear:
             return True
-        if vitals.breaker.state != "closed" and len(line.lineup) >= vitals.breaker.rules.probes:
+        if vitals.breaker.state != "closed" and len(line.waiters) >= vitals.breaker.rules.probes:
             return False
         rank = RANKS[call.lane]
         vitals.admit(now, rank)

@@ -28,7 +28,7 @@ from gateway.words import Usage
 MOST = 10_000
 """Responses whose usage is waited for; of more the oldest are charged as they were reserved."""
 MOST_BYTES = 4_194_304
-"""Of an answer that may tell what was used; a longer one is not read."""
+"""An answer that may tell what was used is not read when it is longer."""
 _UNFINISHED = frozenset(("queued", "in_progress"))
 
 
@@ -52,7 +52,7 @@ class Deferred:
         self._charges: dict[str, Charge] = {}  # by the response's id, the oldest first
 
     def unfinished(self, call: Call, target: Target, body: bytes) -> Usage | None:
-        """What a response is taken to use on which the provider goes on working; None: it is complete, or none.
+        """Returns what a response is taken to use on which the provider goes on working; None: it is complete, or none.
 
         Of the budget of the call's key all that the call has reserved is charged when it is settled.
         """
@@ -81,7 +81,7 @@ class Deferred:
             reserved.is_charged = True
 
     def awaits(self, call: Call) -> bool:
-        """Whether the call's answer may tell the usage of a response that is waited for."""
+        """Returns whether the call's answer may tell the usage of a response that is waited for."""
         return self._awaited(call) is not None
 
     def shown(self, call: Call, body: bytes) -> None:
@@ -124,7 +124,7 @@ class Deferred:
 
 
 def _runs_on(call: Call) -> bool:
-    """Whether the call asked for that. A body that nobody parses is believed to, where it has the word."""
+    """Returns whether the call asked for that. A body that nobody parses is believed to, where it has the word."""
     if call.large is not None:
         return b'"background"' in call.body
     asked = json_object(call.body)

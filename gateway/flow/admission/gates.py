@@ -15,7 +15,7 @@ from secrets import token_bytes
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.flow.admission.queue import DelayQueue
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.admission.gate_names import GateNames
@@ -28,13 +28,13 @@ from gateway.policy.openai.thinking import is_thinker
 from gateway.policy.snapshot import Model, PolicySnapshot, Target
 
 MOST_NAMED = 1024
-"""So many model names and callers have gates of their own while nobody uses them; those in use are not counted."""
+"""That many model names and callers keep gates of their own while nobody uses them; gates in use are not counted."""
 MOST_SHOWN = 1000
 _LOOKS = 8  # at gates that may be forgotten, for each new one
 
 
 class Gates:
-    """Finds the line of a target."""
+    """Finds the gate and line of a target."""
 
     __slots__ = (
         "_by_caller",
@@ -62,7 +62,7 @@ class Gates:
         self.on_change: OnChange | None = None
         """Told of every change of a breaker; to be set before the first `install`."""
         self.accounts: dict[str, Account] = {}
-        """Of the config's own credentials, by name."""
+        """The accounts of the config's own credentials, by name."""
         self._keyless: dict[str, Account] = {}  # of callers' own, by provider: nothing is ever said of it
         self._queue = queue
         self._sharing = sharing
@@ -71,9 +71,9 @@ class Gates:
         self._remembered = Remembered(salt)
         self._by_caller: set[str] = set()
         self._thinkers: set[str] = set()
-        self.lines: dict[str, Line] = {}
-        """By the name of the gate."""
-        self.on_open: Callable[[Line], None] | None = None
+        self.lines: dict[str, WaitingLine] = {}
+        """All lines, by the name of the gate."""
+        self.on_open: Callable[[WaitingLine], None] | None = None
         """Told of each line that is made from now on."""
 
     def install(self, policy: PolicySnapshot) -> None:
@@ -94,8 +94,8 @@ class Gates:
         for name, target in targets.items():
             self._open(name, target)
 
-    def line(self, target: Target, call: Call) -> Line:
-        """The line of a target; of a wildcard, the one for the model that the call names."""
+    def line(self, target: Target, call: Call) -> WaitingLine:
+        """Returns the line of a target; of a wildcard, the one for the model that the call names."""
         name = base = target.name if target.model is not None else f"{target.provider}/{call.model_name}"
         is_callers = (
             call.credential is not None and target.name in self._by_caller and target.name not in call.model.withheld
@@ -108,65 +108,65 @@ class Gates:
         return self._open_of_caller(name, base, target) if is_callers else self._open_of_model(name, target)
 
     def heard(self, target: Target, call: Call) -> Heard | None:
-        """What all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
+        """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
         return None if line is None else line.gate.vitals.heard
 
-    def kin(self, name: str) -> list[Line]:
-        """The lines that share a breaker with this gate, its own among them."""
+    def kin(self, name: str) -> list[WaitingLine]:
+        """Returns the lines that share a breaker with this gate, its own among them."""
         base = self.names.base(name)
         line = self.lines.get(base)
         return [] if line is None else [line, *self._of_callers(base)]
 
-    def meant(self, name: str) -> list[Line]:
-        """Those that a person means by the name: a gate's or a target's, with all their models and callers."""
+    def meant(self, name: str) -> list[WaitingLine]:
+        """Returns the lines that a person means by the name: a gate's or a target's, with all their models and callers."""
         lines = [line for key, line in self.lines.items() if name in (key, self.names.label(key))]
         found = {one.gate.name: one for line in lines for one in (line, *self._of_callers(line.gate.name))}
         return [*found.values()]
 
     def pays(self, gate: Gate) -> bool:
-        """Whether it is one of the config's own accounts that pays there."""
+        """Returns whether one of the config's own accounts pays there."""
         account = gate.vitals.account
         return self.accounts.get(account.name) is account
 
-    def shown(self) -> list[tuple[str, Line]]:
+    def shown(self) -> list[tuple[str, WaitingLine]]:
         """The lines that people are shown, in order of their names: all of the config's, and as many others as one reads."""
         own = [item for item in self.lines.items() if not self.names.is_named(item[0])]
         named = [(name, self.lines[name]) for name in self.names.newest(MOST_SHOWN - len(own))]
         return sorted(own + named, key=itemgetter(0))
 
-    def of_account(self, account: Account) -> list[Line]:
-        """The lines of all targets that this account pays for."""
+    def of_account(self, account: Account) -> list[WaitingLine]:
+        """Returns the lines of all targets that this account pays for."""
         return [line for line in self.lines.values() if line.gate.vitals.account is account]
 
-    def of_payer(self, gate: Gate) -> list[Line]:
-        """The lines of the caller whose own account pays at this gate, at the same provider; of strangers none."""
+    def of_payer(self, gate: Gate) -> list[WaitingLine]:
+        """Returns the lines of the caller whose own account pays at this gate, at the same provider; of strangers none."""
         lines = [self.lines[name] for name in self.names.of_same_payer(gate.name)]
         return [line for line in lines if line.gate.vitals.account is gate.vitals.account]
 
-    def trust(self, lines: Iterable[Line]) -> None:
-        """By hand: what was remembered of gates of these targets before is over."""
+    def trust(self, lines: Iterable[WaitingLine]) -> None:
+        """Voids, by hand, what is remembered of idle gates of these targets."""
         labels = [self.names.label(line.gate.name) for line in lines]
         self._remembered.trust(labels, self._clock.monotonic())
 
-    def _of_callers(self, base: str) -> list[Line]:
+    def _of_callers(self, base: str) -> list[WaitingLine]:
         return [self.lines[name] for name in self.names.callers.get(base, ())]
 
-    def _open_of_caller(self, name: str, base: str, target: Target) -> Line:
+    def _open_of_caller(self, name: str, base: str, target: Target) -> WaitingLine:
         """Makes the line of a caller's own account, beside that of all callers, which it shares the target's health with."""
         self._make_room()
         shared = self.lines.get(base) or self._open_of_model(base, target)
         self.names.add_caller(name, base, self.names.label(base), self._clock.monotonic())
         return self._open(name, target, shared.gate)
 
-    def _open_of_model(self, name: str, target: Target) -> Line:
+    def _open_of_model(self, name: str, target: Target) -> WaitingLine:
         """Makes the line of a model name. An earlier policy's target lives on as long as its calls, under its own."""
         if name != target.name:
             self._make_room()
             self.names.add_model(name, target.name, self._clock.monotonic())
         return self._open(name, target)
 
-    def _open(self, name: str, target: Target, kin: Gate | None = None) -> Line:
+    def _open(self, name: str, target: Target, kin: Gate | None = None) -> WaitingLine:
         line = self.lines.get(name)
         if line is not None:
             self._configure(line, target)
@@ -187,7 +187,7 @@ class Gates:
             self.on_open(line)
         return line
 
-    def _configure(self, line: Line, target: Target) -> None:
+    def _configure(self, line: WaitingLine, target: Target) -> None:
         now = self._clock.monotonic()
         line.gate.configure(target.limits, target.counting, now)
         line.gate.vitals.breaker.configure(target.breaker, now)
@@ -195,19 +195,19 @@ class Gates:
         if not self.names.is_callers(line.gate.name):
             self._tell_thinks(line, target)
 
-    def _tell_thinks(self, line: Line, target: Target) -> None:
-        """Whether its model thinks; of a wildcard, by the name that the client has chosen."""
+    def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
+        """Notes whether its model thinks; of a wildcard, by the name that the client has chosen."""
         asked = line.gate.name if target.model is None else ""
         line.gate.vitals.heard.thinks = target.name in self._thinkers or is_thinker(asked)
 
     def _recall(self, gate: Gate, now: float) -> None:
-        """It was used before."""
+        """Gives a gate back what is remembered of its earlier use."""
         kept = self._remembered.take(gate.name, self.names.label(gate.name))
         if kept is not None:
             gate.remember(kept, now)
 
-    def _inherit(self, line: Line, target: Target, now: float) -> None:
-        """What was set by hand for a target holds for every name and caller of it."""
+    def _inherit(self, line: WaitingLine, target: Target, now: float) -> None:
+        """Puts in force what was set by hand for the target: it holds for every name and caller of it."""
         parent = self.lines.get(target.name)
         if parent is not None and parent is not line and parent.gate.vitals.breaker.is_by_hand:
             state = parent.gate.vitals.breaker.state
@@ -243,7 +243,7 @@ class Gates:
         gate = line.gate
         breaker = gate.vitals.breaker
         is_callers = self.names.is_callers(name)
-        if len(line.lineup) or line.wanted or gate.in_flight or name in self.names.callers:
+        if len(line.waiters) or line.wanted or gate.in_flight or name in self.names.callers:
             return False
         if not is_callers and (breaker.is_by_hand if self.names.is_named(name) else not breaker.is_clear):
             return False
@@ -260,7 +260,7 @@ class Gates:
 
 
 def _is_callers_own(target: Target, policy: PolicySnapshot) -> bool:
-    """Whether each caller brings an account of his own, and it is the accounts that are limited."""
+    """Returns whether each caller brings an account of his own, and it is the accounts that are limited."""
     provider = policy.providers.get(target.provider)
     return provider is not None and provider.api_key is None and provider.limits_are == "account"
 

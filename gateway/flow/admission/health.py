@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from gateway.clock import Clock
 from gateway.flow.admission.gates import Gates
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.errors.classify import Diagnosis, Scope
 from gateway.policy.health.target_health import Account
@@ -29,7 +29,7 @@ log = logging.getLogger("gateway.health")
 
 
 def missing_model(target: str) -> str:
-    """What is wrong with a target of this name whose provider does not know its model."""
+    """Returns what is wrong with a target of this name whose provider does not know its model."""
     return f"the provider knows no model '{target.partition('/')[2]}', or not for this account"
 
 
@@ -86,7 +86,7 @@ class HealthPropagation:
                 line.gate.leave_alone(diagnosis.delay_s, now)
 
     def exhausted(self, gate: Gate, diagnosis: Diagnosis, now: float) -> None:
-        """What the account may spend is spent: nobody waits for it."""
+        """The account's quota is spent: nobody waits for it."""
         self._queue.shut(self._gates.lines[gate.name])
         if diagnosis.scope != "target":
             for other in self._siblings(gate, diagnosis.scope):
@@ -94,7 +94,7 @@ class HealthPropagation:
                 self._queue.shut(other)
 
     def force(self, name: str, to: Hand) -> None:
-        """By hand: opens, drains or closes a target or an account; None undoes that, and tries with probes.
+        """Opens, drains or closes a target or an account by hand; None undoes that, and tries with probes.
 
         What is closed is trusted at once: its pauses and spent quotas are over, too. A target of which models or callers have
         gates of their own means all of these; one caller's own can only be closed. Raises KeyError for unknown names.
@@ -104,7 +104,7 @@ class HealthPropagation:
             self.on_force(name, to)
 
     def told_force(self, name: str, to: Hand) -> None:
-        """The same, where it was another replica that was told."""
+        """Does what `force` does, where it was another replica that was told."""
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.meant(name)
@@ -123,8 +123,8 @@ class HealthPropagation:
         if to == "closed":
             gates.trust(lines)
 
-    def lines_of(self, name: str) -> Sequence[Line]:
-        """Those for whom the breaker of this name matters: a target's own, or all that an account pays for."""
+    def lines_of(self, name: str) -> Sequence[WaitingLine]:
+        """Returns the lines for which the breaker of this name matters: a target's own, or all that an account pays for."""
         account = self._gates.accounts.get(name)
         return self._gates.kin(name) or (self._gates.of_account(account) if account is not None else [])
 
@@ -155,7 +155,7 @@ class HealthPropagation:
         # Not at once: whoever reports a failure is still busy with this very line.
         self._clock.call_at(self._clock.monotonic(), lambda: self._meet_change(changed, state))
 
-    def _meet_change(self, lines: Sequence[Line], state: str) -> None:
+    def _meet_change(self, lines: Sequence[WaitingLine], state: str) -> None:
         for line in lines:
             if state in ("open", "drained"):
                 self._queue.shut(line)
@@ -165,7 +165,7 @@ class HealthPropagation:
                 self._queue.freed(line)
 
     def _suspect_account(self, account: Account) -> None:
-        """When every target in use is open, and there are several, it is the account, or the provider."""
+        """Trips the account's breaker when all of several targets in use are open: it is the account then, or the provider."""
         now = self._clock.monotonic()
         if account.name not in self._gates.accounts or not account.breaker.is_clear:
             return
@@ -175,8 +175,8 @@ class HealthPropagation:
         ):
             account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
 
-    def _siblings(self, gate: Gate, scope: Scope) -> list[Line]:
-        """The other lines that a diagnosis of this scope concerns: of the credential, or of all of the config's there.
+    def _siblings(self, gate: Gate, scope: Scope) -> list[WaitingLine]:
+        """Returns the other lines that a diagnosis of this scope concerns: of the credential, or of all of the config's there.
 
         A caller's own credential concerns his own lines at most.
         """

@@ -1,6 +1,6 @@
 """A call that waits: what it may use, where it stands, and how its waiting ends.
 
-    Held ── a QueueTicket for each Option ── in the Line of the option's gate
+    Held ── a QueueTicket for each Option ── in the WaitingLine of the option's gate
 
 It must not know who wakes a call or when, or asyncio. Invariant: all tickets of a call are void once it is gone.
 """
@@ -29,7 +29,7 @@ class Left(Enum):
     SHUT = "shut"
     """No line is left whose target is in service: breakers are open, or quotas are spent."""
     FAILED = "failed"
-    """A defect of ours."""
+    """The gateway itself is at fault."""
     DISPLACED = "displaced"
     """The queue is full, and somebody more urgent came."""
 
@@ -40,7 +40,7 @@ class Option:
     __slots__ = ("cost", "estimate", "index", "keep_percent", "line", "max_tokens")
 
     def __init__(
-        self, index: int, line: Line, cost: Cost, keep_percent: float, estimate: int, max_tokens: int | None
+        self, index: int, line: WaitingLine, cost: Cost, keep_percent: float, estimate: int, max_tokens: int | None
     ) -> None:
         self.index = index
         self.line = line
@@ -86,7 +86,7 @@ class Held(Waiter):
         self.option: Option | None = None
         self.tickets: list[QueueTicket] = []
         self.wider: tuple[float, Sequence[Option]] = (inf, ())
-        """From when on it may use these, too."""
+        """The moment from which on it may use other options, too, and these."""
         self._joined_as: tuple[Option, int] | None = None
 
     def is_due(self, moment: float) -> bool:
@@ -98,14 +98,14 @@ class Held(Waiter):
         self._joined_as = (home, position + home.line.served)
 
     def position(self) -> int:
-        """How many go before it and itself, as far as can be told; 1 is next."""
+        """Returns how many go before it, and itself, as far as can be told; 1 is next."""
         if self._joined_as is None:
             return 1
         home, turn = self._joined_as
         return max(1, turn - home.line.served)
 
     def eta_s(self, now: float) -> float:
-        """Until its turn comes, as far as can be told."""
+        """Returns the seconds until its turn comes, as far as can be told."""
         if self._joined_as is None:
             return 0.0
         option = self._joined_as[0]
@@ -114,20 +114,20 @@ class Held(Waiter):
         return max(0.0, option.line.gate.ready_at(option.cost, now, ahead, option.keep_percent) - now)
 
 
-class Line:
+class WaitingLine:
     """A gate and those who wait at it. `served` counts all who have left through it."""
 
-    __slots__ = ("gate", "lineup", "promised_until", "served", "waits_for", "wakes_at", "wanted")
+    __slots__ = ("gate", "promised_until", "served", "waiters", "waits_for", "wakes_at", "wanted")
 
-    def __init__(self, gate: Gate, lineup: FairQueue[QueueTicket]) -> None:
+    def __init__(self, gate: Gate, waiters: FairQueue[QueueTicket]) -> None:
         self.gate = gate
-        self.lineup = lineup
+        self.waiters = waiters
         self.waits_for: QueueTicket | None = None
-        """Whose turn it is, and who cannot go yet."""
+        """The ticket whose turn it is, and which cannot go yet."""
         self.wakes_at = inf
         self.served = 0
         self.wanted = 0
-        """So many calls will stand here once they may use their fallbacks."""
+        """The number of calls that will stand here once they may use their fallbacks."""
         self.promised_until = 0.0
         """Those who were refused with a time to come back at are promised the room until then."""
 
@@ -136,10 +136,10 @@ class Line:
         return self.wakes_at == moment
 
     def ready_at(self, option: Option, rank: int, tenant: str, now: float, *, is_back: bool = False) -> float:
-        """When a newcomer's turn would come, or that of a call that comes back and stands before its own lane."""
+        """Returns when a newcomer's turn would come, or that of a call that comes back and stands before its own lane."""
         cost = option.cost
         tokens = cost.input_tokens + cost.output_tokens
-        ahead = self.lineup.above(rank) if is_back else self.lineup.ahead(rank, tenant, tokens)
+        ahead = self.waiters.above(rank) if is_back else self.waiters.ahead(rank, tenant, tokens)
         return self.gate.ready_at(cost, now, ahead, option.keep_percent)
 
 

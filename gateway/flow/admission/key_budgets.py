@@ -1,4 +1,4 @@
-"""What the calls of a key may still spend today. Only asked where a key has a budget.
+"""What the calls of a key may still spend today. It is only asked where a key has a budget.
 
     reserve (what the call may cost at most) -> allows, for each further attempt -> spent (what it has cost)
 
@@ -20,9 +20,9 @@ from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spend
 DAY_S = 86_400
 LEARN_S = 0.05
 COME_BACK_S = 2.0
-"""So long after which a key's calls in flight may have left some of its budget."""
+"""The seconds after which a key's calls in flight may have left some of its budget."""
 UNTOLD_PART = 0.05
-"""Of a budget, so much may be reserved by all replicas together before they have told each other."""
+"""The part of a budget that all replicas together may reserve before they have told each other."""
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class KeyBudgets:
         self._sharing = sharing
         self._spending = Spending()
         self._flying: dict[str, Flying] = {}
-        """Of each key, while it has calls in flight."""
+        """What is reserved of each key, while it has calls in flight."""
         self._tallies: dict[str, tuple[int, FleetSum]] = {}
-        """Of each key, on its day."""
+        """What all replicas have spent of each key, and on which day."""
 
     async def reserve(self, call: Call, price: Price) -> None:
-        """Take ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
+        """Takes ahead what the call may cost. Raises BudgetExceeded, or BudgetReserved where it is worth coming back soon."""
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return
@@ -96,7 +96,7 @@ class KeyBudgets:
         )
 
     async def _is_agreed(self, sharing: Sharing, call: Call, budget_usd: float, price: Price) -> bool:
-        """Whether what the call has taken fits what all replicas have; where the store says nothing, this one's part."""
+        """Returns whether what the call took fits what all replicas have; where the store says nothing, this one's part."""
         name = call.key.name
         tally = self._tally(sharing, name)
         if tally.untold <= budget_usd * UNTOLD_PART / sharing.replicas:
@@ -110,7 +110,7 @@ class KeyBudgets:
         return tally.untold <= left_usd / sharing.replicas or tally.total <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
-        """Whether the call may cost so much in all; if so, that is reserved."""
+        """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
         budget_usd = call.key.budget_usd_per_day
         if budget_usd is None:
             return True
@@ -140,7 +140,7 @@ class KeyBudgets:
         self._add(call.key.name, usd)
 
     def correct(self, key: str, day: int, usd: float) -> None:
-        """So much more (less than 0: less) than was charged that day was spent. What is over gives nothing back."""
+        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
         if day == self.today() or usd > 0:
             self._add(key, usd)
 

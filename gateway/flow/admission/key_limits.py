@@ -18,9 +18,9 @@ from gateway.policy.snapshot import PolicySnapshot
 from gateway.words import Usage
 
 FETCH_S = 0.05
-"""So long, or one round trip, is asked for more."""
+"""The seconds for which other replicas are asked for more; one round trip in any case."""
 FIRST_OUTPUT_TOKENS = 512
-"""What is taken for an answer of which nobody knows how long it will be."""
+"""The tokens that are taken for an answer of which nobody knows how long it will be."""
 
 
 class KeyLimits:
@@ -47,7 +47,7 @@ class KeyLimits:
                 known.configure(limits, now)
 
     def cost_of(self, call: Call, estimate: int) -> Cost:
-        """What the call is expected to use."""
+        """Returns what the call is expected to use."""
         expected = FIRST_OUTPUT_TOKENS if call.max_tokens is None else min(call.max_tokens, FIRST_OUTPUT_TOKENS)
         output = expected if call.endpoint.tokens == "both" else 0
         return self.sets[call.key.name].shrink(Cost(1, estimate, output), inf)
@@ -61,7 +61,7 @@ class KeyLimits:
         return True
 
     async def fetch(self, call: Call, cost: Cost, clock: Clock) -> bool:
-        """Ask the other replicas' store for what the key lacks here, and take that; False: there is no more for it now.
+        """Asks the other replicas' store for what the key lacks here, and take that; False: there is no more for it now.
 
         A part of the limit that is not held here is no reason to refuse anybody.
         """

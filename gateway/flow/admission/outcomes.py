@@ -64,11 +64,6 @@ class AttemptOutcomes:
                 grant.gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             self._health.freed(grant.gate.name)
 
-    def answered_whole(self, call: Call, headers: RawHeaders) -> None:
-        """As `answered`, of a whole answer after which the call is settled at once: the gate hears of both in one."""
-        if call.grant is not None:
-            call.grant.headers = headers
-
     def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
         """The target has refused the call for its rate or its account; says what that means for the call."""
         grant, call.grant = call.grant, None
@@ -152,7 +147,7 @@ class AttemptOutcomes:
                     self._judge_unended(call, grant, now)
                 gate.settle(grant, usage, now)
             line = self._gates.lines.get(gate.name)
-            if line is not None and (line.lineup.busy or self._gates.names.callers):
+            if line is not None and (line.waiters.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
         if call.key_cost is not None:
             self._keys.settle(call, usage, self._clock.monotonic())
@@ -169,14 +164,14 @@ class AttemptOutcomes:
         gate.judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
-        """What the target is to blame for: not for a deadline that was shorter than its usual time."""
+        """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
         if error_class is not ErrorClass.TIMEOUT:
             return error_class
         is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
-        if not is_callers and call.move is None:
+        if not is_callers and call.other_attempt is None:
             return error_class
         vitals = grant.gate.vitals
-        unserved_s = 0.0 if call.move is None else vitals.heard.unserved_s(now)
+        unserved_s = 0.0 if call.other_attempt is None else vitals.heard.unserved_s(now)
         usual = usual_of(vitals.heard.times(stream=call.stream, thinks=call.thinks))
         thinks = call.thinks or vitals.heard.thinks
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)

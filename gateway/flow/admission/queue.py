@@ -14,7 +14,7 @@ from itertools import count
 from math import inf
 
 from gateway.clock import Clock
-from gateway.flow.admission.held import Held, Left, Line, Option, QueueTicket
+from gateway.flow.admission.held import Held, Left, Option, QueueTicket, WaitingLine
 from gateway.flow.admission.wakeups import WakeUps
 from gateway.policy.admission.fair_queue import FairQueue
 from gateway.policy.admission.occupancy import Occupancy
@@ -36,9 +36,11 @@ class DelayQueue:
     def __init__(self, clock: Clock, bounds: QueueBounds) -> None:
         self._clock = clock
         self.occupancy = Occupancy(bounds)
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, WaitingLine] = {}
         """Every line, by the name of its gate."""
-        self._wakeups: WakeUps[Line | Held] = WakeUps(clock, self._meet, lambda: self.occupancy.calls + len(self.lines))
+        self._wakeups: WakeUps[WaitingLine | Held] = WakeUps(
+            clock, self._meet, lambda: self.occupancy.calls + len(self.lines)
+        )
         self.next_seq: Callable[[], int] = count(1).__next__
         """The age of a call that joins now."""
         self._bounds = bounds
@@ -48,14 +50,14 @@ class DelayQueue:
         self._bounds = bounds
         self.occupancy.configure(bounds)
         for line in self.lines.values():
-            line.lineup.configure(bounds.age_after_s, bounds.aged_percent)
+            line.waiters.configure(bounds.age_after_s, bounds.aged_percent)
 
-    def line(self, gate: Gate) -> Line:
+    def line(self, gate: Gate) -> WaitingLine:
         """The line of a gate; made with its first use."""
         line = self.lines.get(gate.name)
         if line is None:
-            lineup: FairQueue[QueueTicket] = FairQueue(self._bounds.age_after_s, self._bounds.aged_percent)
-            line = self.lines[gate.name] = Line(gate, lineup)
+            waiters: FairQueue[QueueTicket] = FairQueue(self._bounds.age_after_s, self._bounds.aged_percent)
+            line = self.lines[gate.name] = WaitingLine(gate, waiters)
         return line
 
     def drop_line(self, name: str) -> None:
@@ -82,7 +84,7 @@ class DelayQueue:
         for looked_at, line in enumerate(reversed(self.lines.values())):  # the newest first: callers may have one each
             if looked_at >= MOST_LOOKED_AT and found:
                 break
-            ticket = line.lineup.youngest(rank, tenant) if line.lineup.is_busy else None
+            ticket = line.waiters.youngest(rank, tenant) if line.waiters.is_busy else None
             if ticket is not None:
                 found.append(ticket)
         if not found:
@@ -119,16 +121,16 @@ class DelayQueue:
             self._wakeups.compact()
             self._wakeups.arm()
 
-    def freed(self, line: Line) -> None:
+    def freed(self, line: WaitingLine) -> None:
         """Something was given back at this gate, or its limits have grown."""
-        if line.lineup.is_busy:
+        if line.waiters.is_busy:
             self._serve(line, self._clock.monotonic())
             self._wakeups.arm()
 
-    def shut(self, line: Line) -> None:
+    def shut(self, line: WaitingLine) -> None:
         """The target is out of service: nobody waits for it who may use fallbacks, and nobody who has no other and no time."""
         now = self._clock.monotonic()
-        for ticket in line.lineup.tickets():
+        for ticket in line.waiters.tickets():
             held = ticket.held
             if not held.is_gone and held.wider[1]:
                 self._widen(held, now)
@@ -144,7 +146,7 @@ class DelayQueue:
     def _join_all(
         self, held: Held, options: Sequence[Option], home: Option | None, now: float, *, is_back: bool
     ) -> None:
-        nexts = [option.line for option in options if is_back or option.line.lineup.is_first(held.rank)]
+        nexts = [option.line for option in options if is_back or option.line.waiters.is_first(held.rank)]
         for option in options:
             self._join(held, option, is_home=option is home, is_back=is_back)
         for line in nexts:  # only where it may be the next to go has anything changed
@@ -153,27 +155,27 @@ class DelayQueue:
     def _join(self, held: Held, option: Option, *, is_home: bool, is_back: bool) -> None:
         standing = QueueTicket(held, option)
         held.tickets.append(standing)
-        lineup = option.line.lineup
+        waiters = option.line.waiters
         if is_home:
-            ahead = lineup.ahead(held.rank, held.tenant, standing.tokens)
+            ahead = waiters.ahead(held.rank, held.tenant, standing.tokens)
             held.joined(option, 1 if is_back else 1 + round(ahead.requests))
         if is_back:
-            lineup.add_back(standing)
+            waiters.add_back(standing)
         else:
-            lineup.add(standing)
+            waiters.add(standing)
         if is_home:
-            lineup.settle_home(standing)
+            waiters.settle_home(standing)
 
-    def _serve(self, line: Line, now: float) -> None:
+    def _serve(self, line: WaitingLine, now: float) -> None:
         """Lets through whoever may go, in turn, and sets the line's next chance."""
-        lineup, gate = line.lineup, line.gate
+        waiters, gate = line.waiters, line.gate
         due, line.wakes_at = line.wakes_at, inf
         line.waits_for = None
-        while (turn := lineup.peek(now, counts_tokens=gate.counts_tokens)) is not None:
+        while (turn := waiters.peek(now, counts_tokens=gate.counts_tokens)) is not None:
             ticket = turn.ticket
             is_probe = gate.vitals.breaker.state == "half_open"
             if is_probe:  # who can best afford to fail tries it out, out of turn
-                ticket = lineup.youngest(-1) or ticket
+                ticket = waiters.youngest(-1) or ticket
             try:
                 wait_s = gate.admit(
                     ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank=ticket.place.rank
@@ -186,11 +188,11 @@ class DelayQueue:
             if grant is not None:
                 line.served += 1
                 if not is_probe:
-                    lineup.pop(ticket)
+                    waiters.pop(ticket)
                     ticket.held.tickets.remove(ticket)
                 self._grant(ticket, grant)
                 continue
-            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and lineup.forfeit_credit(ticket):
+            if not is_probe and wait_s is not None and wait_s > LONGEST_AGED_S and waiters.forfeit_credit(ticket):
                 continue
             if wait_s != inf:
                 line.waits_for = ticket
@@ -213,7 +215,7 @@ class DelayQueue:
         if len(held.tickets) == 1 and not held.wider[1]:
             self._end(held, Left.NEVER_FITS)
             return
-        ticket.option.line.lineup.pop(ticket)
+        ticket.option.line.waiters.pop(ticket)
         held.tickets.remove(ticket)
         if not held.tickets:  # no reason to prefer what will never be
             self._widen(held, self._clock.monotonic())
@@ -227,27 +229,27 @@ class DelayQueue:
             log.exception("a held call could not be woken")
         self._serve_all(unblocked)
 
-    def _serve_all(self, lines: Sequence[Line]) -> None:
+    def _serve_all(self, lines: Sequence[WaitingLine]) -> None:
         for line in lines:
             self._serve(line, self._clock.monotonic())
 
-    def _remove(self, held: Held) -> list[Line]:
+    def _remove(self, held: Held) -> list[WaitingLine]:
         """The lines where it was its turn, or others saved for it: somebody may go now."""
         held.is_gone = True
         unblocked = []
         for ticket in held.tickets:
             line = ticket.option.line
-            line.lineup.left(ticket)
-            if line.waits_for is ticket or line.lineup.saves_for(ticket):
+            line.waiters.left(ticket)
+            if line.waits_for is ticket or line.waiters.saves_for(ticket):
                 unblocked.append(line)
         held.tickets.clear()
         self._take_wider(held)
         self.occupancy.remove(held.tenant, held.size, held.model, held.lane)
         return unblocked
 
-    def _meet(self, item: Line | Held, now: float) -> None:
+    def _meet(self, item: WaitingLine | Held, now: float) -> None:
         """The moment has come that a line or a call waits for."""
-        if isinstance(item, Line):
+        if isinstance(item, WaitingLine):
             item.wakes_at = inf
             self._serve(item, now)
         elif item.wider[0] <= now:

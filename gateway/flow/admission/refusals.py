@@ -18,7 +18,7 @@ from gateway.errors import (
 from gateway.flow.admission.held import Held, Left, Option
 
 EARLY_S = 0.05
-"""Who was refused comes back so long before the turn that is promised to it."""
+"""A call that was refused is told to come back so many seconds before the turn that is promised to it."""
 MOST_PROMISED_S = 60.0
 """Room is promised to refused calls for no longer: not all of them come back."""
 
@@ -37,7 +37,7 @@ def refusal_after_wait(held: Held, call: Call) -> GatewayError:
 
 
 def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], now: float) -> GatewayError:
-    """Why a call is not held, with the time at which another try will be served."""
+    """Returns why a call is not held, with the time at which another try will be served."""
     soonest = min(ready_at)
     option = options[ready_at.index(soonest)]
     gate = option.line.gate
@@ -58,7 +58,7 @@ def too_late(call: Call, options: Sequence[Option], ready_at: Sequence[float], n
 
 
 def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
-    """Nothing that is waited for would help."""
+    """Returns why no wait would help the call."""
     reset_s = _reset_s(options, now)
     if reset_s is not None:
         message = f"The account's quota is spent at every target of '{call.model_name}'; add credit, or another target."
@@ -74,6 +74,6 @@ def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
 
 
 def _reset_s(options: Sequence[Option], now: float) -> float | None:
-    """Until the first spent quota is tried again; None: none is spent."""
+    """Returns the seconds until the first spent quota is tried again; None: none is spent."""
     resets = [option.line.gate.exhausted_until for option in options]
     return min((at - now for at in resets if at > now), default=None)

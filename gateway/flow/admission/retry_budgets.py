@@ -2,7 +2,7 @@
 
     of (the answers to `policy/retry/retry.py`'s questions) -> book -> hand_over (to the grant of the retry) | cancel
 
-Only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
+It is only asked when an attempt has failed. Invariant: what was booked is handed to exactly one grant, or cancelled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CallBudgets:
         self._keys = keys
 
     def denies(self, target: Target, last: Attempt) -> str | None:
-        """`budget` or `tokens` when too much is being retried there, None when the target may be tried again.
+        """Returns `budget` or `tokens` when too much is being retried there, None when the target may be tried again.
 
         A connection that carried nothing has cost nobody anything.
         """
@@ -98,11 +98,11 @@ class CallBudgets:
         return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
     def doubt(self, target: Target) -> Doubt | None:
-        """What calls that have failed before have found out of the target, where enough have tried; None: it may be tried."""
+        """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
         return self._gates[target.name].vitals.doubt(self._now)
 
     def denies_money(self) -> str | None:
-        """`money` or `key_budget` when another attempt would cost too much."""
+        """Returns `money` or `key_budget` when another attempt would cost too much, else None."""
         usd, most = self._attempt_usd, self._retries.max_usd_per_call
         if usd is None:
             return None
@@ -112,12 +112,12 @@ class CallBudgets:
         return None if self._keys.allows(self._call, spent + usd) else "key_budget"
 
     def attempts(self) -> int:
-        """So many the call may make, by what one costs."""
+        """Returns how many attempts the call may make, by what one costs."""
         return attempts_by_cost(self._retries.by_cost, self._attempt_usd, self._retries.attempts)
 
 
 def token_cost(retries: Retries, last: Attempt, target: Target) -> float:
-    """The retry tokens that trying again at the target after such a failure takes: more after a timeout, which has cost more.
+    """Returns the retry tokens that another try at the target takes after such a failure: more after a timeout, the dearer one.
 
     Silence elsewhere is not this target's doing, and costs it nothing.
     """

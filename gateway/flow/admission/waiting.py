@@ -84,7 +84,7 @@ class Waiting:
                 raise too_late(call, options, ready_at, now)
             if decision.verdict is Verdict.SERVE:
                 option = options[decision.choice]
-                grant = option.reserve(now, rank) if option.line.lineup.is_free_for(rank) else None
+                grant = option.reserve(now, rank) if option.line.waiters.is_free_for(rank) else None
                 if grant is not None:
                     return self._let_go(call, grant, targets[decision.choice])
             # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.

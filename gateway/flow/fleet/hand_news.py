@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.health import Hand
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.flow.fleet.codec import BreakerMove, read_hand, write_hand, write_move
 from gateway.flow.fleet.news_memory import MOST_KEPT, KnownEnds
 from gateway.policy.health.breaker import Breaker
@@ -139,7 +139,7 @@ class HandNews:
         now = self._clock.monotonic()
         return any(not line.gate.vitals.is_clear or line.gate.paused_until > now for line in self.lines_named(name))
 
-    def lines_named(self, name: str) -> list[Line]:
+    def lines_named(self, name: str) -> list[WaitingLine]:
         """Those that an operator means by the name: a gate's, a target's, or an account's."""
         lines = self._gates.meant(name)
         account = self._gates.accounts.get(name)

@@ -252,9 +252,9 @@ class Sharing:
         if kind == "key":
             return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]
         line = self._queue.lines.get(name)
-        if line is None or not line.lineup.is_busy:
+        if line is None or not line.waiters.is_busy:
             return 0.0
-        return max(_LEAST, parts_of(line.lineup.above(len(LANES)))[share.part])
+        return max(_LEAST, parts_of(line.waiters.above(len(LANES)))[share.part])
 
     def _answered(self, shares: Sequence[_Part], future: asyncio.Future[Sequence[LeaseReply | None]]) -> None:
         self._rounds.discard(future)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.flow.fleet.codec import (
     BreakerMove,
     read_limits,
@@ -196,7 +196,7 @@ class FleetNews:
 
     # Gates that come.
 
-    def _meet(self, line: Line) -> None:
+    def _meet(self, line: WaitingLine) -> None:
         gate = line.gate
         if self._gates.names.is_callers(gate.name):
             return

@@ -103,7 +103,7 @@ class ProbeTurns:
         """Nobody has to wait for a probe of somebody else's."""
         if breaker.state == "open":
             for line in self._outages.lines_of(breaker.name):
-                if len(line.lineup) <= FEW:
+                if len(line.waiters) <= FEW:
                     self._queue.shut(line)
 
     def _slot_of(self, breaker: Breaker) -> str:

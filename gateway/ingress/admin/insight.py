@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gateway.flow.admission.admission import Admission
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.policy.limits.limits import Cost, LimitRow, LimitSet
 from gateway.words import LANES, Lane
 
@@ -38,7 +38,7 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
                 "waiting": _waiting(line, now),
             }
             for name, line in admission.gates.shown()
-            if len(line.lineup)
+            if len(line.waiters)
         },
     }
 
@@ -60,7 +60,7 @@ def oldest_s(admission: Admission, now: float) -> dict[Lane, float]:
     """Returns the seconds for which the oldest held call of each lane has waited."""
     oldest = dict.fromkeys(LANES, 0.0)
     for line in admission.gates.lines.values():
-        for (lane, _), since in line.lineup.oldest().items():
+        for (lane, _), since in line.waiters.oldest().items():
             oldest[lane] = max(oldest[lane], now - since)
     return oldest
 
@@ -69,13 +69,13 @@ def _key_sets(admission: Admission) -> dict[str, LimitSet]:
     return admission.keys.sets
 
 
-def _target(line: Line, now: float) -> dict[str, Any]:
+def _target(line: WaitingLine, now: float) -> dict[str, Any]:
     gate = line.gate
     errors = gate.calibration.errors()
     return {
         "limits": _rows(gate.rows(now)),
         "in_flight": gate.in_flight,
-        "waiting": len(line.lineup),
+        "waiting": len(line.waiters),
         "paused_s": max(0.0, gate.paused_until - now),
         "pauses": gate.paused,
         "quota_spent_s": max(0.0, gate.exhausted_until - now),
@@ -101,8 +101,8 @@ def _rows(rows: list[LimitRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _waiting(line: Line, now: float) -> list[dict[str, Any]]:
-    oldest = line.lineup.oldest()
+def _waiting(line: WaitingLine, now: float) -> list[dict[str, Any]]:
+    oldest = line.waiters.oldest()
     return [
         {
             "lane": lane,
@@ -111,10 +111,10 @@ def _waiting(line: Line, now: float) -> list[dict[str, Any]]:
             "oldest_s": round(now - oldest[lane, tenant], 3),
             "predicted_wait_s": _predicted_s(line, LANES.index(lane), tenant, now),
         }
-        for (lane, tenant), calls in sorted(line.lineup.depths().items())
+        for (lane, tenant), calls in sorted(line.waiters.depths().items())
     ]
 
 
-def _predicted_s(line: Line, rank: int, tenant: str, now: float) -> float | None:
-    wait_s = line.gate.ready_at(Cost(), now, line.lineup.ahead(rank, tenant, 0.0)) - now
+def _predicted_s(line: WaitingLine, rank: int, tenant: str, now: float) -> float | None:
+    wait_s = line.gate.ready_at(Cost(), now, line.waiters.ahead(rank, tenant, 0.0)) - now
     return None if wait_s == inf else round(max(0.0, wait_s), 3)

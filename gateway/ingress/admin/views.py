@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.health import MISSING_REMEDY, missing_model
-from gateway.flow.admission.held import Line
+from gateway.flow.admission.held import WaitingLine
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.latency import Latency
 from gateway.policy.health.suspects import Suspicion
@@ -63,14 +63,14 @@ def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple
             yield label, line.gate.vitals.tokens.level(tokens[label])
 
 
-def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
+def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
     gate = line.gate
     vitals = gate.vitals
     return {
         **_breaker(vitals.breaker, now),
         "suspect": _suspect(vitals.heard.suspicion, now),
         "in_flight": gate.in_flight,
-        "waiting": len(line.lineup),
+        "waiting": len(line.waiters),
         "retries": {"in_flight": vitals.retries.in_flight, "tokens_left": round(vitals.tokens.level(tokens), 1)},
         "time_to_first_byte": {
             "streams": _times(vitals.first_byte, now),
@@ -82,7 +82,7 @@ def _target(line: Line, tokens: float, now: float) -> dict[str, Any]:
     }
 
 
-def _warning(line: Line, label: str) -> str | None:
+def _warning(line: WaitingLine, label: str) -> str | None:
     """Returns what the operator has to mend at the target, and how, or None."""
     if not line.gate.vitals.heard.has_lost_model:
         return None
@@ -146,7 +146,7 @@ def _times(latency: Latency, now: float) -> dict[str, Any]:
     }
 
 
-def _payer(admission: Admission, line: Line) -> dict[str, str]:
+def _payer(admission: Admission, line: WaitingLine) -> dict[str, str]:
     account = line.gate.vitals.account
     is_ours = admission.gates.accounts.get(account.name) is account
     return {"name": account.name if is_ours else "caller's own", "state": account.breaker.state}

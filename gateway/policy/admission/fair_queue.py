@@ -55,19 +55,19 @@ class FairQueue(Generic[TicketT]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits."""
+        """Tells whether anybody waits."""
         return bool(self.busy)
 
     def is_free_for(self, rank: int) -> bool:
-        """Whether nobody of this lane or a higher one waits here, nor anyone aged: a newcomer would not pass anyone."""
+        """Returns whether nobody of this lane or a higher one waits, nor anyone aged: a newcomer would not pass anyone."""
         return self._aged is None and not self.busy & ((2 << rank) - 1)
 
     def saves_for(self, ticket: TicketT) -> bool:
-        """Whether others leave something over for this aged call, as of the last look."""
+        """Returns whether others leave something over for this aged call, as of the last look."""
         return self._aged is ticket
 
     def is_first(self, rank: int) -> bool:
-        """Whether nobody of this lane or a higher one waits here: a newcomer may be the next to go."""
+        """Returns whether nobody of this lane or a higher one waits here: a newcomer may be the next to go."""
         return not self.busy & ((2 << rank) - 1)
 
     def add(self, ticket: TicketT) -> None:
@@ -85,7 +85,7 @@ class FairQueue(Generic[TicketT]):
         self._note(rank)
 
     def peek(self, now: float, *, counts_tokens: bool = True) -> Next[TicketT] | None:
-        """Whose turn it is; None when nobody waits. `counts_tokens`: there are limits of tokens to save up from."""
+        """Returns whose turn it is; None when nobody waits. `counts_tokens`: there are limits of tokens to save up from."""
         aged = self._aged = self._find_aged(now)
         if aged is None:
             self._saved_requests = self._saved_tokens = 0.0
@@ -98,7 +98,7 @@ class FairQueue(Generic[TicketT]):
         return None
 
     def forfeit_credit(self, ticket: TicketT) -> bool:
-        """What others left over for the call is not there after all (a provider said so); False: it had nothing to save up."""
+        """Drops what others left over for the call, which is not there (a provider said so); False: it saved nothing."""
         if ticket is not self._aged or self.busy & ((1 << ticket.place.rank) - 1) == 0:
             return False
         self._saved_requests = self._saved_tokens = 0.0
@@ -117,12 +117,12 @@ class FairQueue(Generic[TicketT]):
         self._note(rank)
 
     def above(self, rank: int) -> Cost:
-        """The sum of those who wait in the higher lanes."""
+        """Returns the sum of those who wait in the higher lanes."""
         sums = [lane.sums for lane in self._lanes[:rank] if lane is not None and lane.live]
         return Cost(*[max(0.0, sum(column)) for column in zip(*sums, strict=True)]) if sums else NOTHING
 
     def ahead(self, rank: int, tenant: str, tokens: float) -> Cost:
-        """The sum of those who go before a newcomer: the higher lanes, and its share of its own."""
+        """Returns the sum of those who go before a newcomer: the higher lanes, and its share of its own."""
         above, own = self.above(rank), self._lanes[rank]
         if own is None or not own.sums[0]:
             return above
@@ -135,7 +135,7 @@ class FairQueue(Generic[TicketT]):
         self._lane(ticket.place.rank).count(ticket, 1)
 
     def depths(self) -> dict[tuple[Lane, str], int]:
-        """How many wait, by lane and tenant."""
+        """Returns how many wait, by lane and tenant."""
         return {
             (LANES[rank], tenant): line.live
             for rank, lane in enumerate(self._lanes)
@@ -145,7 +145,7 @@ class FairQueue(Generic[TicketT]):
         }
 
     def oldest(self) -> dict[tuple[Lane, str], float]:
-        """Since when the first of each lane and tenant has been waiting, monotonic seconds."""
+        """Returns since when the first of each lane and tenant has been waiting, in monotonic seconds."""
         return {
             (LANES[rank], tenant): head.place.joined_at
             for rank, lane in enumerate(self._lanes)
@@ -155,7 +155,7 @@ class FairQueue(Generic[TicketT]):
         }
 
     def youngest(self, rank: int, tenant: str | None = None) -> TicketT | None:
-        """The last to join of the lowest lane below `rank` (of this tenant): the first to make room for another."""
+        """Returns the last to join of the lowest lane below `rank` (of this tenant): the first to make room for another."""
         for lane in reversed(self._lanes[rank + 1 :]):
             ticket = lane.youngest(tenant) if lane is not None and lane.live else None
             if ticket is not None:
@@ -163,7 +163,7 @@ class FairQueue(Generic[TicketT]):
         return None
 
     def tickets(self) -> list[TicketT]:
-        """All who wait, in no particular order; O(n)."""
+        """Returns all who wait, in no particular order; O(n)."""
         return [
             ticket
             for lane in self._lanes
@@ -191,7 +191,7 @@ class FairQueue(Generic[TicketT]):
                 self._aged = None
 
     def _find_aged(self, now: float) -> TicketT | None:
-        """Of the lanes below the first, the call that is next in its own and has waited too long: the oldest."""
+        """Returns the oldest call that is next in its lane, which is below the first, and has waited too long."""
         if not self._aged_share or not self.busy & (self.busy - 1):
             return None
         oldest: TicketT | None = None

@@ -121,7 +121,7 @@ class LaneLine(Generic[TicketT]):
             self._clear()
 
     def peek(self) -> TicketT:
-        """Only to be called when somebody waits."""
+        """Returns whose turn it is; only to be called when somebody waits."""
         ring = self._ring
         while True:
             line = ring[0]
@@ -139,7 +139,7 @@ class LaneLine(Generic[TicketT]):
                 self._begin_turn(line, head)
 
     def share_ahead(self, tenant: str, tokens: float) -> float:
-        """The part of those here who go before a newcomer: while his own wait, every other tenant gets as much as he."""
+        """Returns the part of those here who go before a newcomer: while its own wait, each other tenant gets as much."""
         line = self.tenants.get(tenant)
         own = line.tokens if line is not None else 0.0
         others = self._waiting - (line is not None and line.live > 0)
@@ -154,7 +154,7 @@ class LaneLine(Generic[TicketT]):
         self.tenants[ticket.place.tenant].tokens += sign * ticket.tokens
 
     def youngest(self, tenant: str | None) -> TicketT | None:
-        """Of this tenant, or of the one who has most waiting: he can spare one."""
+        """Returns the last to join of this tenant, or of the one who has most waiting, who can spare one."""
         if tenant is None:
             return max(self.tenants.values(), key=lambda line: line.live).last()
         line = self.tenants.get(tenant)
@@ -180,7 +180,7 @@ class LaneLine(Generic[TicketT]):
         self._waiting -= not line.live
 
     def _clean(self) -> None:
-        """Forget the tenants of whom nobody waits any more."""
+        """Forgets the tenants of whom nobody waits any more."""
         self._ring = deque(line for line in self._ring if line.live)
         self.tenants = {line.tenant: line for line in self._ring}
 
