@@ -9,11 +9,10 @@ callers. Invariant: after the answer's last byte, exactly one of `release` (clea
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import httptools
 import httpx
@@ -23,6 +22,7 @@ from gateway.provider_errors import Phase
 from gateway.upstream.http1.ending import closed_early, take_rest
 from gateway.upstream.http1.exchange import Exchange
 from gateway.upstream.http1.head import MAX_HEAD_BYTES
+from gateway.upstream.http1.paced_socket import PacedSocket
 from gateway.upstream.http1.reader import ResponseReader
 from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.http1.upload import PIECE_BYTES, Upload
@@ -47,47 +47,28 @@ class Pool(Protocol):
     def closed_while_unused(self, connection: Http1Connection) -> None: ...
 
 
-class Http1Connection(asyncio.BufferedProtocol):
-    """The protocol of one connection. `deadline` (of `now`) is the only timer; `expire` is called when it passed."""
+class Http1Connection(PacedSocket):
+    """The protocol of one connection; `expire` is called when its deadline has passed."""
 
     __slots__ = (
-        "_exchange",
-        "_is_sent",
-        "_is_writing_paused",
-        "_now",
         "_pool",
         "_read_buffer",
         "_reader",
-        "_tls",
-        "_upload",
-        "deadline",
         "get_buffer",
-        "is_closed",
-        "is_reading_paused",
         "new_future",
-        "transport",
         "was_used",
     )
 
     def __init__(self, pool: Pool, now: Callable[[], float]) -> None:
+        super().__init__(pool.turns, now)
         self._pool = pool
-        self._now = now
         # The loop is looked up once, because that is a system call on Python 3.11.
         self.new_future: Callable[[], asyncio.Future[bytes]] = asyncio.get_running_loop().create_future
         # Where the loop reads into: left to itself it takes up to 256 KiB at once, for each slow reader. It asks before each
         # read how much room there is for so many bytes; that number is `getattr`'s default, which is never needed.
         self.get_buffer = partial(getattr, pool, "read_buffer")  # type: ignore[method-assign]  # a call less in each read
         self._read_buffer = pool.read_buffer
-        self.transport: Any = None  # asyncio.Transport; uvloop's share no base class with it
-        self._tls: ssl.SSLObject | None = None
         self._reader = ResponseReader()
-        self._exchange: Exchange | None = None
-        self._upload: Upload | None = None  # only for bodies that do not fit into one write
-        self._is_sent = False  # the whole request has been given to the transport
-        self._is_writing_paused = False
-        self.is_reading_paused = False
-        self.deadline = inf
-        self.is_closed = False
         self.was_used = False
 
     # What the pool does with it.
@@ -110,10 +91,6 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._upload = Upload(self, outgoing)
         return exchange
 
-    def is_usable(self) -> bool:
-        """Tell whether a request can be written; a broken transport knows before `connection_lost` says so."""
-        return not self.is_closed and not self.transport.is_closing()
-
     def expire(self) -> None:
         """Act on a passed deadline: an unused connection is closed, a waiting exchange fails."""
         if self._exchange is None:
@@ -124,13 +101,6 @@ class Http1Connection(asyncio.BufferedProtocol):
             self.fail(httpx.ReadTimeout("the provider did not begin to answer in time"))
         else:
             self.fail(httpx.ReadTimeout("the provider's answer stalled"))
-
-    def abort(self) -> None:
-        """Close the socket now, without flushing; the pool is not told."""
-        self.is_closed = True
-        self.deadline = inf
-        if self.transport is not None:
-            self.transport.abort()
 
     def discard(self) -> None:
         """Close the connection and give its place in the pool back; may be called again."""
@@ -155,12 +125,6 @@ class Http1Connection(asyncio.BufferedProtocol):
         exchange.finish(error)
 
     # asyncio callbacks.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        self._tls = transport.get_extra_info("ssl_object")
-        if self.is_closed:  # given up while the handshake was finishing
-            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes that are not in the pool's buffer."""
@@ -226,16 +190,6 @@ class Http1Connection(asyncio.BufferedProtocol):
         self.is_closed = True
         self._reader.close()
 
-    def pause_writing(self) -> None:
-        self._is_writing_paused = True
-        self._set_deadline()
-
-    def resume_writing(self) -> None:
-        self._is_writing_paused = False
-        if self._upload is not None:
-            self._upload.go_on()
-        self._set_deadline()
-
     # The ends of an exchange.
 
     def _finish(self, exchange: Exchange) -> None:
@@ -288,51 +242,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         self.abort()
         self._pool.closed_while_unused(self)
 
-    # Flow control and the clock.
-
-    def _set_deadline(self) -> None:
-        """Start the clock of the phase the exchange is in; no clock runs while the next move is the caller's."""
-        exchange = self._exchange
-        if exchange is None:
-            return
-        timeouts = exchange.timeouts
-        if exchange.status:
-            seconds = inf if self.is_reading_paused else timeouts.read_s
-        elif self._is_writing_paused:
-            seconds = timeouts.write_s
-        else:
-            seconds = timeouts.first_byte_s if self._is_sent else inf
-        self.deadline = self._now() + seconds
-
-    def resume_reading(self) -> None:
-        """Read on, if reading was paused, as soon as it is this connection's turn: the caller has drained the buffer."""
-        if self.is_reading_paused:
-            self._pool.turns.ask(self)
-
-    def read_on(self) -> None:
-        """What `LoopTurns` calls."""
-        if self.is_reading_paused and not self.transport.is_closing():
-            self.is_reading_paused = False
-            self.transport.resume_reading()
-            self._set_deadline()
-
-    # What the upload asks and tells.
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether the socket takes bytes now."""
-        return not self._is_writing_paused
-
-    def write(self, data: bytes) -> None:
-        """Write a piece of the request's body. Raises `httpx.WriteError` where the connection has broken."""
-        if self.transport.is_closing():  # uvloop's raises a RuntimeError then
-            raise httpx.WriteError("the connection broke while the request's body was written")
-        self.transport.write(data)
-
-    def gave_sign(self) -> None:
-        """The provider takes what it is sent."""
-        if self._exchange is not None and self._exchange.signs is not None:
-            self._exchange.signs.sign_at = self._now()
+    # What the upload tells.
 
     def uploaded(self, error: BaseException | None) -> None:
         """The request's body has gone out, or cannot."""
