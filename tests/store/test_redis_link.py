@@ -20,7 +20,10 @@ from redis.crc import key_slot
 import gateway.store.redis_link.server as redis_server_module
 from gateway.policy.snapshot import SharedState
 from gateway.store.redis_link import subscriber
+from gateway.store.redis_link.connect import address_of, always, connect
+from gateway.store.redis_link.job import GRACE_S, OperationCounts, StoreCommand
 from gateway.store.redis_link.link import Link, StoreGone, StoreRefused, load_script, script_of
+from gateway.store.redis_link.server import ServerOptions, StoreServer
 from tests.store.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 
 ECHO = script_of("echo", "return ARGV[1]")
@@ -758,3 +761,21 @@ async def test_after_closing_nothing_is_left(a_redis: RedisServer) -> None:
         assert link.command("PING").done()
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("store")]
         await until(lambda: not [each for each in a_redis.client().client_list() if each["name"] == "gateway"])
+
+
+async def test_a_command_that_a_closed_server_refuses_leaves_no_deadline_behind() -> None:
+    """It was redirected there: the server that had it before would take it for late, and close a sound connection."""
+    late: list[StoreCommand] = []
+    tally = OperationCounts()
+    job = StoreCommand((b"GET", b"k"), b"k", tally)
+    job.late = late.append
+    job.expire_after(0.0)
+    options = ServerOptions(lambda node: connect(address_of(SharedState("redis://127.0.0.1")), node), 0.05, 1, tally)
+    server = StoreServer("the other", always(("127.0.0.1", 1)), options, lambda _: None)
+
+    server.ask(job)
+    await asyncio.sleep(10 * GRACE_S)
+
+    assert (late, tally.failures) == ([], 1)
+    with pytest.raises(StoreGone, match="has not been reached"):
+        await job.future

@@ -17,7 +17,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError
 
 from gateway.store.redis_link.connect import Node, always, named
-from gateway.store.redis_link.health import reason_of
+from gateway.store.redis_link.health import delay_s, reason_of
 from gateway.store.redis_link.job import StoreCommand, StoreGone
 from gateway.store.redis_link.server import ServerOptions, StoreServer
 
@@ -115,7 +115,7 @@ class Cluster:
             tries = 0 if is_whole else tries + 1
             if not is_whole:
                 self._stale.set()
-            await asyncio.sleep(min(LAST_REST_S, FIRST_REST_S * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0))  # noqa: S311
+            await asyncio.sleep(delay_s(FIRST_REST_S, LAST_REST_S, tries))
 
     async def _renew(self) -> None:
         try:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 
+from redis.backoff import EqualJitterBackoff
 from redis.exceptions import TimeoutError as RedisTimeout
 
 log = logging.getLogger("gateway.store")
@@ -98,10 +98,7 @@ class ServerHealth:
                 self._is_back()
 
     def _delay_s(self) -> float:
-        if not self._tries:
-            return 0.0
-        delay_s: float = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** min(self._tries - 1, 10))
-        return delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+        return delay_s(FIRST_DELAY_S, LAST_DELAY_S, self._tries - 1) if self._tries else 0.0
 
     def _patience_s(self) -> float:
         patience_s: float = min(MOST_PATIENCE_S, self._timeout_s * 2 ** min(self._tries - 1, 10))
@@ -134,6 +131,12 @@ class ServerHealth:
             self._is_told, self._told_at = True, now
             reason = self.reason.rstrip(".")
             log.warning("%s cannot be used: %s. Calls go on without it; it is tried again.", self._name, reason)
+
+
+def delay_s(first_s: float, last_s: float, doublings: int) -> float:
+    """Returns the delay before another attempt: doubled each time up to `last_s`, less up to half by chance."""
+    backoff: float = EqualJitterBackoff(cap=last_s, base=first_s).compute(min(doublings, 10))
+    return backoff
 
 
 def reason_of(error: BaseException) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from gateway.store.redis_link.health import reason_of
+from gateway.store.redis_link.health import delay_s, reason_of
 
 log = logging.getLogger("gateway.store")
 
@@ -59,7 +58,7 @@ class Subscriber:
             except Exception as error:  # noqa: BLE001 - any error: the subscription is renewed
                 self._tries += 1
                 self._failed(error)
-            await asyncio.sleep(self._delay_s())
+            await asyncio.sleep(delay_s(FIRST_DELAY_S, LAST_DELAY_S, self._tries))
 
     def _failed(self, error: Exception) -> None:
         self._failed_attempts = self._failed_attempts + 1 if self._is_up() else 0
@@ -72,10 +71,6 @@ class Subscriber:
         if self.is_deaf:
             self.is_deaf = False
             log.warning("what other replicas tell is heard again")
-
-    def _delay_s(self) -> float:
-        delay_s: float = min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** min(self._tries, 10))
-        return delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
 
     async def _listen(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
