@@ -124,7 +124,7 @@ async def test_scripts_of_the_folder_have_the_prelude(tmp_path: Path) -> None:
 
 async def test_what_is_asked_together_goes_out_together(a_redis: RedisServer) -> None:
     """A thousand commands over one connection cost the server some reads, not a thousand."""
-    async with linked(a_redis.url, connections=1) as link:
+    async with linked(a_redis.url, connections=1, timeout_s=5.0) as link:
         await link.command("PING")
         before = a_redis.client().info("stats")["total_reads_processed"]
 
