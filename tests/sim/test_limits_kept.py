@@ -29,7 +29,7 @@ from tests.sim.provider import Latency, Provider
 from tests.sim.traffic import Caller, Sizes, burst, on_off, poisson
 from tests.sim.world import OPENAI, Site, World
 
-FEW = settings(max_examples=8, deadline=None, derandomize=True)
+FEW = settings(max_examples=1 + settings().max_examples // 10, deadline=None, derandomize=True)
 
 
 def both_limits(style: str, tells: TellsLimits) -> Site:
