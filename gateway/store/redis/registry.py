@@ -32,13 +32,16 @@ FIRST = b"0"
 class Registry:
     """One list of names in the store."""
 
-    __slots__ = ("_has_warned", "_key", "_link", "_noted", "_now")
+    __slots__ = ("_cursor", "_has_warned", "_key", "_link", "_noted", "_now", "found")
 
     def __init__(self, link: Link, key: bytes, now: Now) -> None:
         self._link = link
         self._key = key
         self._now = now
         self._noted: dict[bytes, float] = {}
+        self._cursor = FIRST
+        self.found: list[bytes] = []
+        """The names that the last `discover` has found."""
         self._has_warned = False
 
     async def note(self, name: bytes, left_s: float) -> None:
@@ -54,17 +57,21 @@ class Registry:
             self._noted.clear()
         self._noted[name] = loop_s + for_s
 
-    async def page(self, cursor: bytes) -> tuple[bytes, list[bytes]]:
+    async def discover(self) -> None:
+        """Reads the next of the registered names, and after the last the first again. Raises StoreGone."""
+        self._cursor, self.found = await self._page(self._cursor)
+
+    async def _page(self, cursor: bytes) -> tuple[bytes, list[bytes]]:
         """Returns the next cursor and some names; the scan is complete when the cursor is `FIRST`. Raises StoreGone."""
         after, found = await self._link.command(b"ZSCAN", self._key, cursor, b"COUNT", PAGE)
         return after, found[::2]
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
         """Yields all names, some more than once. Raises StoreGone."""
-        cursor, names = await self.page(FIRST)
+        cursor, names = await self._page(FIRST)
         yield names
         while cursor != FIRST:
-            cursor, names = await self.page(cursor)
+            cursor, names = await self._page(cursor)
             yield names
 
     def lost(self) -> None:

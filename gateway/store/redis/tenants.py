@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gateway.ports import TENANTS_SHARE
 from gateway.store.redis.lru import Now, SharedLru
-from gateway.store.redis.registry import FIRST, Registry
+from gateway.store.redis.registry import Registry
 from gateway.store.redis_link.link import Link, StoreRefused
 
 MOST_KNOWN = 4096
@@ -54,8 +54,6 @@ class Tenants:
         self._now = now
         self._known: OrderedDict[bytes, TenantRecords] = OrderedDict()
         self._registry = Registry(link, link.key("record_tenants"), now)
-        self._cursor = FIRST
-        self._found: list[bytes] = []
 
     def records_of(self, record: bytes) -> TenantRecords:
         """Returns the tenant's part of the store that keeps a record."""
@@ -95,11 +93,11 @@ class Tenants:
 
     async def discover(self) -> None:
         """Finds some of the tenants that other replicas serve. Raises StoreGone."""
-        self._cursor, self._found = await self._registry.page(self._cursor)
+        await self._registry.discover()
 
     def all(self) -> Iterator[TenantRecords]:
         """Yields the known tenants and those found last."""
-        for name in dict.fromkeys((*self._known, *self._found)):
+        for name in dict.fromkeys((*self._known, *self._registry.found)):
             yield self._records(name)
 
     def _forget(self, name: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from gateway.ports import Later, News, NewsItem, VectorRow
 from gateway.store.redis.lru import Now, SharedLru, lru_script
 from gateway.store.redis.purges import Purges, Selection, encode_selection
-from gateway.store.redis.registry import FIRST, Registry
+from gateway.store.redis.registry import Registry
 from gateway.store.redis.values import CLOCKS_AGREE_S, ENTRY_BYTES, name_digest, owner
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
 
@@ -90,8 +90,6 @@ class RedisVectors:
         self._news = news
         self._lrus: OrderedDict[bytes, SharedLru] = OrderedDict()
         self._partitions = Registry(link, link.key("partitions"), now)
-        self._cursor = FIRST
-        self._found: list[bytes] = []
         self._purges = Purges(link, self._forget)
 
     def configure(self, most: int) -> None:
@@ -139,12 +137,12 @@ class RedisVectors:
 
     def sweeps(self) -> Iterator[Callable[[], Any]]:
         """Yields one sweep per partition; each may raise StoreGone."""
-        for partition in dict.fromkeys((*self._lrus, *self._found)):
+        for partition in dict.fromkeys((*self._lrus, *self._partitions.found)):
             yield partial(self._sweep, partition)
 
     async def discover(self) -> None:
         """Finds some of the partitions of other replicas, which are swept as well. Raises StoreGone."""
-        self._cursor, self._found = await self._partitions.page(self._cursor)
+        await self._partitions.discover()
 
     def stats(self) -> dict[str, int]:
         """Returns the numbers that the store last reported; zeros while it is gone."""
