@@ -1,4 +1,4 @@
-"""One exchange with a provider: the request, the answer, and the port that carries both.
+"""The exchange with a provider: the request, the answer, and the port that carries both.
 
 Nothing here knows httpx or sockets; each implementation of `Upstream` translates its own errors.
 """
@@ -101,7 +101,7 @@ class Answer(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it when the body was not read to its end."""
+        """Gives the connection back, or closes it when the body was not read to its end."""
         ...
 
 

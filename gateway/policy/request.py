@@ -1,4 +1,4 @@
-"""What a client has asked, as decisions see it: a call without its ledgers."""
+"""The request of a client as decisions see it: a call without its ledgers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.words import Endpoint
 
 
 class Request(Protocol):
-    """The part of a call that nobody changes after it has come in, but for `parsed`, which is dropped when it is not needed."""
+    """The part of a call that stays as it came in, but for `parsed`, which is dropped when it is not needed any more."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -19,7 +19,7 @@ class Request(Protocol):
     def method(self) -> str: ...
     @property
     def path(self) -> str:
-        """Below the base URL."""
+        """The path below the base URL."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Request(Protocol):
 
     @property
     def large(self) -> Large | None:
-        """What is remembered of a large body; None: it is small, or nobody reads it."""
+        """The outline of a large body; None: the body is small, or is not read."""
         ...
 
     @property
@@ -49,12 +49,12 @@ class Request(Protocol):
     def model(self) -> Model: ...
     @property
     def model_name(self) -> str:
-        """As the client asked for it; `model.name` may be a pattern."""
+        """The name that the client asked for; `model.name` may be a pattern."""
         ...
 
     @property
     def credential(self) -> bytes | None:
-        """The caller's own, where it is passed on."""
+        """The caller's own credential, where it is passed on."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What is the same for all calls of one key to one model at one endpoint, compiled once; and what a plan means for one call.
+"""Compiles once what is the same for all calls of one key to one model at one endpoint, and applies it to a call.
 
 A target that is compiled for a pattern serves the name the client asked for.
 """
@@ -13,37 +13,37 @@ from gateway.policy.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.words import Endpoint, Lane
 
 MOST_PLANS = 4096
-"""Of one snapshot: under a pattern clients choose the names, and there is no end of them."""
+"""The most plans of one snapshot: under a pattern clients choose the names, and there is no end of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """What the policy says of every call of one key to one model name at one endpoint, with or without a credential of its own.
+    """Holds the policy for every call of one key to one model name at one endpoint, with or without a credential of its own.
 
-    That there is a plan means that the key may use the name, and that the name is fit to be one.
+    A plan exists only if the key may use the name, and the name is fit to be one.
     """
 
     endpoint: Endpoint
     model: Model
     """The entry that serves the name, for callers with a credential where that differs."""
     lane: Lane
-    """The key's own."""
+    """The key's own lane."""
     tenant: str
-    """The key's own."""
+    """The key's own tenant."""
     deadline_s: float
-    """Of the key's lane: until then an answer has to begin, where the caller says nothing."""
+    """The seconds of the lane's deadline, which holds where the caller sets none."""
     passes_account: bool
-    """The caller's headers that name its account go along: each of the targets is paid with the caller's own credential."""
+    """True if the caller's headers that name its account go along: its own credential pays at each of the targets."""
     is_restricted: bool
-    """The key may not use every model, so the body must not name another in a way that only some providers read."""
+    """True if the key may not use every model, so the body must not name another in a way that only some providers read."""
     takes_comments: bool
-    """A stream that waits may be told so by comments."""
+    """True if a stream that waits may be told so by comments."""
     takes_interim: bool
-    """A call that is no stream and waits may be told so by interim responses."""
+    """True if a call that is no stream and waits may be told so by interim responses."""
 
 
 def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool) -> RoutePlan:
-    """The plan of calls that `key` may make to `model` at `endpoint`; `is_callers`: with a credential of the caller's own."""
+    """Returns the plan of calls of `key` to `model` at `endpoint`; `is_callers`: with a credential of the caller's own."""
     passes_account = False
     if is_callers:
         model = model.for_callers or model
@@ -64,7 +64,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
 
 
 class RoutePlans:
-    """The plans of one snapshot, each compiled when it is first asked for.
+    """Keeps the plans of one snapshot, each compiled when it is first asked for.
 
     A route is (digest of the key's secret, model name, endpoint's name, whether the caller has a credential of its own).
     """
@@ -75,22 +75,22 @@ class RoutePlans:
         self.policy = policy
         self._plans: dict[tuple[bytes, str, str, bool], RoutePlan] = {}
         self.get = self._plans.get
-        """The plan of a route; None: nobody has asked for it yet, or its calls are refused."""
+        """Returns the plan of a route; None: it was not asked for yet, or its calls are refused."""
 
     def remember(self, route: tuple[bytes, str, str, bool], plan: RoutePlan) -> None:
-        """Keep a plan for the next call; those that are kept are forgotten when there are too many."""
+        """Keeps a plan for the next call; when there are too many, all are dropped and compiled anew."""
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         self._plans[route] = plan
 
 
 def upstream_model(request: Request, target: Target) -> str:
-    """The name by which the target's provider knows the model."""
+    """Returns the name by which the target's provider knows the model."""
     return target.model if target.model is not None else request.model_name
 
 
 def strangers_of(model: Model) -> Iterator[tuple[Target, str]]:
-    """The targets that do not see callers' own credentials, and in words what that means."""
+    """Yields the targets that do not see callers' own credentials, and in words what that means."""
     bound = model.for_callers
     if bound is None:
         return
