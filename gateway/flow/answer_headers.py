@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gateway.call import Call, Replay
 from gateway.flow.settle import known_usd, overhead_s
 from gateway.words import shown
@@ -22,7 +20,7 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     upstream_id = None
     attempts = call.attempts
     if replay is not None:
-        headers += _replay_headers(replay, is_served=not attempts)
+        _tell_source(headers, replay, is_served=not attempts)
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
     if attempts:
@@ -42,15 +40,15 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _replay_headers(replay: Replay, *, is_served: bool) -> Iterator[tuple[bytes, bytes]]:
-    """Whose answer it is, where it was spared a provider."""
+def _tell_source(headers: list[tuple[bytes, bytes]], replay: Replay, *, is_served: bool) -> None:
+    """Adds whose answer it is, where the call was spared a provider."""
     if replay.key:
-        yield b"x-gateway-cache-key", replay.key.hex().encode()
+        headers.append((b"x-gateway-cache-key", replay.key.hex().encode()))
     if replay.layer:
-        yield b"x-gateway-cache-source", replay.source.encode()
+        headers.append((b"x-gateway-cache-source", replay.source.encode()))
         if is_served and replay.target:
-            yield b"x-gateway-target", replay.target.encode()
+            headers.append((b"x-gateway-target", replay.target.encode()))
         if is_served and replay.attempts:
-            yield b"x-gateway-attempts", replay.attempts.encode()
+            headers.append((b"x-gateway-attempts", replay.attempts.encode()))
     if replay.similarity is not None:
-        yield b"x-gateway-cache-similarity", b"%.4f" % replay.similarity
+        headers.append((b"x-gateway-cache-similarity", b"%.4f" % replay.similarity))

@@ -179,7 +179,10 @@ class Pipeline:
         return Reply(followed.status, headers, followed.body, shared=followed.shared)
 
     def _whole_reply(self, call: Call, opened: FirstAnswer) -> Reply:
-        body, error_class = opened.body, opened.error_class
+        body = opened.body
+        error_class = (
+            None if opened.diagnosis is None else opened.diagnosis.error_class
+        )  # as its property, without a call
         if error_class is None:
             usage = opened.usage
             if usage is None or not usage.output:

@@ -100,7 +100,7 @@ class Accounts:
         cost = cost_usd(call, target, usage)
         is_served = last is not None and cost is not None
         retries_usd = 0.0
-        if not is_served or len(call.attempts) > 1:
+        if len(call.attempts) > int(is_served):  # more than the one that served it
             retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
         if last is not None and cost is not None:
             last.cost_usd = cost

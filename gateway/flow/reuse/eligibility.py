@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.call import Call, Replay
 from gateway.flow.reuse.shared_answer import SharedAnswer
-from gateway.policy.reuse.cache_control import Directives, read_directives
+from gateway.policy.reuse.cache_control import ANYTHING, Directives, read_directives
 from gateway.policy.reuse.keys import (
     LARGE_BYTES,
     digest,
@@ -76,7 +76,7 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
         is_shared = applies(caching.coalesce, name, parsed)
         is_kept = applies(caching.exact.requests, name, parsed)
         means = recognises and caching.semantic is not None and applies("always", name, parsed)
-    directives = read_directives(call.cache_control)
+    directives = ANYTHING if call.cache_control is None else read_directives(call.cache_control)
     if not (is_keyed or is_shared or is_kept or means or directives.only_if_cached):
         return None
     asked = ReusePlan(caching, directives, is_kept=is_kept)

@@ -119,6 +119,8 @@ class Forms:
 
     def body(self, call: Call, kept: Kept) -> bytes | None:
         """Returns the stored body in the form that the call asks for; None: it cannot be converted."""
+        if not (call.stream or kept.is_stream):
+            return kept.body  # the usual case
         if len(kept.body) < SMALL_BYTES or (kept.is_stream == call.stream and kept.tells_usage == wants_usage(call)):
             return in_form(call, kept)
         form = sha256(kept.body + kept.usage_event).digest(), kept.endpoint, call.stream, wants_usage(call)

@@ -64,11 +64,12 @@ class Replays:
         """
         try:
             while True:
-                shared = self._joinable(call, asked)
+                shared = self._joinable(call, asked) if asked.record or asked.flight else None
                 if shared is None:
                     reply = self.layers.in_memory(call, asked)
                     if reply is not None:
-                        return self._close_account(call, reply)
+                        self._accounts.settle(call, reply.status, call.outcome)
+                        return reply
                     shared = self._lead(call, asked)
                 joined = await self.single_flight.join(call, shared)
                 if joined is not None:
@@ -103,10 +104,6 @@ class Replays:
             return None
         return shared
 
-    def _close_account(self, call: Call, reply: Reply) -> Reply:
-        self._accounts.settle(call, reply.status, call.outcome)
-        return reply
-
     # --- leading ---
 
     def _lead(self, call: Call, asked: ReusePlan) -> SharedAnswer:
@@ -133,7 +130,7 @@ class Replays:
         try:
             reply = await self.layers.stored(call, asked)
             if reply is not None:
-                self._close_account(call, reply)
+                self._accounts.settle(call, reply.status, call.outcome)
                 await self._carry(own, asked, reply)
                 return
             if asked.fence and not self._store.is_local:

@@ -78,8 +78,14 @@ class Savings:
         if replay is None:
             return
         self._remember(call, replay)
-        rows = self._rows_of(call)
-        asked = {layer for layer, result in replay.tried if result != "bypass"}
+        names = call.model.name, call.key.name
+        rows = self._rows.get(names)
+        if rows is None:
+            rows = self._rows[names] = {}
+        asked = set()
+        for layer, result in replay.tried:
+            if result != "bypass":
+                asked.add(layer)
         if replay.layer:
             asked.add(replay.layer)  # a stale answer may come from where nobody was to look at first
         elif call.attempts:
@@ -117,13 +123,6 @@ class Savings:
         )
         if len(last) > MOST_REMEMBERED:
             del last[next(iter(last))]
-
-    def _rows_of(self, call: Call) -> dict[str, SavingsRow]:
-        names = call.model.name, call.key.name
-        rows = self._rows.get(names)
-        if rows is None:
-            rows = self._rows[names] = {}
-        return rows
 
 
 def _row(rows: dict[str, SavingsRow], layer: str) -> SavingsRow:

@@ -66,7 +66,9 @@ def reads_one_way(body: bytes, parsed: dict[str, Any]) -> bool:
 
 
 def _sorted(parsed: dict[str, Any], left_out: Collection[str] = ()) -> bytes:
-    kept = {name: value for name, value in parsed.items() if name not in left_out} if left_out else parsed
+    kept = parsed
+    if not parsed.keys().isdisjoint(left_out):
+        kept = {name: value for name, value in parsed.items() if name not in left_out}
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
 
 
@@ -90,9 +92,9 @@ def partition_key(request: Request, caching: Caching, rest: bytes) -> bytes:
     """Returns the exact key for a request without its last question."""
     credential = b"" if request.credential is None else sha256(request.credential).digest()
     place = request.path, request.model.name, request.model_name, caching.version
-    return sha256(
-        _whose(request.tenant, credential, request.query, place, tuple(_flat(_telling(request)))) + rest
-    ).digest()
+    told = _telling(request)
+    telling = tuple(_flat(told)) if told else ()
+    return sha256(_whose(request.tenant, credential, request.query, place, telling) + rest).digest()
 
 
 @lru_cache(maxsize=1024)

@@ -21,8 +21,6 @@ CONVERTIBLE = frozenset(("chat", "completions", "responses"))
 """The endpoints whose streams can be made of whole answers, and the other way round."""
 NOT_OF_THE_QUESTION = frozenset(("stream", "stream_options"))
 """The fields that only say how an answer is sent."""
-STATEFUL = ("conversation", "background")
-"""The fields of Responses that make equal requests different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +84,7 @@ def applies(which: Which, endpoint: str, parsed: dict[str, Any]) -> bool:
     """Returns whether the request is one of those that `which` names."""
     if which == "off":
         return False
-    return (which == "always" or is_deterministic(endpoint, parsed)) and not any(parsed.get(one) for one in STATEFUL)
+    if which != "always" and not is_deterministic(endpoint, parsed):
+        return False
+    # These fields of Responses make equal requests different ones.
+    return not (parsed.get("conversation") or parsed.get("background"))
