@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.estimate import Calibration, ChargeRule, HighPercentile, charge, estimate_input_tokens
+from gateway.policy.limits.estimate import Calibration, ChargeRule, charge, estimate_input_tokens
 from gateway.policy.limits.limits import Cost
 
 BOUNDED = settings(deadline=None, derandomize=True)
@@ -213,31 +213,3 @@ def test_output_is_what_nine_of_ten_answers_stay_under() -> None:
 
     assert calibration.output_estimate(None) in range(100, 120)
     assert calibration.output_estimate(50) == 50
-
-
-@BOUNDED
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
-def test_a_percentile_is_at_most_a_step_too_high(seen: list[int]) -> None:
-    """Compared with sorting them all; weights hardly differ over so few."""
-    percentile = HighPercentile()
-    for tokens in seen:
-        percentile.add(tokens)
-
-    ranked = sorted(seen)
-    low, high = ranked[max(0, ceil(0.88 * len(seen)) - 2)], ranked[min(len(seen) - 1, ceil(0.92 * len(seen)))]
-    assert low * 0.999 <= percentile.edge < high * 2**0.25 * 1.001 + 1
-
-
-def test_a_percentile_forgets() -> None:
-    """Long answers of long ago do not count, and the weights stay numbers over any time."""
-    percentile = HighPercentile()
-    for _ in range(300_000):
-        percentile.add(5000)
-    for _ in range(3000):
-        percentile.add(20)
-    assert percentile.edge == pytest.approx(20, rel=0.2)
-
-    for tokens in [300, 20, 20, 20] * 1000:
-        percentile.add(tokens)
-    assert percentile.edge == pytest.approx(300, rel=0.2)
-    assert 0.0 < percentile.weight < 1e160

@@ -176,14 +176,20 @@ class Bucket:
         self._slack = rate_per_s * EARLY_S + capacity * ROUNDING
 
 
-def take_all(rows: Iterable[tuple[Bucket, int, float]], cost: Sequence[float], keep_tokens: float, now: float) -> bool:
-    """Takes from every bucket its part of `cost`, or nothing from any; whether all had room.
+def take_all(
+    buckets: Iterable[tuple[Bucket, int, float]],
+    taken: list[float],
+    cost: Sequence[float],
+    keep_tokens: float,
+    now: float,
+) -> bool:
+    """Takes from every bucket its part of `cost`, or nothing from any; whether all had room. What went is added to `taken`.
 
     The same as `wait_s(...) == 0.0` of each and then `take` of each, with one look at each level: what every call pays.
-    A row is a bucket, which part of `cost` it counts (0: requests, others are tokens), and anything. `keep_tokens` must be
-    left over of tokens.
+    Beside a bucket stands which part of `cost` it counts (0: requests, others are tokens), and anything. `keep_tokens` must
+    be left over of tokens.
     """
-    for bucket, part, _ in rows:
+    for bucket, part, _ in buckets:
         capacity, level = bucket.capacity, bucket._level
         if now > bucket._at:
             level += (now - bucket._at) * bucket.rate_per_s
@@ -196,8 +202,14 @@ def take_all(rows: Iterable[tuple[Bucket, int, float]], cost: Sequence[float], k
         need = amount + keep_tokens if part else amount
         if amount > capacity or (need if need < capacity else capacity) - level > bucket._slack:
             return False
-    for bucket, part, _ in rows:
+    for bucket, part, _ in buckets:
         if bucket._lag_s and bucket._level >= bucket.capacity and now - bucket._full_at >= bucket._lag_s:
             bucket._at = now + bucket._lag_s  # as in `take`
         bucket._level -= cost[part]
+    requests, input_tokens, output_tokens, tokens = cost
+    taken[0] += requests
+    if tokens:
+        taken[1] += input_tokens
+        taken[2] += output_tokens
+        taken[3] += tokens
     return True

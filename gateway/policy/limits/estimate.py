@@ -7,13 +7,13 @@ correction stays within a factor of four.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
-from math import ceil, exp, log, log2
+from math import ceil, exp, log
 from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from gateway.policy.histogram import DecayingHistogram
 from gateway.policy.limits.limits import Cost
 
 ChargeRule = Literal["max", "sum", "input", "real"]
@@ -101,6 +101,7 @@ class EstimateErrors(NamedTuple):
     mean_error: float
 
 
+_OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE = 24, 500
 _FEW = 5
 _FIRST_MARGIN = 0.25
 """What estimates may be short of, before it is known how good they are."""
@@ -124,7 +125,7 @@ class Calibration:
         """The 90th percentile of this model's answers, in tokens; `first_output` before any was seen."""
         self.error = 0.0
         """Mean of |real - estimated| / real, of corrected estimates."""
-        self._outputs = HighPercentile()
+        self._outputs = DecayingHistogram(1.0, _OUTPUT_OCTAVES, _OUTPUT_HALF_LIFE, share=0.9)
 
     def expect(self, first_output: int) -> None:
         """Sets what an answer is taken to be long before any was seen, in tokens."""
@@ -155,7 +156,7 @@ class Calibration:
         """Learns from one finished call; `estimated` is uncorrected. Counts that are not positive teach nothing."""
         if real_output > 0:
             self._outputs.add(real_output)
-            self.expected_output = self._outputs.edge
+            self.expected_output = ceil(self._outputs.edge)
         if estimated <= 0 or real_input <= 0:
             return
         self.count += 1
@@ -169,68 +170,6 @@ class Calibration:
     def errors(self) -> EstimateErrors:
         """For the metric and `/admin`."""
         return EstimateErrors(self.count, self.ratio, self.error)
-
-
-_PER_OCTAVE = 4
-_BUCKETS = 1 + 24 * _PER_OCTAVE
-_GROWTH = 2 ** (1 / 500)
-_HEAVY = 1e150
-_NO_WEIGHTS = array("d")
-
-
-class HighPercentile:
-    """The 90th percentile of a stream of token counts, at most 19 % too high, in a histogram with logarithmic steps.
-
-    New counts weigh more and more instead of old ones less; when weights get heavy all are scaled down at once. The
-    pointer to the percentile moves by a step or two per count, so nothing is ever sorted or summed.
-    """
-
-    __slots__ = ("_below", "_next", "_pointer", "_weights", "edge", "weight")
-
-    def __init__(self) -> None:
-        self._weights = _NO_WEIGHTS  # its own with the first count
-        self._pointer = 0
-        self._below = 0.0
-        self._next = 1.0
-        self.weight = 0.0
-        self.edge = 1
-        """The percentile itself, in whole tokens: the upper edge of the step in which it lies; 1 before the first count."""
-
-    def add(self, tokens: int) -> None:
-        """Counts one answer of `tokens`, 1 or more."""
-        if not self.weight:
-            self._weights = array("d", bytes(8 * _BUCKETS))
-        index = ceil(log2(tokens) * _PER_OCTAVE - 1e-9)
-        if index >= _BUCKETS:
-            index = _BUCKETS - 1
-        self._weights[index] += self._next
-        self.weight += self._next
-        if index < self._pointer:
-            self._below += self._next
-        self._next *= _GROWTH
-        if self._next > _HEAVY:
-            self._scale_down()
-        goal = 0.9 * self.weight
-        if self._below >= goal or self._below + self._weights[self._pointer] < goal:
-            self._move(goal)
-
-    def _move(self, goal: float) -> None:
-        """Moves the pointer to the step in which the percentile lies."""
-        weights = self._weights
-        while self._pointer < _BUCKETS - 1 and self._below + weights[self._pointer] < goal:
-            self._below += weights[self._pointer]
-            self._pointer += 1
-        while self._pointer > 0 and self._below >= goal:
-            self._pointer -= 1
-            self._below -= weights[self._pointer]
-        self.edge = ceil(2 ** (self._pointer / _PER_OCTAVE))
-
-    def _scale_down(self) -> None:
-        self._weights = array("d", [weight / _HEAVY for weight in self._weights])
-        self._next /= _HEAVY
-        # Summed anew: what rounding has left in the running sums goes with it.
-        self.weight = sum(self._weights)
-        self._below = sum(self._weights[: self._pointer])
 
 
 def _content_tokens(content: object, body: bytes, count: Count) -> float:

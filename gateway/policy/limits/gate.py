@@ -21,6 +21,7 @@ from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.latency import Latency
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.target_health import UNHEALTHY, Account, Permit, TargetHealth
+from gateway.policy.limits.bucket import take_all
 from gateway.policy.limits.estimate import Calibration, charge, charged_output
 from gateway.policy.limits.idle_gates import IdleGateState
 from gateway.policy.limits.latency_cap import AdaptiveCap
@@ -443,10 +444,13 @@ class Gate:
             if calibration.error:
                 margin = MARGIN * calibration.error * sqrt(self._squares + input_tokens * input_tokens)
         limits = self.limits
+        buckets = limits.buckets
+        tokens: float = input_tokens + output_tokens
         cost = tuple.__new__(Cost, (1, input_tokens, output_tokens))  # as Cost(…), without a call of Python's
-        if input_tokens + output_tokens > limits.smallest:
+        if tokens > limits.smallest:
             cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
-        if not limits.take_at_once(cost, now, margin):
+            tokens = cost.input_tokens + cost.output_tokens
+        if buckets is None or not take_all(buckets, limits.taken, (*cost, tokens), margin, now):
             return self._enter_slowly(estimate, max_tokens, now, keep_percent, rank, answers=answers)
         self.in_flight += 1
         self._sent_since_refusal += 1

@@ -13,7 +13,7 @@ from math import floor, inf
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
 from gateway.policy.fleet.leased_part import Share
-from gateway.policy.limits.bucket import Bucket, Limit, take_all
+from gateway.policy.limits.bucket import Bucket, Limit
 from gateway.policy.limits.idle_gates import Used
 from gateway.policy.limits.provider_headers import Learned, Reading
 from gateway.policy.limits.rules import Limits
@@ -130,10 +130,10 @@ class LimitSet:
         "_rows",
         "_share_out",
         "_style",
-        "_taken",
         "_untold_burst_s",
         "buckets",
         "smallest",
+        "taken",
         "untold",
     )
 
@@ -162,7 +162,8 @@ class LimitSet:
         self.buckets: tuple[tuple[Bucket, int, float], ...] | None = ()
         """Every limit, its part of a cost and since when it is known, where all are plain buckets of our own; else None."""
         self._rows: list[_LimitState] = []
-        self._taken = [0.0, 0.0, 0.0, 0.0, 0.0]  # of each part of a cost, whether or not a limit counts it yet
+        self.taken = [0.0, 0.0, 0.0, 0.0, 0.0]
+        """What was taken so far of each part of a cost, whether or not a limit counts it yet."""
         self.configure(limits, now)
 
     def configure(self, limits: Limits, now: float, style: Style | None = None) -> None:
@@ -222,7 +223,7 @@ class LimitSet:
     def take(self, cost: Cost, now: float) -> None:
         """Takes `cost`; only to be called when `wait_s` is 0.0."""
         parts = _parts(cost, 1)
-        taken = self._taken
+        taken = self.taken
         taken[_REQUESTS] += parts[_REQUESTS]
         if parts[_TOKENS]:
             taken[_INPUT] += parts[_INPUT]
@@ -230,21 +231,6 @@ class LimitSet:
             taken[_TOKENS] += parts[_TOKENS]
         for row in self._rows:
             row.limit.take(parts[row.part], now)
-
-    def take_at_once(self, cost: Cost, now: float, keep_tokens: float) -> bool:
-        """`wait_s` and `take` in one, where `buckets` are all there is: whether there was room for `cost`."""
-        requests, input_tokens, output_tokens = cost
-        tokens = input_tokens + output_tokens
-        rows = self.buckets
-        if rows is None or not take_all(rows, (requests, input_tokens, output_tokens, tokens), keep_tokens, now):
-            return False
-        taken = self._taken
-        taken[_REQUESTS] += requests
-        if tokens:
-            taken[_INPUT] += input_tokens
-            taken[_OUTPUT] += output_tokens
-            taken[_TOKENS] += tokens
-        return True
 
     def wait_s(
         self, cost: Cost, now: float, keep_percent: float = 0.0, keep_tokens: float = 0.0, keep_requests: float = 0.0
@@ -352,7 +338,7 @@ class LimitSet:
 
     def unsend(self, reserved: Cost) -> None:
         """Nothing was sent: no provider has counted it. To be called beside `settle` with nothing used."""
-        self._taken = [taken - part for taken, part in zip(self._taken, _parts(reserved, 0), strict=True)]
+        self.taken = [taken - part for taken, part in zip(self.taken, _parts(reserved, 0), strict=True)]
 
     def which(self, cost: Cost, now: float, keep_percent: float = 0.0) -> str | None:
         """The name of the limit that blocks longest, a slot that must be freed before any clock; None: it fits."""
@@ -370,7 +356,7 @@ class LimitSet:
 
         Corrections do not count: what a call really costs, the provider has counted from the start.
         """
-        return tuple(self._taken)
+        return tuple(self.taken)
 
     def learn(
         self, learned: Learned, now: float, sent_at: float | None = None, mark: tuple[float, ...] | None = None
@@ -485,7 +471,7 @@ class LimitSet:
         ]
 
     def _taken_since(self, row: _LimitState, mark: tuple[float, ...] | None) -> float:
-        return 0.0 if mark is None else self._taken[row.part] - mark[row.part]
+        return 0.0 if mark is None else self.taken[row.part] - mark[row.part]
 
     def _size_up(self) -> None:
         """To be called when limits have come, gone or changed."""
