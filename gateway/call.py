@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.exchange import RawHeaders
-from gateway.policy.limits.gate import Grant
-from gateway.policy.limits.limits import Cost
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.grant import Grant
 from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.large_body import Large
 from gateway.policy.retry.budgets import Reserved, Retry

@@ -199,7 +199,7 @@ class Housekeeping:
             {name: gate.calibration.errors().mean_error for name, gate in gates.items() if gate.calibration.count},
         )
         queue = admission.queue
-        pauses = {name: gate.paused for name, gate in gates.items()}
+        pauses = {name: gate.pauses.count for name, gate in gates.items()}
         telemetry.set_queue(queue.occupancy.depth, insight.oldest_s(admission, now), queue.occupancy.bytes, pauses)
         telemetry.set_suspects(views.suspects(admission))
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))

@@ -35,7 +35,7 @@ from gateway.config.reading.fields import (
     Text,
     Usd,
 )
-from gateway.policy.limits.estimate import ChargeRule
+from gateway.policy.limits.rules import ChargeRule
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.snapshot import LimitsAre
 

@@ -24,7 +24,7 @@ from gateway.flow.hedge import Hedges
 from gateway.flow.moving import Moves, is_final
 from gateway.flow.suspects import Suspects
 from gateway.policy.errors.classify import Diagnosis, error_object, is_openai_shaped
-from gateway.policy.limits.gate import Refusal
+from gateway.policy.limits.refusal import Refusal
 from gateway.policy.retry.retry import DENIALS, GiveUp, Step, Try, TryLater, next_step, rule_for
 from gateway.policy.retry.rules import Action
 from gateway.policy.snapshot import Target

@@ -24,7 +24,8 @@ from gateway.flow.admission.retry_budgets import CallBudgets, token_cost
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import FirstAnswer, dispatch
 from gateway.policy.health.latency import Latency
-from gateway.policy.limits.gate import Grant
+from gateway.policy.limits.entry import enter
+from gateway.policy.limits.grant import Grant
 from gateway.policy.retry.budgets import Retry
 from gateway.policy.retry.rules import Hedging
 from gateway.policy.snapshot import Target
@@ -169,7 +170,8 @@ class Hedges:
         vitals = gate.vitals
         if not vitals.is_clear or not line.waiters.is_free_for(rank):
             return None
-        grant = gate.enter(
+        grant = enter(
+            gate,
             call.estimate,
             call.max_tokens,
             self._clock.monotonic(),

@@ -17,9 +17,7 @@ from typing import Literal
 from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.estimate import ChargeRule
-from gateway.policy.limits.limits import CONTINUOUS, Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice, Tiers
@@ -83,7 +81,7 @@ class Counting:
     """How a target's provider counts against its limits, from `admission.yaml`."""
 
     kind: str = ""
-    """Whose headers to expect, as `policy.hints.provider_of` names it; empty: nobody's in particular."""
+    """Whose headers to expect, as `provider_headers.provider_of` names it; empty: nobody's in particular."""
     charge: ChargeRule = "sum"
     excludes_cached: bool = False
     """Tokens read from the provider's cache do not count."""

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.config.policies.admission import BUILT_IN_RULES, KINDS, WINDOWS
 from gateway.config.sections import tokenizers
-from gateway.policy.limits.limits import AZURE, CONTINUOUS, Cost, LimitSet
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.limit_set import LimitSet
+from gateway.policy.limits.rules import AZURE, CONTINUOUS, Limits
 from gateway.policy.snapshot import Counting, Target
 from tests.config.support import load_text, problems_of, with_policies
 

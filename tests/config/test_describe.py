@@ -14,7 +14,7 @@ from gateway.config.describe import describe
 from gateway.ingress.admin import explain as explain_module
 from gateway.ingress.admin.explain import explain
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.estimate import ChargeRule
+from gateway.policy.limits.rules import ChargeRule
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import ROOT, load_text

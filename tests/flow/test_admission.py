@@ -23,8 +23,9 @@ from gateway.errors import (
 )
 from gateway.exchange import Outgoing
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits.limits import Cost, Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits import entry, refusal
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.rules import Limits, Style
 from gateway.policy.snapshot import Counting, QueueBounds
 from gateway.provider_errors import ErrorClass
 from gateway.words import Endpoint, Usage
@@ -435,11 +436,11 @@ async def test_those_who_never_come_back_make_nobodys_wait_endless() -> None:
 async def test_a_deadline_that_passes_in_the_queue_is_told_at_its_moment() -> None:
     """A pause that grew after the call was held: 504, not a moment late, with how long it has waited."""
     bench = Bench([ScriptedUpstream(slow_down(20))])
-    grants = [bench.admission.gates.lines["p0/m"].gate.reserve(Cost(), bench.clock.now) for _ in range(1)]
+    grants = [entry.reserve(bench.admission.gates.lines["p0/m"].gate, Cost(), bench.clock.now) for _ in range(1)]
     task = await start(bench)
     await pass_time(bench, 1)
     assert grants[0] is not None
-    grants[0].gate.refused(grants[0], Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=60), [], bench.clock.now, 0.0)
+    refusal.refused(grants[0], Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=60), [], bench.clock.now, 0.0)
 
     await pass_time(bench, 28.999)
     assert not task.done()
@@ -538,9 +539,9 @@ async def test_a_fallback_that_was_only_thought_to_be_free_is_waited_for() -> No
     )
     line = bench.admission.gates.lines["p0/m"]
     await bench.serve()
-    grant = line.gate.reserve(Cost(), bench.clock.now)
+    grant = entry.reserve(line.gate, Cost(), bench.clock.now)
     assert grant is not None
-    line.gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=20), [], bench.clock.now, 0.0)
+    refusal.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=20), [], bench.clock.now, 0.0)
     first = await start(bench, stream=True)
     task = await start(bench)
     assert not task.done()
@@ -1089,7 +1090,7 @@ async def test_a_held_stream_can_be_told_its_place() -> None:
     assert [bench.admission.waiting.describe(call) for call in calls] == [
         b"queued position=%d eta_ms=%d" % (number, number * 1000) for number in (1, 2, 3)
     ]
-    bench.admission.gates.lines["p0/m"].gate.exhausted_until = bench.clock.now + 99
+    bench.admission.gates.lines["p0/m"].gate.pauses.quota_until = bench.clock.now + 99
     assert bench.admission.waiting.describe(calls[2]) == b"queued position=3"
     assert bench.admission.waiting.describe(bench.account.call) == b"waiting for p0/m"
     for task in tasks:

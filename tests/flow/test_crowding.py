@@ -162,7 +162,7 @@ def crowd_in(
             crowd.store.is_up = True
         await pressing
         (line,) = crowd.admissions[0][1].gates.lines.values()
-        untold = line.gate.limits.untold
+        untold = line.gate.limits.table.burst
         return Came(
             crowd.goodput(start, for_s),
             crowd.refused_share,

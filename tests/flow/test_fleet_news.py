@@ -26,7 +26,7 @@ from gateway.flow.fleet.news_memory import MOST_KEPT
 from gateway.flow.fleet.probe_turns import LOOK_AGAIN_S, SLOT_S
 from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.provider_headers import Learned, Reading
+from gateway.policy.learning.provider_headers import Learned, Reading
 from gateway.policy.snapshot import Counting, Model, Target
 from gateway.ports import NewsItem
 from tests.flow.bus import Bus, BusNews, Fleet, Replica
@@ -69,9 +69,9 @@ def test_a_pause_of_one_is_a_pause_of_all() -> None:
         group.gates()[1].leave_alone(20.0, clock.now)
         await group.hop()
 
-        left = [gate.paused_until - clock.now for gate in group.gates()]
+        left = [gate.pauses.ends_at - clock.now for gate in group.gates()]
         assert left == pytest.approx([20.0] * 3, abs=0.02)
-        assert [gate.paused for gate in group.gates()] == [1, 1, 1]
+        assert [gate.pauses.count for gate in group.gates()] == [1, 1, 1]
         assert len(group.bus.told) == 1
         await group.settle()
 
@@ -105,9 +105,9 @@ def test_the_longest_pause_wins() -> None:
             gate.leave_alone(pause_s, clock.now)
         await group.hop()
 
-        assert [gate.paused_until - clock.now for gate in group.gates()] == pytest.approx([9.0] * 3, abs=0.02)
+        assert [gate.pauses.ends_at - clock.now for gate in group.gates()] == pytest.approx([9.0] * 3, abs=0.02)
         group.replicas[0].gossip.hear(NewsItem("pause", "p0/m", 1.0))
-        assert group.gates()[0].paused_until - clock.now > 8.0
+        assert group.gates()[0].pauses.ends_at - clock.now > 8.0
         await group.settle()
 
     run(story)
@@ -125,7 +125,7 @@ def test_a_storm_of_refusals_is_told_a_few_times() -> None:
         await group.hop()
 
         assert len(group.bus.told) <= 10
-        ends = [gate.paused_until for gate in group.gates()]
+        ends = [gate.pauses.ends_at for gate in group.gates()]
         assert max(ends) - min(ends) < 0.06
         await group.settle()
 
@@ -146,7 +146,7 @@ def test_a_spent_quota_is_spent_for_all() -> None:
 
         assert isinstance(told.result, str)
         assert told.took_s < 1
-        assert [gate.exhausted_until > clock.now + 599 for gate in group.gates()] == [True] * 3
+        assert [gate.pauses.quota_until > clock.now + 599 for gate in group.gates()] == [True] * 3
         assert len(group.bus.of_kind("quota")) == 1
         await group.settle()
 
@@ -167,7 +167,7 @@ def test_a_learned_limit_is_known_to_all() -> None:
             await group.replicas[0].call()
             await group.hop()
 
-        rows = [{row.name: row for row in gate.limits.rows(clock.now)} for gate in group.gates()]
+        rows = [{row.name: row for row in gate.limits.table.rows(clock.now)} for gate in group.gates()]
         assert [row["requests_per_min"].capacity for row in rows] == [120] * 3
         assert [row["tokens_per_min"].capacity for row in rows] == [30000] * 3
         assert rows[0]["requests_per_min"].level < 8
@@ -179,7 +179,7 @@ def test_a_learned_limit_is_known_to_all() -> None:
         await group.replicas[2].call()
         await group.hop()
 
-        assert [gate.limits.rows(clock.now)[0].capacity for gate in group.gates()] == [60] * 3
+        assert [gate.limits.table.rows(clock.now)[0].capacity for gate in group.gates()] == [60] * 3
         assert len(group.bus.of_kind("limit")) == 2
         await group.settle()
 
@@ -195,7 +195,7 @@ def test_a_limit_that_still_holds_is_told_again_before_it_is_forgotten() -> None
         learned = Learned(requests=Reading(500.0, 10.0))
         for _ in range(12):
             for replica in group.replicas:
-                replica.gossip.learned(replica.gate(), learned, clock.now)
+                replica.gossip.learned(replica.gate().name, learned, clock.now)
                 await group.hop()
             await asyncio.sleep(600)
 
@@ -213,14 +213,14 @@ def test_limits_that_change_with_every_answer_are_told_now_and_then() -> None:
         told = [Learned(requests=Reading(amount, 10.0)) for amount in (500.0, 900.0)]
         for number in range(1000):
             replica = group.replicas[number % 3]
-            replica.gossip.learned(replica.gate(), told[number % 2], clock.now)
+            replica.gossip.learned(replica.gate().name, told[number % 2], clock.now)
             await asyncio.sleep(0.001)
         assert len(group.bus.of_kind("limit")) <= 3
 
         await asyncio.sleep(LIMIT_GRAIN_S)
         kept = read_limits(group.bus.of_kind("limit")[-1].item.detail)["requests_per_min"][0]
         other = told[kept == 500.0]
-        group.replicas[0].gossip.learned(group.gates()[0], other, clock.now)
+        group.replicas[0].gossip.learned(group.gates()[0].name, other, clock.now)
         assert group.bus.of_kind("limit")[-1].at == clock.now
         await group.settle()
 
@@ -260,8 +260,8 @@ def test_who_joins_later_hears_what_still_holds() -> None:
         late = group.join()
         await group.hop()
 
-        assert late.gate(0).paused_until == pytest.approx(first.gate(0).paused_until, abs=0.01)
-        assert late.gate(1).paused_until < clock.now
+        assert late.gate(0).pauses.ends_at == pytest.approx(first.gate(0).pauses.ends_at, abs=0.01)
+        assert late.gate(1).pauses.ends_at < clock.now
         assert (late.breaker_of(2).state, late.breaker_of(2).probe_at) == ("open", 1000.0 + 4.0 * FIRST_GO)
         assert (late.breaker_of(3).state, late.breaker_of(3).is_by_hand) == ("drained", True)
         await group.settle()
@@ -301,8 +301,8 @@ def test_news_of_a_model_nobody_has_asked_for_here_waits_for_the_first_who_does(
         one.admission.outages.force("p0/qux", "drained") if line_of(one, "qux") else None
         await asyncio.sleep(2.0)
 
-        assert line_of(other, "foo").gate.paused_until == pytest.approx(clock.now + 18.0, abs=0.01)
-        assert line_of(other, "bar").gate.paused_until < clock.now
+        assert line_of(other, "foo").gate.pauses.ends_at == pytest.approx(clock.now + 18.0, abs=0.01)
+        assert line_of(other, "bar").gate.pauses.ends_at < clock.now
         assert line_of(other, "baz").gate.vitals.breaker.state == "open"
         assert line_of(other, "qux").gate.vitals.breaker.state == "drained"
         assert not other.gossip._unmet.items
@@ -409,9 +409,9 @@ def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
         group.replicas[0].gossip.hear(item)
 
         (gate,) = group.gates()
-        assert gate.paused_until < clock.now
+        assert gate.pauses.ends_at < clock.now
         assert gate.vitals.is_clear
-        assert gate.limits.rows(clock.now) == []
+        assert gate.limits.table.rows(clock.now) == []
         await group.settle()
 
     run(story)
@@ -663,9 +663,9 @@ def test_closed_by_hand_it_is_trusted_by_all() -> None:
         group.replicas[0].admission.outages.force("p0/m", "closed")
         await group.hop()
 
-        assert [gate.vitals.is_clear and gate.paused_until < clock.now for gate in group.gates()] == [True] * 3
+        assert [gate.vitals.is_clear and gate.pauses.ends_at < clock.now for gate in group.gates()] == [True] * 3
         late = group.join()
-        assert late.gate().paused_until < clock.now
+        assert late.gate().pauses.ends_at < clock.now
         assert late.breaker_of().transitions == {"closed": 0, "open": 0, "half_open": 0, "drained": 0}
 
         await tell_open(group, 1)
@@ -695,13 +695,13 @@ def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) 
         group.bus.kept = {**hands, **rest} if is_first else {**rest, **hands}
         late = group.join()
 
-        assert late.gate(0).paused_until == pytest.approx(clock.now + 30.0, abs=0.1)
+        assert late.gate(0).pauses.ends_at == pytest.approx(clock.now + 30.0, abs=0.1)
         assert (late.breaker_of(0).state, late.breaker_of(1).state) == ("closed", "open")
 
         late.breaker_of(0).force("drained", clock.now)  # of an act that was older still
         late.gossip._hands.acts.clear()
         late.gossip.hear(hands["hand", "p0/m"][1]._replace(left_s=HAND_S - 3600.0))
-        assert (late.breaker_of(0).state, late.gate(0).paused_until > clock.now) == ("closed", True)
+        assert (late.breaker_of(0).state, late.gate(0).pauses.ends_at > clock.now) == ("closed", True)
         await group.settle()
 
     run(story)
@@ -784,7 +784,7 @@ def test_a_pause_after_a_hand_is_news_again() -> None:
         group.gates()[0].leave_alone(5.0, clock.now)
         await group.hop()
 
-        assert [gate.paused_until > clock.now + 4 for gate in group.gates()] == [True] * 3
+        assert [gate.pauses.ends_at > clock.now + 4 for gate in group.gates()] == [True] * 3
         await group.settle()
 
     run(story)

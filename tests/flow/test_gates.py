@@ -16,7 +16,8 @@ from gateway.errors import CircuitOpen, GatewayError
 from gateway.exchange import Outgoing
 from gateway.flow.admission import gates as gates_module
 from gateway.flow.admission.held import Held, Option, WaitingLine
-from gateway.policy.limits.limits import Cost
+from gateway.policy.limits import entry
+from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import LimitsAre, Target
 from gateway.provider_errors import ErrorClass
@@ -231,7 +232,7 @@ def test_who_is_in_use_stays_and_the_rest_is_bounded() -> None:
     """The longest unused is forgotten first; while many are in use there are more, and fewer again afterwards."""
     bench = Bench([ScriptedUpstream()])
     target, gates = wildcard(bench), bench.admission.gates
-    busy = gates.line(target, bench.call(model_name="busy")).gate.reserve(Cost(), bench.clock.now)
+    busy = entry.reserve(gates.line(target, bench.call(model_name="busy")).gate, Cost(), bench.clock.now)
     assert busy is not None
 
     for number in range(3 * MOST_NAMED):
@@ -245,11 +246,11 @@ def test_who_is_in_use_stays_and_the_rest_is_bounded() -> None:
         bench.clock.now += 0.01
         gate = gates.line(target, bench.call(model_name=f"busy-{number}")).gate
         assert gate.name == f"p0/busy-{number}"
-        grants.append(gate.reserve(Cost(), bench.clock.now))
+        grants.append(entry.reserve(gate, Cost(), bench.clock.now))
     assert len(gates.lines) >= 2 * MOST_NAMED
     for grant in grants:
         assert grant is not None
-        grant.gate.settle(grant, None, bench.clock.now)
+        grant.settle(None, bench.clock.now)
     for number in range(3 * MOST_NAMED):
         bench.clock.now += 0.01
         gates.line(target, bench.call(model_name=f"later-{number}"))
@@ -274,24 +275,25 @@ def test_a_name_that_was_forgotten_keeps_its_pause_and_its_levels() -> None:
     paused.leave_alone(100.0, bench.clock.now)
     spent.exhaust(100.0, bench.clock.now)
     for _ in range(30):
-        grant = used.reserve(Cost(), bench.clock.now)
-        used.settle(grant, None, bench.clock.now)
-    ends = paused.paused_until, spent.exhausted_until
+        grant = entry.reserve(used, Cost(), bench.clock.now)
+        assert grant is not None
+        grant.settle(None, bench.clock.now)
+    ends = paused.pauses.ends_at, spent.pauses.quota_until
     (before,) = used.rows(bench.clock.now)
     began_at = bench.clock.now
     forget_all()
 
     assert gate_of("paused") is not paused
-    assert gate_of("paused").paused_until == pytest.approx(ends[0], abs=0.01)
-    assert gate_of("spent").exhausted_until == pytest.approx(ends[1], abs=0.01)
+    assert gate_of("paused").pauses.ends_at == pytest.approx(ends[0], abs=0.01)
+    assert gate_of("spent").pauses.quota_until == pytest.approx(ends[1], abs=0.01)
     (after,) = gate_of("used").rows(bench.clock.now)
     assert after.level == pytest.approx(before.level + bench.clock.now - began_at, abs=0.01)
 
     forget_all()
     bench.clock.now += 1
     bench.admission.install(bench.policy)
-    assert gate_of("paused").paused_until > bench.clock.now
-    assert gate_of("spent").exhausted_until < bench.clock.now
+    assert gate_of("paused").pauses.ends_at > bench.clock.now
+    assert gate_of("spent").pauses.quota_until < bench.clock.now
 
 
 # -- What becomes of them
@@ -307,11 +309,11 @@ async def test_gates_that_are_dropped_leave_nothing_to_collect(kind: str) -> Non
     def use(number: int) -> None:
         who = {"credential": b"%d" % number} if kind == "callers" else {"model_name": f"name-{number}"}
         gate = gates.line(target, bench.call(**who)).gate
-        grant = gate.reserve(Cost(), bench.clock.now)
+        grant = entry.reserve(gate, Cost(), bench.clock.now)
         assert grant is not None
         bench.clock.now += 0.01
-        gate.answered(grant, [], bench.clock.now, bench.clock.wall())
-        gate.settle(grant, None, bench.clock.now)
+        grant.answered([], bench.clock.now, bench.clock.wall())
+        grant.settle(None, bench.clock.now)
         if number % 7 == 0:
             gate.leave_alone(50.0, bench.clock.now)
         if number % 11 == 0 and kind == "names":
@@ -342,24 +344,24 @@ def work(bench: Bench, line: WaitingLine, rng: random.Random) -> None:
     gate, clock = line.gate, bench.clock
     for number in range(120):
         clock.now += rng.random()
-        grant = gate.reserve(Cost(1, 50, 50), clock.now, estimate=50)
+        grant = entry.reserve(gate, Cost(1, 50, 50), clock.now, estimate=50)
         if grant is None:
             continue
         clock.now += 10 ** rng.uniform(-2.5, 1.5)
         if number % 10 == 0:
-            gate.judge(grant, ErrorClass.SERVER_ERROR, clock.now, 0.5)
-            gate.failed(grant, clock.now, is_overload=False)
+            grant.judge(ErrorClass.SERVER_ERROR, clock.now, 0.5)
+            grant.failed(clock.now, is_overload=False)
             continue
-        gate.answered(grant, HEADERS, clock.now, clock.wall(), is_stream=number % 2 == 0)
-        gate.judge(grant, None, clock.now, 0.5)
-        gate.settle(grant, Usage(50 + number, int(10 ** rng.uniform(0, 4))), clock.now)
+        grant.answered(HEADERS, clock.now, clock.wall(), is_stream=number % 2 == 0)
+        grant.judge(None, clock.now, 0.5)
+        grant.settle(Usage(50 + number, int(10 ** rng.uniform(0, 4))), clock.now)
     held = Held(1, "batch", "web", clock.now, model="m", size=10, deadline=clock.now + 1, wake=lambda: None)
     option = Option(0, line, Cost(), 0.0, 0, None)
     bench.admission.queue.hold(held, [option], option)
     if not held.is_gone:
         bench.admission.queue.leave(held)
     elif held.grant is not None:
-        gate.settle(held.grant, None, clock.now)
+        held.grant.settle(None, clock.now)
 
 
 @pytest.mark.parametrize(("kind", "most_bytes"), [("names", 16_384), ("callers", 6_000), ("unused callers", 3_000)])

@@ -14,6 +14,7 @@ from gateway.call import Reply
 from gateway.exchange import Outgoing
 from gateway.flow.hedge import CANCELLED
 from gateway.policy.health.target_health import UNHEALTHY
+from gateway.policy.limits import entry
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import Backoff, Hedging, Retries
@@ -472,11 +473,11 @@ async def test_a_second_never_waits() -> None:
 
     serving = await track.begin()
     other = track.bench.admission
-    taken = track.gates[1].reserve(track.gates[1].cost_of(0, None), track.bench.clock.now)
+    taken = entry.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
     assert taken is not None
     await track.late()
     assert other.queue.occupancy.calls == 0
-    track.gates[1].cancel(taken, track.bench.clock.now)
+    taken.cancel(track.bench.clock.now)
     await track.late(20)
 
     assert [len(wire.sent) for wire in track.wires] == [1, 0]
@@ -489,13 +490,13 @@ async def test_the_same_target_where_nobody_else_is_free() -> None:
     track = Track(limits=[Limits(), Limits(max_concurrency=1)])
 
     serving = await track.begin()
-    taken = track.gates[1].reserve(track.gates[1].cost_of(0, None), track.bench.clock.now)
+    taken = entry.reserve(track.gates[1], track.gates[1].cost_of(0, None), track.bench.clock.now)
     assert taken is not None
     await track.late()
     assert [len(wire.sent) for wire in track.wires] == [2, 0]
     track.wires[0].answer()
     await serving
-    track.gates[1].cancel(taken, track.bench.clock.now)
+    taken.cancel(track.bench.clock.now)
 
     assert [str(attempt) for attempt in track.ledger] == ["p0/m:cancelled(1.5s)", "p0/m:200"]
     track.nothing_is_left()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import KeyRateLimited
-from gateway.policy.limits.limits import LimitSet
+from gateway.policy.limits.limit_set import LimitSet
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Key
 from gateway.provider_errors import ErrorClass
@@ -29,7 +29,7 @@ def one(*scripts: object, **limits: float) -> Bench:
 
 
 def levels(bench: Bench, name: str = "web") -> dict[str, float]:
-    return {row.name: row.level for row in bench.admission.keys.sets[name].rows(bench.clock.now)}
+    return {row.name: row.level for row in bench.admission.keys.sets[name].table.rows(bench.clock.now)}
 
 
 def reload(bench: Bench, *keys: Key) -> None:

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from gateway.errors import KeyRateLimited
-from gateway.policy.limits.limits import CONTINUOUS, Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.rules import CONTINUOUS, Limits, Style
 from gateway.policy.snapshot import Key
 from tests.flow.fleet import Replica, SharedPools, admitted, fleet
 from tests.flow.virtual import LoopClock, run
@@ -235,7 +234,7 @@ def test_shares_follow_a_reload(window_s: float | None) -> None:
         await replica.offer(50, 1)
         limits = replica.admission.gates.lines["p0/m"].gate.limits
         style = CONTINUOUS if window_s is None else Style(request_window_s=window_s)
-        limits.configure(Limits(requests_per_min=60, request_burst=10), clock.now, style)
+        limits.table.configure(Limits(requests_per_min=60, request_burst=10), clock.now, style)
         start = clock.now
         await replica.offer(20, 60)
         return replica.admitted_between(start, start + 60)
@@ -251,11 +250,13 @@ def test_slots_of_calls_that_run_survive_a_reload() -> None:
         running = [asyncio.ensure_future(replica.call(lasts_s=5)) for _ in range(2)]
         await clock.sleep(0.1)
         limits = replica.admission.gates.lines["p0/m"].gate.limits
-        limits.configure(Limits(requests_per_min=6000, max_concurrency=2), clock.now, Style(request_window_s=10.0))
+        limits.table.configure(
+            Limits(requests_per_min=6000, max_concurrency=2), clock.now, Style(request_window_s=10.0)
+        )
         refused = await replica.call(deadline=clock.now + 1)
-        limits.configure(Limits(requests_per_min=6000), clock.now)
+        limits.table.configure(Limits(requests_per_min=6000), clock.now)
         await asyncio.gather(*running)
-        limits.configure(Limits(requests_per_min=6000, max_concurrency=2), clock.now)
+        limits.table.configure(Limits(requests_per_min=6000, max_concurrency=2), clock.now)
         return refused, all(await asyncio.gather(*[replica.call(lasts_s=1) for _ in range(2)]))
 
     assert run(story) == (False, True)

@@ -18,6 +18,7 @@ from gateway.ingress.admin.views import breaker_states, retry_levels, show_targe
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.health.target_health import TargetHealth
+from gateway.policy.limits import entry
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import Retries
 from tests.e2e.conftest import StartGateway
@@ -270,7 +271,7 @@ async def test_draining_sends_those_who_wait_away() -> None:
     """With the reason: nobody knows how long it will last."""
     bench = Bench([ScriptedUpstream()], limits=[Limits(max_concurrency=1)])
     gate = bench.admission.gates.lines["p0/m"].gate
-    grant = gate.reserve(gate.cost_of(0, None), bench.clock.now)
+    grant = entry.reserve(gate, gate.cost_of(0, None), bench.clock.now)
     assert grant is not None
     task = await held(bench)
 

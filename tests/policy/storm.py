@@ -17,8 +17,8 @@ from math import inf
 from random import Random
 from typing import Literal
 
+from gateway.policy.learning.rate_search import RateSearch, SearchPolicy
 from gateway.policy.limits.bucket import Bucket
-from gateway.policy.limits.rate_search import RateSearch, SearchPolicy
 from gateway.policy.limits.windows import Window
 
 Event = tuple[float, int, Literal["arrives", "accepted", "refused", "timer"], float, float]

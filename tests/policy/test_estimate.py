@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.estimate import Calibration, ChargeRule, charge, estimate_input_tokens
-from gateway.policy.limits.limits import Cost
+from gateway.policy.limits.calibration import Calibration
+from gateway.policy.limits.cost import Cost, charge
+from gateway.policy.limits.estimate import estimate_input_tokens
+from gateway.policy.limits.rules import ChargeRule
 
 BOUNDED = settings(deadline=None, derandomize=True)
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.policy.admission.fair_queue import FairQueue
 from gateway.policy.admission.lane_line import Ticket, Waiter
-from gateway.policy.limits.limits import NOTHING, Cost
+from gateway.policy.limits.cost import NOTHING, Cost
 from gateway.words import LANES, Lane
 from tests.sweeps import sampled
 

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate, Grant, Refusal
-from gateway.policy.limits.limits import NOTHING, Cost, Style
-from gateway.policy.limits.provider_headers import Learned, never_fits, retry_delay_s
-from gateway.policy.limits.rules import Limits
+from gateway.policy.learning.provider_headers import Learned, never_fits, retry_delay_s
+from gateway.policy.limits import entry
+from gateway.policy.limits.cost import NOTHING, Cost
+from gateway.policy.limits.gate import BURST, LONGEST_HOLD_S, QUOTA_LONGEST_S, QUOTA_PROBE_S, Gate
+from gateway.policy.limits.grant import Grant
+from gateway.policy.limits.refusal import Refusal, refused
+from gateway.policy.limits.rules import Limits, Style
 from gateway.policy.snapshot import Counting
 from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
@@ -32,13 +35,13 @@ def new_gate(counting: Counting = FIXED, /, **limits: float) -> Gate:
 
 
 def take(gate: Gate, now: float, cost: Cost = ONE, *, estimate: int = 0, max_tokens: int | None = None) -> Grant:
-    grant = gate.reserve(cost, now, estimate=estimate, max_tokens=max_tokens)
+    grant = entry.reserve(gate, cost, now, estimate=estimate, max_tokens=max_tokens)
     assert grant is not None
     return grant
 
 
 def accept(gate: Gate, grant: Grant, now: float, *headers: tuple[bytes, bytes], is_stream: bool = False) -> None:
-    gate.answered(grant, headers, now, WALL + now, is_stream=is_stream)
+    grant.answered(headers, now, WALL + now, is_stream=is_stream)
 
 
 def refuse(
@@ -51,7 +54,7 @@ def refuse(
 ) -> Refusal:
     delay_s = retry_delay_s(429, headers, body, WALL + now, gate.counting.kind)
     diagnosis = Diagnosis(ErrorClass(error_class), delay_s=delay_s, never_fits=never_fits(body))
-    return gate.refused(grant, diagnosis, headers, now, WALL + now)
+    return refused(grant, diagnosis, headers, now, WALL + now)
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:
@@ -74,12 +77,12 @@ def drain(gate: Gate, start: float, seconds: float, cost: Cost = ONE, *, latency
     while now < start + seconds and len(went) < 100_000:
         while latency_s is not None and flying and flying[0].at + latency_s <= now:
             accept(gate, flying.pop(0), now)
-        grant = gate.reserve(cost, now)
+        grant = entry.reserve(gate, cost, now)
         if grant is not None:
             went.append(now)
             flying.append(grant)
             continue
-        wait_s = gate.admit(cost, now)
+        wait_s = entry.admit(gate, cost, now)
         ends_at = flying[0].at + latency_s if flying and latency_s is not None else inf
         now = min(inf if wait_s is None else now + max(wait_s, 1e-6), ends_at)
         if now == inf:
@@ -111,11 +114,11 @@ def test_what_was_taken_is_corrected_once(end: str, again: str) -> None:
 
 def finish(gate: Gate, grant: Grant, how: str) -> None:
     if how == "settle":
-        gate.settle(grant, Usage(80, 20), 0.0)
+        grant.settle(Usage(80, 20), 0.0)
     elif how == "cancel":
-        gate.cancel(grant, 0.0)
+        grant.cancel(0.0)
     elif how == "failed":
-        gate.failed(grant, 0.0, is_overload=False)
+        grant.failed(0.0, is_overload=False)
     else:
         refuse(gate, grant, 0.0)
 
@@ -152,7 +155,7 @@ def test_an_end_that_tells_no_usage_leaves_the_estimate() -> None:
     """Nobody knows better: a client that left, an answer without counts."""
     gate = new_gate(tokens_per_min=1000)
 
-    gate.settle(take(gate, 0.0, Cost(1, 300, 50), estimate=300), None, 0.0)
+    take(gate, 0.0, Cost(1, 300, 50), estimate=300).settle(None, 0.0)
 
     assert levels(gate, 0.0)["tokens_per_min"] == 650
 
@@ -163,8 +166,8 @@ def test_a_reservation_is_all_or_nothing() -> None:
     take(gate, 0.0, Cost(1, 500, 0))
     before = levels(gate, 0.0)
 
-    assert gate.reserve(Cost(1, 100, 0), 0.0) is None
-    assert gate.reserve(Cost(1, 600, 0), 0.0) is None
+    assert entry.reserve(gate, Cost(1, 100, 0), 0.0) is None
+    assert entry.reserve(gate, Cost(1, 600, 0), 0.0) is None
 
     assert levels(gate, 0.0) == before
     assert gate.in_flight == 1
@@ -175,24 +178,24 @@ def test_a_call_whose_client_left_is_not_in_flight_any_more() -> None:
     gate = new_gate(LEARNING)
 
     for _ in range(10):
-        grants = [gate.reserve(ONE, 0.0) for _ in range(10)]
+        grants = [entry.reserve(gate, ONE, 0.0) for _ in range(10)]
         assert None not in grants
         for grant in grants:
             assert grant is not None
-            gate.settle(grant, None, 0.0)
+            grant.settle(None, 0.0)
 
 
 def test_fractions_of_tokens_leave_no_trace() -> None:
     """Estimates are cut to fractions; when calls have ended in any order, the next one is still let in."""
     gate = new_gate(tokens_per_min=1e9)
-    gate.settle(take(gate, 0.0, Cost(1, 100, 0), estimate=100), Usage(200, 5), 0.0)  # estimates err
+    take(gate, 0.0, Cost(1, 100, 0), estimate=100).settle(Usage(200, 5), 0.0)  # estimates err
     take(gate, 0.0, NOTHING)
 
     for parts in range(3, 300):
         grants = [take(gate, 0.0, Cost(1, 1e5 / (parts + n), 0)) for n in range(3)]
         for grant in grants:
-            gate.settle(grant, None, 0.0)
-        gate.cancel(take(gate, 0.0, NOTHING), 0.0)
+            grant.settle(None, 0.0)
+        take(gate, 0.0, NOTHING).cancel(0.0)
 
 
 # -- Pauses
@@ -204,11 +207,11 @@ def test_nothing_goes_during_a_pause() -> None:
 
     assert refuse(gate, take(gate, 10.0), 10.0, retry_after(5)) is Refusal.WAIT
 
-    assert gate.paused_until == 15.0
-    assert gate.admit(ONE, 10.0) == 5.0
-    assert gate.ready_at(ONE, 10.0) == 15.0
-    assert gate.reserve(ONE, 14.999) is None
-    assert gate.reserve(ONE, 15.0) is not None
+    assert gate.pauses.ends_at == 15.0
+    assert entry.admit(gate, ONE, 10.0) == 5.0
+    assert entry.ready_at(gate, ONE, 10.0) == 15.0
+    assert entry.reserve(gate, ONE, 14.999) is None
+    assert entry.reserve(gate, ONE, 15.0) is not None
 
 
 @pytest.mark.parametrize("order", [(5, 2), (2, 5), (5, 0), (5, 5)])
@@ -220,8 +223,8 @@ def test_the_latest_hint_wins(order: tuple[float, float]) -> None:
     for grant, hint in zip(grants, order, strict=True):
         refuse(gate, grant, 1.0, retry_after(hint))
 
-    assert gate.paused_until == 6.0
-    assert gate.paused == 1
+    assert gate.pauses.ends_at == 6.0
+    assert gate.pauses.count == 1
 
 
 @settings(deadline=None, derandomize=True)
@@ -235,9 +238,9 @@ def test_no_answer_moves_a_pause_back(course: list[tuple[float, float | None]]) 
     for (gap_s, hint), grant in zip(course, grants, strict=True):
         now += gap_s
         refuse(gate, grant, now, *([] if hint is None else [retry_after(hint)]))
-        until = max(until, gate.paused_until)
-        assert gate.paused_until == until
-        assert (gate.reserve(ONE, now) is None) or until <= now
+        until = max(until, gate.pauses.ends_at)
+        assert gate.pauses.ends_at == until
+        assert (entry.reserve(gate, ONE, now) is None) or until <= now
 
 
 def test_those_behind_a_pause_are_predicted_one_after_the_other() -> None:
@@ -245,7 +248,7 @@ def test_those_behind_a_pause_are_predicted_one_after_the_other() -> None:
     gate = new_gate(requests_per_min=60)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(5))
 
-    assert gate.ready_at(ONE, 0.0, Cost(10, 0, 0)) == 15.0
+    assert entry.ready_at(gate, ONE, 0.0, Cost(10, 0, 0)) == 15.0
 
 
 def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
@@ -256,7 +259,7 @@ def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
     refuse(gate, refused, 1.0, retry_after(5))
     accept(gate, early, 2.0)
 
-    assert gate.admit(ONE, 2.0) == 4.0
+    assert entry.admit(gate, ONE, 2.0) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -295,10 +298,10 @@ def test_no_herd_follows_a_pause_where_no_limit_is_known() -> None:
     grants = [take(gate, 0.0) for _ in range(16)]
     for grant in grants:
         accept(gate, grant, 0.1)
-        gate.settle(grant, None, 0.1)
+        grant.settle(None, 0.1)
     refuse(gate, take(gate, 0.2), 0.3, retry_after(5))
 
-    assert gate.admit(ONE, 5.3) == 0.0
+    assert entry.admit(gate, ONE, 5.3) == 0.0
     (row,) = gate.rows(5.3)
     went = drain(gate, 5.3, 1.0, latency_s=0.05)
 
@@ -319,17 +322,17 @@ def test_a_target_that_only_refuses_is_asked_by_one_call_at_a_time() -> None:
     gate = new_gate(requests_per_min=6000)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(1))
     assert len(drain(gate, 2.5, 0.001)) > 1  # after one pause: as the limits allow
-    probes = [gate.reserve(ONE, 2.6) for _ in range(2)]
+    probes = [entry.reserve(gate, ONE, 2.6) for _ in range(2)]
     assert probes[1] is not None
     refuse(gate, probes[1], 2.7, retry_after(1))
 
     probe = take(gate, 4.0)
-    assert gate.reserve(ONE, 4.0) is None
-    assert gate.admit(ONE, 4.0) == 1.0
+    assert entry.reserve(gate, ONE, 4.0) is None
+    assert entry.admit(gate, ONE, 4.0) == 1.0
     refuse(gate, probe, 4.1, retry_after(1))
-    assert gate.reserve(ONE, 5.0) is None  # it is a pause again
+    assert entry.reserve(gate, ONE, 5.0) is None  # it is a pause again
     probe = take(gate, 6.2)
-    assert gate.reserve(ONE, 6.2) is None
+    assert entry.reserve(gate, ONE, 6.2) is None
     accept(gate, probe, 6.3)
 
     assert len(drain(gate, 7.3, 0.001)) > 1
@@ -346,7 +349,7 @@ def test_a_probe_that_ends_without_a_word_makes_room_for_the_next(end: str) -> N
     finish(gate, probe, end)
 
     take(gate, 5.0)
-    assert gate.reserve(ONE, 5.0) is None
+    assert entry.reserve(gate, ONE, 5.0) is None
 
 
 def test_calls_of_an_earlier_flight_are_no_probes() -> None:
@@ -358,10 +361,10 @@ def test_calls_of_an_earlier_flight_are_no_probes() -> None:
 
     probe = take(gate, 5.0)
     for grant in flight[1:]:
-        gate.settle(grant, None, 5.0)
-    assert gate.reserve(ONE, 5.0) is None
+        grant.settle(None, 5.0)
+    assert entry.reserve(gate, ONE, 5.0) is None
 
-    gate.cancel(probe, 5.0)
+    probe.cancel(5.0)
     take(gate, 5.0)
 
 
@@ -375,7 +378,7 @@ def test_a_success_of_an_earlier_flight_opens_nothing() -> None:
     accept(gate, early, 3.5)
 
     take(gate, 5.0)
-    assert gate.reserve(ONE, 5.0) is None
+    assert entry.reserve(gate, ONE, 5.0) is None
 
 
 def test_a_flight_of_refusals_counts_once() -> None:
@@ -384,7 +387,7 @@ def test_a_flight_of_refusals_counts_once() -> None:
     for grant in [take(gate, 0.0) for _ in range(100)]:
         refuse(gate, grant, 1.0, retry_after(1))
 
-    assert len([gate.reserve(ONE, 3.0) for _ in range(5)]) == 5
+    assert len([entry.reserve(gate, ONE, 3.0) for _ in range(5)]) == 5
     assert gate.in_flight == 5
 
 
@@ -395,13 +398,13 @@ def test_a_provider_that_asks_for_no_time_again_and_again_is_not_hammered(hint: 
     now, asked = 0.0, 0
 
     while now < 10.0:
-        grant = gate.reserve(ONE, now)
+        grant = entry.reserve(gate, ONE, now)
         if grant is not None:
             asked += 1
             now += 0.001
             refuse(gate, grant, now, retry_after(hint))
         else:
-            now += max(0.0001, gate.admit(ONE, now) or 0.0)
+            now += max(0.0001, entry.admit(gate, ONE, now) or 0.0)
 
     assert asked <= 20
 
@@ -415,14 +418,14 @@ def test_unexplained_refusals_back_off_exponentially() -> None:
     now, waits = 0.0, []
     for _ in range(10):
         refuse(gate, take(gate, now), now)
-        waits.append(gate.paused_until - now)
-        now = gate.paused_until
+        waits.append(gate.pauses.ends_at - now)
+        now = gate.pauses.ends_at
 
     assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0, 8.0])
     accept(gate, take(gate, now), now)
     grant = take(gate, now)
     refuse(gate, grant, now)
-    assert gate.paused_until - now == pytest.approx(0.05)
+    assert gate.pauses.ends_at - now == pytest.approx(0.05)
 
 
 def test_limits_that_do_not_explain_the_refusals_are_not_believed_for_ever() -> None:
@@ -431,7 +434,7 @@ def test_limits_that_do_not_explain_the_refusals_are_not_believed_for_ever() -> 
     now = 0.0
     while "found_requests_per_min" not in levels(gate, now):
         refuse(gate, take(gate, now), now)
-        now = gate.paused_until
+        now = gate.pauses.ends_at
         accept(gate, take(gate, now), now)  # it serves, but not as much as was told
         assert now < 60
 
@@ -448,11 +451,11 @@ def test_a_refusal_now_and_then_does_not_make_limits_unbelievable() -> None:
     gate = new_gate(LEARNING, requests_per_min=60_000)
     now = 0.0
     for number in range(3000):
-        now = max(now + 0.1, gate.paused_until)
+        now = max(now + 0.1, gate.pauses.ends_at)
         grant = take(gate, now)
         if number % 30:
             accept(gate, grant, now)
-            gate.settle(grant, None, now)
+            grant.settle(None, now)
         else:
             refuse(gate, grant, now)
 
@@ -465,7 +468,7 @@ def test_limits_are_believed_where_the_config_says_so() -> None:
     now = 0.0
     for _ in range(50):
         refuse(gate, take(gate, now), now)
-        now = gate.paused_until
+        now = gate.pauses.ends_at
 
     assert levels(gate, now).keys() == {"requests_per_min"}
 
@@ -489,11 +492,11 @@ def test_a_spent_quota_is_not_waited_for(error_class: str, headers: list[tuple[b
     assert refuse(gate, grant, 0.0, *headers, error_class=error_class) is Refusal.EXHAUSTED
     refuse(gate, other, 0.0, retry_after(1))
 
-    assert gate.exhausted_until == until
-    assert gate.ready_at(ONE, 1.0) == inf
-    assert gate.reserve(ONE, until - 0.001) is None
+    assert gate.pauses.quota_until == until
+    assert entry.ready_at(gate, ONE, 1.0) == inf
+    assert entry.reserve(gate, ONE, until - 0.001) is None
     assert gate.blocking(ONE, 1.0) == "quota"
-    assert gate.ready_at(ONE, until) == until
+    assert entry.ready_at(gate, ONE, until) == until
     take(gate, until)
 
 
@@ -502,7 +505,7 @@ def test_the_longest_rate_limit_is_still_one() -> None:
     gate = new_gate()
 
     assert refuse(gate, take(gate, 0.0), 0.0, retry_after(LONGEST_HOLD_S)) is Refusal.WAIT
-    assert gate.ready_at(ONE, 0.0) == LONGEST_HOLD_S
+    assert entry.ready_at(gate, ONE, 0.0) == LONGEST_HOLD_S
 
 
 def test_a_call_above_the_limit_pauses_nobody() -> None:
@@ -514,7 +517,7 @@ def test_a_call_above_the_limit_pauses_nobody() -> None:
 
     assert refusal is Refusal.NEVER_FITS
     assert levels(gate, 0.0) == before
-    assert (gate.in_flight, gate.admit(ONE, 0.0)) == (0, 0.0)
+    assert (gate.in_flight, entry.admit(gate, ONE, 0.0)) == (0, 0.0)
 
 
 def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
@@ -522,10 +525,10 @@ def test_an_estimate_a_little_above_the_limit_still_fits() -> None:
     gate = new_gate(tokens_per_min=1000)
 
     assert gate.cost_of(1200, 0) == Cost(1, 1000, 0)
-    assert gate.admit(gate.cost_of(1200, 0), 0.0) == 0.0
+    assert entry.admit(gate, gate.cost_of(1200, 0), 0.0) == 0.0
     assert gate.cost_of(1300, 0) == Cost(1, 1300, 0)
-    assert gate.admit(gate.cost_of(1300, 0), 0.0) == inf
-    assert gate.ready_at(gate.cost_of(1300, 0), 0.0) == inf
+    assert entry.admit(gate, gate.cost_of(1300, 0), 0.0) == inf
+    assert entry.ready_at(gate, gate.cost_of(1300, 0), 0.0) == inf
 
 
 def test_never_is_never_also_while_a_slot_is_awaited() -> None:
@@ -533,16 +536,16 @@ def test_never_is_never_also_while_a_slot_is_awaited() -> None:
     gate = new_gate(tokens_per_min=1000, max_concurrency=1)
     take(gate, 0.0, Cost(1, 10, 0))
 
-    assert gate.admit(Cost(1, 5000, 0), 0.0) == inf
-    assert gate.admit(Cost(1, 10, 0), 0.0) is None
+    assert entry.admit(gate, Cost(1, 5000, 0), 0.0) == inf
+    assert entry.admit(gate, Cost(1, 10, 0), 0.0) is None
 
     gate = new_gate(tokens_per_min=1000)
     for now in (0.0, 2.0, 9.0):
         probe = take(gate, now, Cost(1, 10, 0))
         if now < 9.0:
             refuse(gate, probe, now, retry_after(1))
-    assert gate.admit(Cost(1, 5000, 0), 9.0) == inf
-    assert gate.admit(Cost(1, 10, 0), 9.0) == 1.0
+    assert entry.admit(gate, Cost(1, 5000, 0), 9.0) == inf
+    assert entry.admit(gate, Cost(1, 10, 0), 9.0) == 1.0
 
 
 def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
@@ -551,7 +554,7 @@ def test_a_probe_that_is_not_refused_at_once_has_been_let_in() -> None:
     for now in (0.0, 2.0):
         refuse(gate, take(gate, now), now, retry_after(1))
     take(gate, 5.0)
-    assert gate.reserve(ONE, 5.9) is None
+    assert entry.reserve(gate, ONE, 5.9) is None
 
     take(gate, 6.1)
     take(gate, 6.1)
@@ -581,8 +584,8 @@ def test_token_limits_are_counted_from_when_they_are_known() -> None:
     )
 
     assert gate.counts_tokens
-    assert gate.reserve(Cost(1, 950, 0), 0.0) is None
-    assert gate.reserve(Cost(1, 850, 0), 0.0) is not None
+    assert entry.reserve(gate, Cost(1, 950, 0), 0.0) is None
+    assert entry.reserve(gate, Cost(1, 850, 0), 0.0) is not None
 
 
 def test_a_refusals_headers_teach_as_well() -> None:
@@ -624,7 +627,7 @@ def test_no_header_breaks_a_gate(headers: list[tuple[bytes, bytes]]) -> None:
     refuse(gate, take(gate, 0.01), 0.01, *headers)
 
     assert 0 < capacities(gate)["requests_per_min"][0] <= 600
-    assert gate.paused_until < inf
+    assert gate.pauses.ends_at < inf
 
 
 # -- Tokens
@@ -648,7 +651,7 @@ def test_tokens_are_charged_by_the_providers_rule(
 
     cost = gate.cost_of(100, max_tokens)
     grant = take(gate, 0.0, cost, estimate=100, max_tokens=max_tokens)
-    gate.settle(grant, usage, 0.0)
+    grant.settle(usage, 0.0)
 
     assert cost == reserved
     (level,) = levels(gate, 0.0).values()
@@ -660,7 +663,7 @@ def test_cached_tokens_cost_nothing_where_the_provider_says_so() -> None:
     for excludes_cached, left in ((True, 10_000 - 30 - 20), (False, 10_000 - 130 - 20)):
         gate = new_gate(Counting(learns=False, excludes_cached=excludes_cached), tokens_per_min=10_000)
 
-        gate.settle(take(gate, 0.0, gate.cost_of(100, None), estimate=100), Usage(130, 20, cached=100), 0.0)
+        take(gate, 0.0, gate.cost_of(100, None), estimate=100).settle(Usage(130, 20, cached=100), 0.0)
 
         assert levels(gate, 0.0)["tokens_per_min"] == left
 
@@ -670,7 +673,7 @@ def test_output_is_counted_apart_where_it_is_limited_apart() -> None:
     counting = Counting(learns=False, charge="input")
     gate = new_gate(counting, tokens_per_min=10_000, output_tokens_per_min=1000)
 
-    gate.settle(take(gate, 0.0, gate.cost_of(100, 300), estimate=100, max_tokens=300), Usage(110, 40), 0.0)
+    take(gate, 0.0, gate.cost_of(100, 300), estimate=100, max_tokens=300).settle(Usage(110, 40), 0.0)
 
     assert levels(gate, 0.0) == {"input_tokens_per_min": 9890, "output_tokens_per_min": 960}
 
@@ -679,7 +682,7 @@ def test_estimates_are_set_right_by_what_was_used() -> None:
     """A model whose calls turn out twice as large is charged twice the estimate; answers as long as they were."""
     gate = new_gate(tokens_per_min=1e6)
     for _ in range(50):
-        gate.settle(take(gate, 0.0, gate.cost_of(100, None), estimate=100), Usage(200, 30), 0.0)
+        take(gate, 0.0, gate.cost_of(100, None), estimate=100).settle(Usage(200, 30), 0.0)
 
     cost = gate.cost_of(100, None)
 
@@ -694,8 +697,8 @@ def test_uncertain_estimates_leave_a_margin() -> None:
         gate = new_gate(tokens_per_min=10_000)
         for number in range(200):
             grant = take(gate, number * 60.0, gate.cost_of(100, 1), estimate=100, max_tokens=1)
-            gate.settle(grant, Usage(100 + spread * (-1) ** number, 1), number * 60.0)
-        taken[spread] = len([None for _ in range(200) if gate.reserve(Cost(1, 100, 0), 1e6) is not None])
+            grant.settle(Usage(100 + spread * (-1) ** number, 1), number * 60.0)
+        taken[spread] = len([None for _ in range(200) if entry.reserve(gate, Cost(1, 100, 0), 1e6) is not None])
         take(gate, 2e6, Cost(1, 10_000, 0))
 
     assert taken[0] == 100
@@ -706,7 +709,7 @@ def test_our_own_guess_teaches_nothing() -> None:
     """Usage that nobody reported would only confirm the estimate."""
     gate = new_gate(tokens_per_min=1e6)
 
-    gate.settle(take(gate, 0.0, gate.cost_of(100, None), estimate=100), Usage(200, 30, estimated=True), 0.0)
+    take(gate, 0.0, gate.cost_of(100, None), estimate=100).settle(Usage(200, 30, estimated=True), 0.0)
 
     assert gate.cost_of(100, None) == Cost(1, 100, 512)
 
@@ -727,9 +730,9 @@ def test_slots_are_waited_for_and_not_timed() -> None:
     gate = new_gate(max_concurrency=2)
     grants = [take(gate, 0.0) for _ in range(2)]
 
-    assert gate.admit(ONE, 0.0) is None
-    gate.settle(grants[0], None, 1.0)
-    assert gate.admit(ONE, 1.0) == 0.0
+    assert entry.admit(gate, ONE, 0.0) is None
+    grants[0].settle(None, 1.0)
+    assert entry.admit(gate, ONE, 1.0) == 0.0
 
 
 def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> None:
@@ -738,13 +741,13 @@ def test_a_target_that_queues_without_bound_is_kept_where_it_answers_fast() -> N
     now = 0.0
     for _ in range(2000):
         grants: list[Grant] = []
-        while (grant := gate.reserve(ONE, now)) is not None and len(grants) < 200:
+        while (grant := entry.reserve(gate, ONE, now)) is not None and len(grants) < 200:
             grants.append(grant)
         # Eight at a time take a tenth of a second; everyone above that waits behind them.
         now += 0.1 * max(1.0, len(grants) / 8)
         for grant in grants:
             accept(gate, grant, now, is_stream=True)
-            gate.settle(grant, None, now)
+            grant.settle(None, now)
 
     (row,) = gate.rows(now)
     assert row.name == "found_concurrency"
@@ -757,10 +760,10 @@ def test_a_target_that_times_out_gets_fewer_calls() -> None:
     first = capacities(gate)["found_concurrency"]
 
     for _ in range(5):
-        gate.failed(take(gate, 0.0), 1.0, is_overload=False)
+        take(gate, 0.0).failed(1.0, is_overload=False)
     assert capacities(gate)["found_concurrency"] == first
     for _ in range(5):
-        gate.failed(take(gate, 0.0), 60.0, is_overload=True)
+        take(gate, 0.0).failed(60.0, is_overload=True)
 
     assert capacities(gate)["found_concurrency"] < first
 
@@ -771,13 +774,13 @@ def test_a_long_answer_is_no_sign_of_a_queue() -> None:
     now = 0.0
     for number in range(2000):
         flight: list[Grant] = []
-        while (grant := gate.reserve(ONE, now)) is not None and len(flight) < 100:
+        while (grant := entry.reserve(gate, ONE, now)) is not None and len(flight) < 100:
             flight.append(grant)
         output = 10 if number % 2 else 1000
         now += 0.01 * output
         for grant in flight:
             accept(gate, grant, now)
-            gate.settle(grant, Usage(10, output), now)
+            grant.settle(Usage(10, output), now)
 
     assert capacities(gate)["found_concurrency"][0] > 50
 
@@ -804,10 +807,10 @@ def test_a_reload_keeps_levels_pauses_and_what_was_learned() -> None:
 
     gate.configure(Limits(requests_per_min=300, tokens_per_min=20_000), LEARNING, 0.0)
 
-    assert gate.paused_until == 5.0
+    assert gate.pauses.ends_at == 5.0
     assert gate.in_flight == 1
     assert levels(gate, 0.0)["tokens_per_min"] <= 6000
-    gate.settle(grant, None, 0.0)
+    grant.settle(None, 0.0)
     assert gate.in_flight == 0
 
 
@@ -874,8 +877,8 @@ def test_no_course_of_events_breaks_a_gate(
         now += gap_s
         cost = gate.cost_of(tokens, None)
         if event == "take":
-            wait_s = gate.admit(cost, now)
-            grant = gate.reserve(cost, now, estimate=tokens)
+            wait_s = entry.admit(gate, cost, now)
+            grant = entry.reserve(gate, cost, now, estimate=tokens)
             assert (grant is not None) == (wait_s == 0.0)
             flying += [grant] if grant is not None else []
         elif event == "reload":
@@ -888,22 +891,22 @@ def test_no_course_of_events_breaks_a_gate(
                 flying.remove(grant)
                 end_somehow(gate, grant, event, now, tokens)
         assert gate.in_flight == len(flying)
-        wait = gate.admit(cost, now)
+        wait = entry.admit(gate, cost, now)
         assert wait is None or wait >= 0
-        assert gate.ready_at(cost, now, Cost(index, index * tokens, 0)) >= now
+        assert entry.ready_at(gate, cost, now, Cost(index, index * tokens, 0)) >= now
         for row in gate.rows(now):
             assert row.level <= row.capacity + 1e-9
 
     for grant in flying:
-        gate.cancel(grant, now)
+        grant.cancel(now)
     assert gate.in_flight == 0
-    now = max(now, gate.paused_until) + 120
-    assert gate.reserve(gate.cost_of(10, None), now) is not None
+    now = max(now, gate.pauses.ends_at) + 120
+    assert entry.reserve(gate, gate.cost_of(10, None), now) is not None
 
 
 def end_somehow(gate: Gate, grant: Grant, event: str, now: float, tokens: int) -> None:
     if event == "settle":
-        gate.settle(grant, Usage(tokens, 5) if tokens else None, now)
+        grant.settle(Usage(tokens, 5) if tokens else None, now)
     elif event == "refuse":
         refuse(gate, grant, now, *([retry_after(tokens / 100)] if tokens else []))
     elif event == "quota":
@@ -911,9 +914,9 @@ def end_somehow(gate: Gate, grant: Grant, event: str, now: float, tokens: int) -
     elif event == "too large":
         refuse(gate, grant, now, body=TOO_LARGE)
     elif event == "fail":
-        gate.failed(grant, now, is_overload=tokens > 0)
+        grant.failed(now, is_overload=tokens > 0)
     else:
-        gate.cancel(grant, now)
+        grant.cancel(now)
 
 
 # Other replicas
@@ -926,16 +929,16 @@ class Ear:
         self.said: list[tuple[str, float]] = []
         gate.news = self
 
-    def paused(self, gate: Gate, left_s: float, now: float) -> None:
+    def paused(self, name: str, left_s: float, now: float) -> None:
         self.said.append(("pause", left_s))
 
-    def exhausted(self, gate: Gate, left_s: float, now: float) -> None:
+    def exhausted(self, name: str, left_s: float, now: float) -> None:
         self.said.append(("quota", left_s))
 
-    def learned(self, gate: Gate, learned: Learned, now: float) -> None:
-        self.said += [(name, reading.limit or 0.0) for name, reading in learned.by_limit()]
+    def learned(self, name: str, learned: Learned, now: float) -> None:
+        self.said += [(limit, reading.limit or 0.0) for limit, reading in learned.by_limit()]
 
-    def burst(self, gate: Gate, burst: float, now: float) -> None:
+    def burst(self, name: str, burst: float, now: float) -> None:
         self.said.append((BURST, burst))
 
 
@@ -944,7 +947,7 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
     gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     ear = Ear(gate)
     flight = [take(gate, 0.0) for _ in range(20)]
-    assert gate.admit(Cost(), 0.0) != 0.0
+    assert entry.admit(gate, Cost(), 0.0) != 0.0
 
     for grant in flight[5:]:
         refuse(gate, grant, 0.02, retry_after(1))
@@ -952,10 +955,10 @@ def test_too_many_at_once_is_no_word_on_the_rate() -> None:
         accept(gate, grant, 0.05)
 
     assert not any(row.name.startswith("found") for row in gate.rows(0.1))
-    assert gate.admit(Cost(), 1.1) == 0.0
+    assert entry.admit(gate, Cost(), 1.1) == 0.0
     assert ear.said[-1] == (BURST, 5.0)
     other = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
-    other.told_limit(*ear.said[-1], 60.0, 0.0)
+    other.peer_learned(*ear.said[-1], 60.0, 0.0)
     assert [row.capacity for row in other.rows(0.0)] == [5.0]
 
 
@@ -963,11 +966,11 @@ def test_nobody_is_turned_away_on_the_strength_of_a_guess() -> None:
     """Until a refusal has told the burst, a wait is predicted as if ten seconds' worth went at once."""
     gate = new_gate(LEARNING, requests_per_min=1200, untold_burst_s=10.0)
     ahead = Cost(requests=150)
-    before = gate.ready_at(Cost(), 0.0, ahead)
+    before = entry.ready_at(gate, Cost(), 0.0, ahead)
     refuse(gate, take(gate, 0.0), 0.0, retry_after(1))
 
     assert before == 0.0
-    assert gate.ready_at(Cost(), 2.0, ahead) == pytest.approx(2.0 + (150 - 19) / 20, abs=0.1)
+    assert entry.ready_at(gate, Cost(), 2.0, ahead) == pytest.approx(2.0 + (150 - 19) / 20, abs=0.1)
 
 
 def test_what_it_learns_by_itself_is_for_others() -> None:
@@ -993,12 +996,12 @@ def test_hearsay_only_ever_makes_a_pause_longer(told: list[tuple[str, float, flo
     gate.leave_alone(5.0, 0.0)
     now = 0.0
     for kind, left_s, later_s in told:
-        before = gate.paused_until
+        before = gate.pauses.ends_at
         if kind == "pause":
-            gate.told_pause(left_s, now)
+            gate.peer_paused(left_s, now)
         else:
-            gate.told_exhausted(left_s, now)
-        assert gate.paused_until == max(
+            gate.peer_exhausted(left_s, now)
+        assert gate.pauses.ends_at == max(
             before, now + min(left_s, LONGEST_HOLD_S if kind == "pause" else QUOTA_LONGEST_S)
         )
         now += later_s
@@ -1009,15 +1012,15 @@ def test_hearsay_only_ever_makes_a_pause_longer(told: list[tuple[str, float, flo
 def test_a_limit_heard_of_is_like_one_that_was_read() -> None:
     """Full, for nobody has told its level; a configured one is only narrowed; who is not to learn does not."""
     gate = new_gate(LEARNING, requests_per_min=100)
-    gate.told_limit("requests_per_min", 60.0, 60.0, 1.0)
-    gate.told_limit("tokens_per_min", 500.0, 1.0, 1.0)
-    gate.told_limit("requests_per_fortnight", 1.0, 1.0, 1.0)
+    gate.peer_learned("requests_per_min", 60.0, 60.0, 1.0)
+    gate.peer_learned("tokens_per_min", 500.0, 1.0, 1.0)
+    gate.peer_learned("requests_per_fortnight", 1.0, 1.0, 1.0)
     assert capacities(gate) == {"requests_per_min": (60, "configured"), "tokens_per_min": (5000, "learned")}
     assert levels(gate, 1.0)["tokens_per_min"] == 5000
 
-    gate.told_limit("requests_per_min", 600.0, 60.0, 1.0)
+    gate.peer_learned("requests_per_min", 600.0, 60.0, 1.0)
     assert capacities(gate)["requests_per_min"] == (100, "configured")
 
     fixed = new_gate(FIXED)
-    fixed.told_limit("requests_per_min", 60.0, 60.0, 1.0)
+    fixed.peer_learned("requests_per_min", 60.0, 60.0, 1.0)
     assert capacities(fixed) == {}

@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.fleet.leased_part import Share
-from gateway.policy.limits.gate import Gate, Grant
-from gateway.policy.limits.limits import Cost, Shared
+from gateway.policy.limits import entry
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.grant import Grant
+from gateway.policy.limits.limit_table import Shared
+from gateway.policy.limits.refusal import refused
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import Counting
 from gateway.provider_errors import ErrorClass
@@ -42,12 +46,12 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
     """Everything that can be asked, again and again, of calls small and large."""
     for number in range(TIMES):
         cost = Cost(1, tokens * (number % 3), number)
-        gate.wait_s(cost, now, 10.0 * (number % 2), rank=number % 4)
-        gate.ready_at(cost, now, Cost(number, number, 0))
+        entry.wait_for(gate, cost, now, 10.0 * (number % 2), rank=number % 4)
+        entry.ready_at(gate, cost, now, Cost(number, number, 0))
     gate.rows(now)
     gate.blocking(Cost(), now)
     gate.is_shut("interactive", now)
-    gate.capacity, gate.latency, gate.paused_until  # noqa: B018  # properties are questions, too
+    gate.capacity, gate.vitals.latency, gate.pauses.ends_at  # noqa: B018  # properties are questions, too
     gate.kept(now)
     gate.vitals.wait_s(now, 1)
     gate.vitals.probe_at(now)
@@ -56,7 +60,7 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
 def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_told: bool) -> object:
     """One step of a gate's life; returns what it decides."""
     if what == "enter":
-        grant = gate.enter(number, None, now, rank=number % 4)
+        grant = entry.enter(gate, number, None, now, rank=number % 4)
         if grant is not None:
             grants.append(grant)
         return None if grant is None else grant.cost
@@ -70,15 +74,15 @@ def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_
 def end(gate: Gate, grant: Grant, what: str, now: float, number: int, *, is_told: bool) -> object:
     headers = TOLD if is_told else []
     if what == "answer":
-        gate.finish(grant, headers, Usage(number, number // 2), now, lambda: WALL)
+        grant.finish(headers, Usage(number, number // 2), now, lambda: WALL)
     elif what == "cancel":
-        gate.cancel(grant, now)
+        grant.cancel(now)
     elif what == "fail":
-        gate.judge(grant, ErrorClass.SERVER_ERROR, now, 0.5)
-        gate.failed(grant, now, is_overload=is_told)
+        grant.judge(ErrorClass.SERVER_ERROR, now, 0.5)
+        grant.failed(now, is_overload=is_told)
     else:
         diagnosis = Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0 if what == "pause" else None)
-        return gate.refused(grant, diagnosis, headers, now, WALL)
+        return refused(grant, diagnosis, headers, now, WALL)
     return None
 
 
@@ -97,21 +101,21 @@ def test_asking_changes_nothing(limits: Limits, counting: Counting, steps: list[
 
         decided = act(asked, asked_grants, what, now, number, is_told)
         assert decided == pytest.approx(act(alone, grants, what, now, number, is_told))
-        assert asked.paused_until == alone.paused_until
+        assert asked.pauses.ends_at == alone.pauses.ends_at
         cost = Cost(1, number, 0)
-        assert asked.wait_s(cost, now) == pytest.approx(alone.wait_s(cost, now))
+        assert entry.wait_for(asked, cost, now) == pytest.approx(entry.wait_for(alone, cost, now))
 
 
 def test_a_pause_ends_when_a_call_comes_not_when_somebody_looks() -> None:
     """What follows a pause begins with the first call behind it; a search grows only where calls wait."""
     gates = [Gate("a", Limits(requests_per_min=60.0), Counting(), 0.0) for _ in range(2)]
     for gate in gates:
-        grant = gate.enter(1, None, 0.0)
+        grant = entry.enter(gate, 1, None, 0.0)
         assert grant is not None
-        gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.0, WALL)
+        refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.0, WALL)
     ask(gates[0], 1.25, 1)
 
-    went = [[gate.enter(1, None, 1.75 + step / 4) is not None for step in range(12)] for gate in gates]
+    went = [[entry.enter(gate, 1, None, 1.75 + step / 4) is not None for step in range(12)] for gate in gates]
     assert went[0] == went[1]
     assert True in went[0]
     assert False in went[0]
@@ -123,15 +127,15 @@ def test_a_rate_that_is_searched_for_grows_where_calls_wait_not_where_somebody_l
     for gate in gates:
         for step in range(200):
             now = step * 0.25
-            grant = gate.enter(1, None, now)
+            grant = entry.enter(gate, 1, None, now)
             if grant is None:
                 continue
             if gate is gates[0]:
                 ask(gate, now, 1)
             if step == 20:
-                gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS), [], now + 0.125, WALL)
+                refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS), [], now + 0.125, WALL)
             else:
-                gate.finish(grant, [], None, now + 0.125, lambda: WALL)
+                grant.finish([], None, now + 0.125, lambda: WALL)
 
     assert gates[0].rows(50.0) == gates[1].rows(50.0)
 
@@ -159,5 +163,5 @@ def test_asking_leases_nothing() -> None:
     ask(gate, 0.0, 10)
     assert wakes == []
 
-    assert gate.enter(10, None, 0.0) is None
+    assert entry.enter(gate, 10, None, 0.0) is None
     assert sorted(set(wakes)) == ["requests_per_min", "tokens_per_min"]

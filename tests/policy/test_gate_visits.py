@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.errors.classify import Diagnosis
-from gateway.policy.limits.gate import Gate, GateState, Grant
-from gateway.policy.limits.limits import Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits import entry
+from gateway.policy.limits.gate import Gate, GateState
+from gateway.policy.limits.grant import Grant
+from gateway.policy.limits.refusal import refused
+from gateway.policy.limits.rules import Limits, Style
 from gateway.policy.snapshot import Counting
 from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
@@ -53,7 +55,7 @@ TOLD = [
 
 def long_enter(gate: Gate, estimate: int, most: int | None, now: float, keep: float, *, answers: bool) -> Grant | None:
     cost = gate.cost_of(estimate if gate.counts_tokens and estimate > 0 else 0, most, answers=answers)
-    return gate.reserve(cost, now, keep, estimate=estimate, max_tokens=most)
+    return entry.reserve(gate, cost, now, keep, estimate=estimate, max_tokens=most)
 
 
 def seen(gate: Gate, now: float) -> object:
@@ -62,7 +64,7 @@ def seen(gate: Gate, now: float) -> object:
         [(row.name, round(row.level, 6), round(row.capacity, 6)) for row in gate.rows(now)],
         gate.in_flight,
         round(gate.answer_s, 9),
-        gate.paused_until,
+        gate.pauses.ends_at,
         gate.calibration.errors(),
         gate.calibration.expected_output,
         gate.vitals.breaker.outcomes_in_window(now),
@@ -80,15 +82,15 @@ def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Co
     for what, wait_s, number, most, keep, used, is_told in steps:
         now += wait_s
         if what == "enter":
-            one = short.enter(number, most, now, keep, answers=is_told)
+            one = entry.enter(short, number, most, now, keep, answers=is_told)
             other = long_enter(long, number, most, now, keep, answers=is_told)
             assert (one is None) == (other is None)
             if one is not None and other is not None:
                 assert one.cost == other.cost
                 grants.append((one, other))
         elif what == "resume":
-            short.resume()
-            long.resume()
+            short.pauses.end()
+            long.pauses.end()
         elif what == "spend":
             short.exhaust(1.0, now)
             long.exhaust(1.0, now)
@@ -97,25 +99,24 @@ def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Co
             usage = Usage(used, used // 2, used // 4) if number % 3 else None
             headers = TOLD if is_told else []
             if what == "finish":
-                short.finish(one, headers, usage, now, lambda: WALL)
-                long.answered(other, headers, now, WALL)
-                long.settle(other, usage, now)
+                one.finish(headers, usage, now, lambda: WALL)
+                other.answered(headers, now, WALL)
+                other.settle(usage, now)
             elif what == "cancel":
-                short.cancel(one, now)
-                long.cancel(other, now)
+                one.cancel(now)
+                other.cancel(now)
             elif what == "refuse":
                 diagnosis = Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0 if is_told else None)
-                assert short.refused(one, diagnosis, headers, now, WALL) is long.refused(
-                    other, diagnosis, headers, now, WALL
-                )
+                means = [refused(grant, diagnosis, headers, now, WALL) for grant in (one, other)]
+                assert means[0] is means[1]
             else:
-                for gate, grant in ((short, one), (long, other)):
-                    gate.judge(grant, ErrorClass.SERVER_ERROR, now, 0.5)
-                    gate.failed(grant, now, is_overload=False)
+                for grant in (one, other):
+                    grant.judge(ErrorClass.SERVER_ERROR, now, 0.5)
+                    grant.failed(now, is_overload=False)
         assert seen(short, now) == seen(long, now)
     for one, _ in grants:
-        short.finish(one, [], None, now, lambda: WALL)
-        short.settle(one, Usage(1, 1), now)  # a grant ends exactly once
+        one.finish([], None, now, lambda: WALL)
+        one.settle(Usage(1, 1), now)  # a grant ends exactly once
     assert short.in_flight == 0
 
 
@@ -126,18 +127,18 @@ def is_short(gate: Gate) -> bool:
 def test_the_short_way_is_taken_and_left() -> None:
     """It is open where only buckets decide, shut by whatever else does, and opens again once that is over."""
     gate = Gate("a", Limits(requests_per_min=6000.0, tokens_per_min=1e6), Counting(), 0.0)
-    first = gate.enter(10, None, 0.0)
+    first = entry.enter(gate, 10, None, 0.0)
     assert first is not None
     assert is_short(gate)
 
-    gate.refused(first, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.1, WALL)
+    refused(first, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], 0.1, WALL)
     assert not is_short(gate)
-    assert gate.enter(10, None, 0.2) is None
+    assert entry.enter(gate, 10, None, 0.2) is None
 
-    second = gate.enter(10, None, 60.0)
+    second = entry.enter(gate, 10, None, 60.0)
     assert second is not None
-    gate.finish(second, [], Usage(10, 5), 60.5, lambda: WALL)
-    assert gate.enter(10, None, 61.0) is not None
+    second.finish([], Usage(10, 5), 60.5, lambda: WALL)
+    assert entry.enter(gate, 10, None, 61.0) is not None
     assert is_short(gate)
 
 
@@ -145,7 +146,7 @@ def test_the_short_way_is_never_open_where_a_rate_is_searched_for() -> None:
     """Nobody tells a limit: each call has to ask the search."""
     gate = Gate("a", Limits(), Counting(), 0.0)
 
-    assert gate.enter(10, None, 0.0) is not None
+    assert entry.enter(gate, 10, None, 0.0) is not None
     assert not is_short(gate)
 
 
@@ -155,17 +156,17 @@ def test_each_row_of_the_table_of_states_is_met() -> None:
     assert gate.state(0.0) is GateState.NORMAL
     now, states = 0.0, []
     for _ in range(2):
-        grant = gate.enter(1, None, now)
+        grant = entry.enter(gate, 1, None, now)
         assert grant is not None
-        gate.refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], now, WALL)
+        refused(grant, Diagnosis(ErrorClass.RATE_LIMIT_REQUESTS, delay_s=1.0), [], now, WALL)
         states += [gate.state(now), gate.state(now + 1.25)]
         now += 100.0
     assert states == [GateState.PAUSED, GateState.RESUMING] * 2
 
-    probe = gate.enter(1, None, now)
+    probe = entry.enter(gate, 1, None, now)
     assert probe is not None
     assert gate.state(now) is GateState.PROBING
-    gate.finish(probe, [], None, now + 0.5, lambda: WALL)
+    probe.finish([], None, now + 0.5, lambda: WALL)
     assert gate.state(now + 0.5) is GateState.NORMAL
 
     gate.exhaust(60.0, now + 1.0)

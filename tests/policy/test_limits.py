@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.policy.learning.provider_headers import Learned, Reading
+from gateway.policy.limits import levels
 from gateway.policy.limits.bucket import Bucket
-from gateway.policy.limits.limits import AZURE, CONTINUOUS, NOTHING, Cost, LimitSet, Style
-from gateway.policy.limits.provider_headers import Learned, Reading
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.cost import NOTHING, Cost
+from gateway.policy.limits.limit_set import LimitSet
+from gateway.policy.limits.rules import AZURE, CONTINUOUS, Limits, Style
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -27,8 +29,8 @@ steps = st.lists(
 )
 
 
-def levels(limits: LimitSet, now: float) -> dict[str, float]:
-    return {row.name: row.level for row in limits.rows(now)}
+def free(limits: LimitSet, now: float) -> dict[str, float]:
+    return {row.name: row.level for row in limits.table.rows(now)}
 
 
 @BOUNDED
@@ -42,9 +44,9 @@ def test_no_course_of_calls_breaks_a_level(
 
     for gap_s, cost, actual, end in calls:
         now += gap_s
-        before, blocked_by = levels(limits, now), limits.which(cost, now)
+        before, blocked_by = free(limits, now), limits.which(cost, now)
         wait_s = limits.reserve(cost, now)
-        after = levels(limits, now)
+        after = free(limits, now)
         assert (wait_s == 0.0) == (blocked_by is None)
         if wait_s != 0.0:
             assert after == before
@@ -55,7 +57,7 @@ def test_no_course_of_calls_breaks_a_level(
             limits.settle(cost, actual, now, now)
         elif end == "cancel":
             limits.settle(cost, NOTHING, now, now)
-        for row in limits.rows(now):
+        for row in limits.table.rows(now):
             assert not isnan(row.level)
             assert row.level <= row.capacity * (1 + 1e-12)
 
@@ -83,12 +85,12 @@ def test_a_cancelled_reservation_leaves_no_trace(numbers: Limits, style: Style, 
     """Nothing was sent, so nothing was used."""
     limits = LimitSet(numbers, 0.0, style)
     limits.reserve(first, 0.0)
-    before = levels(limits, 1.0)
+    before = free(limits, 1.0)
 
     if limits.reserve(cost, 1.0) == 0.0:
         limits.settle(cost, NOTHING, 1.0, 1.0)
 
-    assert levels(limits, 1.0) == pytest.approx(before, rel=1e-9, abs=1e-6)
+    assert free(limits, 1.0) == pytest.approx(before, rel=1e-9, abs=1e-6)
 
 
 @BOUNDED
@@ -110,7 +112,7 @@ def test_without_limits_everything_fits_at_once() -> None:
 
     assert limits.reserve(Cost(1, 10**9, 10**9), 0.0) == 0.0
     assert limits.ready_at(Cost(), 5.0, Cost(1000)) == 5.0
-    assert limits.rows(0.0) == []
+    assert limits.table.rows(0.0) == []
 
 
 def test_the_wait_is_that_of_the_limit_that_blocks_longest() -> None:
@@ -133,7 +135,7 @@ def test_input_and_output_tokens_may_be_limited_apart() -> None:
     assert limits.reserve(Cost(1, 6000, 0), 0.0) == 0.0
     limits.settle(Cost(1, 6000, 0), Cost(1, 5000, 700), 0.0, 0.0)
 
-    assert levels(limits, 0.0) == {"input_tokens_per_min": 1000.0, "output_tokens_per_min": -100.0}
+    assert free(limits, 0.0) == {"input_tokens_per_min": 1000.0, "output_tokens_per_min": -100.0}
     assert limits.which(Cost(1, 1000, 0), 0.0) == "output_tokens_per_min"
     assert limits.wait_s(Cost(1, 1000, 0), 0.0) == pytest.approx(10.0)
 
@@ -145,7 +147,7 @@ def test_a_settled_call_gives_back_what_it_did_not_use() -> None:
     assert limits.reserve(Cost(1, 400, 600), 0.0) == 0.0
     limits.settle(Cost(1, 400, 600), Cost(1, 300, 200), 0.0, 0.0)
 
-    assert levels(limits, 0.0) == {"requests_per_min": 9.0, "tokens_per_min": 500.0, "concurrency": 1.0}
+    assert free(limits, 0.0) == {"requests_per_min": 9.0, "tokens_per_min": 500.0, "concurrency": 1.0}
 
 
 def test_a_full_house_tells_no_time_unless_the_call_never_fits() -> None:
@@ -187,7 +189,7 @@ def test_a_style_says_how_much_may_go_at_once(style: Style, capacities: tuple[fl
     """Of requests and of tokens."""
     limits = LimitSet(Limits(requests_per_min=600, tokens_per_min=60_000), 0.0, style)
 
-    assert tuple(row.capacity for row in limits.rows(0.0)) == capacities
+    assert tuple(row.capacity for row in limits.table.rows(0.0)) == capacities
 
 
 def test_azures_requests_come_in_windows_of_ten_seconds() -> None:
@@ -215,30 +217,30 @@ def test_a_reload_keeps_levels_and_forgets_what_is_no_longer_named() -> None:
     limits = LimitSet(Limits(requests_per_min=100, tokens_per_min=1000), 0.0)
     limits.reserve(Cost(1, 300, 0), 0.0)
 
-    limits.configure(Limits(requests_per_min=50, max_concurrency=3), 0.0)
+    limits.table.configure(Limits(requests_per_min=50, max_concurrency=3), 0.0)
 
-    assert levels(limits, 0.0) == {"requests_per_min": 50.0, "concurrency": 3.0}
+    assert free(limits, 0.0) == {"requests_per_min": 50.0, "concurrency": 3.0}
 
 
 def test_a_limit_gets_nothing_back_that_was_never_taken_from_it() -> None:
     """A call from before it existed has no part in it."""
     limits = LimitSet(Limits(), 0.0)
     limits.reserve(Cost(1, 300, 0), 0.0)
-    limits.configure(Limits(tokens_per_min=1000, max_concurrency=1), 1.0)
+    limits.table.configure(Limits(tokens_per_min=1000, max_concurrency=1), 1.0)
     limits.reserve(Cost(1, 500, 0), 1.0)
 
     limits.settle(Cost(1, 300, 0), Cost(1, 100, 0), 1.0, reserved_at=0.0)
 
-    assert levels(limits, 1.0) == {"tokens_per_min": 500.0, "concurrency": 0.0}
+    assert free(limits, 1.0) == {"tokens_per_min": 500.0, "concurrency": 0.0}
 
 
 def test_rows_say_what_an_operator_asks() -> None:
     """Level, capacity, where the number is from, and when the next one fits."""
     limits = LimitSet(Limits(requests_per_min=1, max_concurrency=1), 0.0)
-    limits.learn(Learned(tokens=Reading(limit=6000, remaining=0)), 0.0)
+    levels.learn(limits, Learned(tokens=Reading(limit=6000, remaining=0)), 0.0)
     limits.reserve(Cost(1, 0, 0), 1.0)
 
-    assert limits.rows(1.0) == [
+    assert limits.table.rows(1.0) == [
         ("requests_per_min", 0.0, 1.0, "configured", 60.0),
         ("concurrency", 0.0, 1.0, "configured", None),
         ("tokens_per_min", 100.0, 6000.0, "learned", 0.0),
@@ -249,25 +251,25 @@ def test_a_limit_nobody_configured_is_learned() -> None:
     """Its capacity follows the provider up and down, its level starts with what remains."""
     limits = LimitSet(Limits(), 0.0)
 
-    limits.learn(Learned(requests=Reading(500, 499), tokens=Reading(30_000, 29_000, grain=1000.0)), 0.0)
-    assert [(row.level, row.capacity) for row in limits.rows(0.0)] == [(499.0, 500.0), (29_000.0, 30_000.0)]
+    levels.learn(limits, Learned(requests=Reading(500, 499), tokens=Reading(30_000, 29_000, grain=1000.0)), 0.0)
+    assert [(row.level, row.capacity) for row in limits.table.rows(0.0)] == [(499.0, 500.0), (29_000.0, 30_000.0)]
 
-    limits.learn(Learned(requests=Reading(1000, 10)), 0.0)
-    assert limits.rows(0.0)[0][:4] == ("requests_per_min", 11.0, 1000.0, "learned")
+    levels.learn(limits, Learned(requests=Reading(1000, 10)), 0.0)
+    assert limits.table.rows(0.0)[0][:4] == ("requests_per_min", 11.0, 1000.0, "learned")
 
 
 def test_a_configured_limit_is_only_narrowed() -> None:
     """The operator may want to use less than the provider gives; the provider may give less than the operator thinks."""
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
 
-    limits.learn(Learned(requests=Reading(500)), 0.0)
-    assert limits.rows(0.0)[0].capacity == 100.0
+    levels.learn(limits, Learned(requests=Reading(500)), 0.0)
+    assert limits.table.rows(0.0)[0].capacity == 100.0
 
-    limits.learn(Learned(requests=Reading(50)), 0.0)
-    assert limits.rows(0.0)[0].capacity == 50.0
+    levels.learn(limits, Learned(requests=Reading(50)), 0.0)
+    assert limits.table.rows(0.0)[0].capacity == 50.0
 
-    limits.learn(Learned(requests=Reading(500)), 0.0)
-    assert limits.rows(0.0)[0].capacity == 100.0
+    levels.learn(limits, Learned(requests=Reading(500)), 0.0)
+    assert limits.table.rows(0.0)[0].capacity == 100.0
 
 
 @pytest.mark.parametrize(
@@ -286,9 +288,9 @@ def test_a_configured_level_is_raised_only_by_a_provider_with_the_same_limit(rea
     limits = LimitSet(Limits(requests_per_min=100), 0.0)
     limits.reserve(Cost(70), 0.0)
 
-    limits.learn(Learned(requests=reading), 6.0, 0.0, limits.mark())
+    levels.learn(limits, Learned(requests=reading), 6.0, 0.0, limits.mark())
 
-    assert levels(limits, 6.0)["requests_per_min"] == pytest.approx(level, abs=1e-3)
+    assert free(limits, 6.0)["requests_per_min"] == pytest.approx(level, abs=1e-3)
 
 
 def test_a_chosen_burst_is_not_undone_by_a_provider_that_allows_more() -> None:
@@ -296,18 +298,18 @@ def test_a_chosen_burst_is_not_undone_by_a_provider_that_allows_more() -> None:
     limits = LimitSet(Limits(requests_per_min=6000), 0.0, Style(request_burst=1 / 600))
     limits.reserve(Cost(10), 0.0)
 
-    limits.learn(Learned(requests=Reading(6000, 5990)), 0.0)
+    levels.learn(limits, Learned(requests=Reading(6000, 5990)), 0.0)
 
-    assert levels(limits, 0.0)["requests_per_min"] == 0.0
+    assert free(limits, 0.0)["requests_per_min"] == 0.0
 
 
 def test_a_limit_told_per_second_lets_one_large_call_through() -> None:
     """Ten requests a second at once, but ten seconds of tokens."""
     limits = LimitSet(Limits(), 0.0)
 
-    limits.learn(Learned(requests=Reading(10, 3, period_s=1.0), tokens=Reading(2000, 100, period_s=1.0)), 0.0)
+    levels.learn(limits, Learned(requests=Reading(10, 3, period_s=1.0), tokens=Reading(2000, 100, period_s=1.0)), 0.0)
 
-    assert [row.capacity for row in limits.rows(0.0)] == [10.0, 20_000.0]
+    assert [row.capacity for row in limits.table.rows(0.0)] == [10.0, 20_000.0]
     assert limits.reserve(Cost(1, 15_000, 0), 0.0) == 0.0
     assert limits.wait_s(Cost(1, 7000, 0), 0.0) == pytest.approx(1.0)
 
@@ -318,7 +320,7 @@ def test_azures_windows_move_to_where_the_provider_has_them() -> None:
     for _ in range(10):
         limits.reserve(Cost(), 1.0)
 
-    limits.learn(Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
+    levels.learn(limits, Learned(requests=Reading(60, 0, reset_s=5.0)), 1.1, 1.0, limits.mark())
 
     assert limits.wait_s(Cost(), 1.1) == pytest.approx(5.0)
 
@@ -327,8 +329,8 @@ def test_after_a_pause_a_fifth_of_a_second_goes_at_once() -> None:
     """So that the first second sees at most 1.2 times the rate; tokens go by what is there."""
     limits = LimitSet(Limits(requests_per_min=6000, tokens_per_min=1e6), 0.0)
 
-    limits.slow_start(100.0)
-    limits.slow_start(100.0)
+    levels.hold_back(limits, 100.0)
+    levels.hold_back(limits, 100.0)
 
     now, granted = 100.0, 0
     while now < 101.0:
@@ -355,7 +357,7 @@ def test_headers_keep_us_in_step_with_a_provider_whose_level_we_did_not_know(cou
         while answers and answers[0][0] <= now:
             at, sent_at, remaining, mark = answers.popleft()
             told = remaining if counts_when == "at its arrival" else max(0.0, provider.level_at(at) // 1)
-            limits.learn(Learned(requests=Reading(6000, told)), now, sent_at, mark)
+            levels.learn(limits, Learned(requests=Reading(6000, told)), now, sent_at, mark)
         wait_s = limits.reserve(Cost(), now)
         assert wait_s is not None
         if wait_s == 0.0:

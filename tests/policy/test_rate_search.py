@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.ramp import Pause
-from gateway.policy.limits.rate_search import RateSearch, SearchPolicy
+from gateway.policy.learning.rate_search import RateSearch, SearchPolicy
 from tests.policy.storm import Provider, Storm
 from tests.sweeps import sampled
 
@@ -79,33 +77,6 @@ def goes(search: RateSearch, start: float, end: float) -> int:
             granted += 1
         now += wait_s
     return granted
-
-
-@BOUNDED
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True)))
-def test_a_pause_never_moves_back(hints: list[float]) -> None:
-    """The latest of all hints wins; what is not a finite number is not heard."""
-    pause = Pause()
-    finite = [hint for hint in hints if -inf < hint < inf]
-
-    for hint in hints:
-        before = pause.until
-        pause.extend(hint)
-        assert pause.until >= before
-
-    assert pause.until == max(finite, default=-inf)
-
-
-def test_the_latest_end_of_a_pause_counts() -> None:
-    """Whatever is asked for afterwards, and garbage."""
-    pause = Pause()
-    assert pause.until == -inf
-
-    pause.extend(5.0)
-    pause.extend(3.0)
-    pause.extend(nan)
-
-    assert pause.until == 5.0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.limits.stray_refusals import Strays
+from gateway.policy.learning.stray_refusals import Strays
 
 
 def go(strays: Strays, share: float, calls: int, seed: int = 1, *, has_room: bool = True) -> list[bool]:

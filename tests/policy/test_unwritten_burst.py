@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.limits.limits import Cost, LimitSet
-from gateway.policy.limits.provider_headers import Learned, Reading
+from gateway.policy.learning.provider_headers import Learned, Reading
+from gateway.policy.learning.unwritten_burst import AGAIN_S, UNREFUSED_S
+from gateway.policy.limits import levels
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.limit_set import LimitSet
 from gateway.policy.limits.rules import Limits
-from gateway.policy.limits.unwritten_burst import AGAIN_S, UNREFUSED_S
 
 RPM = 600.0
 
 
 def level(limits: LimitSet, now: float = 0.0) -> float:
     """What is free of the requests per minute."""
-    return next(row.level for row in limits.rows(now) if row.name == "requests_per_min")
+    return next(row.level for row in limits.table.rows(now) if row.name == "requests_per_min")
 
 
 def limits_of(burst: float | None = None) -> LimitSet:
@@ -44,16 +46,16 @@ def test_while_nobody_is_refused_more_go_up_to_ten_seconds_worth() -> None:
     """Twice as many more each time, as soon as those before have been let in."""
     limits, now, let_in = limits_of(), 0.0, 0
     went = [drain(limits, now)]
-    assert not limits.grow(now, let_in, went[0])
+    assert not levels.grow_burst(limits, now, let_in, went[0])
     for _ in range(20):
         let_in += went[-1]
-        if limits.grow(now, let_in, 0):
+        if levels.grow_burst(limits, now, let_in, 0):
             went.append(drain(limits, now))
 
     assert went[:4] == [10, 1, 2, 4]
     assert sum(went) == 100
     assert max(more / sum(went[: place + 1]) for place, more in enumerate(went[1:])) <= 0.5
-    assert not limits.grow(now + 1000, 1000, 0)
+    assert not levels.grow_burst(limits, now + 1000, 1000, 0)
 
 
 def test_whoever_was_not_refused_within_a_moment_was_let_in() -> None:
@@ -61,7 +63,7 @@ def test_whoever_was_not_refused_within_a_moment_was_let_in() -> None:
     limits, found = limits_of(), []
     for now in (0.0, 0.1, UNREFUSED_S - 0.01, UNREFUSED_S + 0.01):
         drain(limits, now)
-        found.append(limits.grow(now, 0, 10))
+        found.append(levels.grow_burst(limits, now, 0, 10))
 
     assert found == [False, False, False, True]
 
@@ -71,8 +73,8 @@ def test_nothing_grows_while_something_is_left() -> None:
     limits = limits_of()
     limits.take(Cost(5), 0.0)
 
-    assert not limits.grow(0.0, 0, 0)
-    assert not limits.grow(1.0, 100, 0)
+    assert not levels.grow_burst(limits, 0.0, 0, 0)
+    assert not levels.grow_burst(limits, 1.0, 100, 0)
     assert level(limits, 1.0) == 10
 
 
@@ -81,14 +83,16 @@ def test_each_refusal_says_one_call_less_and_then_it_is_tried_seldom() -> None:
     limits = limits_of()
     drain(limits, 0.0)
 
-    assert [limits.burst_refused(0.01, is_first=number == 0) for number in range(10)] == [True] * 8 + [False] * 2
+    assert [levels.burst_refused(limits, 0.01, is_first=number == 0) for number in range(10)] == [True] * 8 + [
+        False
+    ] * 2
     assert level(limits, 5.0) == 2
     grown_at = []
     for tenth in range(50, 300):
         drain(limits, tenth / 10)
-        if limits.grow(tenth / 10, 0, 0):
+        if levels.grow_burst(limits, tenth / 10, 0, 0):
             grown_at.append(tenth / 10)
-            limits.burst_refused(tenth / 10, is_first=True)
+            levels.burst_refused(limits, tenth / 10, is_first=True)
     assert grown_at == pytest.approx([AGAIN_S], abs=1.0)
 
 
@@ -96,7 +100,7 @@ def test_refusals_flight_after_flight_are_no_matter_of_the_burst() -> None:
     """A rate that is too high refuses however many go at once."""
     limits = limits_of()
 
-    found = [limits.burst_refused(number / 10, is_first=True) for number in range(5)]
+    found = [levels.burst_refused(limits, number / 10, is_first=True) for number in range(5)]
 
     assert found == [True, True, True, False, False]
 
@@ -105,11 +109,11 @@ def test_what_another_replica_has_found_holds_here() -> None:
     """And is not tried again at once."""
     limits = limits_of()
 
-    limits.hear_burst(4.0, 0.0)
+    levels.burst_heard(limits, 4.0, 0.0)
 
     assert level(limits) == 4
     drain(limits, 0.0)
-    assert not limits.grow(1.0, 100, 0)
+    assert not levels.grow_burst(limits, 1.0, 100, 0)
 
 
 @pytest.mark.parametrize("burst", [5.0, 600.0])
@@ -118,7 +122,7 @@ def test_what_is_written_down_wins(burst: float) -> None:
     limits = limits_of(burst)
     assert level(limits) == burst
 
-    limits.learn(Learned(requests=Reading(RPM, 599.0)), 1.0)
+    levels.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
 
     assert level(limits, 1.0) == pytest.approx(burst, abs=1)
 
@@ -127,10 +131,10 @@ def test_what_headers_say_is_left_goes_at_once() -> None:
     """The provider's bucket holds a minute's worth: so does ours, from its first answer on."""
     limits = limits_of()
 
-    limits.learn(Learned(requests=Reading(RPM, 599.0)), 1.0)
+    levels.learn(limits, Learned(requests=Reading(RPM, 599.0)), 1.0)
 
     assert level(limits, 1.0) >= 500
-    limits.learn(Learned(requests=Reading(RPM, 40.0)), 2.0)
+    levels.learn(limits, Learned(requests=Reading(RPM, 40.0)), 2.0)
     assert level(limits, 2.0) <= 41
 
 
@@ -143,9 +147,9 @@ def test_a_new_burst_is_in_force_at_once() -> None:
     """After a reload, and back."""
     limits = limits_of(600.0)
 
-    limits.configure(Limits(requests_per_min=RPM, untold_burst_s=10.0), 0.0)
+    limits.table.configure(Limits(requests_per_min=RPM, untold_burst_s=10.0), 0.0)
     assert level(limits) == 10
-    limits.configure(Limits(requests_per_min=RPM, request_burst=300.0, untold_burst_s=10.0), 0.0)
+    limits.table.configure(Limits(requests_per_min=RPM, request_burst=300.0, untold_burst_s=10.0), 0.0)
     assert level(limits, 60.0) == 300
 
 
@@ -153,8 +157,8 @@ def test_a_lower_rate_in_headers_is_no_word_on_how_many_go_at_once() -> None:
     """Nor is it when another replica has heard it: what is left was not told."""
     limits = limits_of()
 
-    limits.learn(Learned(requests=Reading(RPM / 2)), 1.0)
+    levels.learn(limits, Learned(requests=Reading(RPM / 2)), 1.0)
 
     assert level(limits, 60.0) == 5
-    limits.learn(Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
+    levels.learn(limits, Learned(requests=Reading(RPM / 2, 299.0)), 60.0)
     assert level(limits, 120.0) == 300

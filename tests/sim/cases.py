@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gateway.policy.limits.limits import AZURE, Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.rules import AZURE, Limits, Style
 from gateway.policy.snapshot import Counting
 from tests.sim.limits import Refill, Windows
 from tests.sim.provider import Fault, Latency, Provider

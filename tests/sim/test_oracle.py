@@ -10,8 +10,9 @@ import pytest
 from gateway.flow.admission.held import Held
 from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.admission.fair_queue import FairQueue, Next
+from gateway.policy.limits import entry
+from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.gate import Gate
-from gateway.policy.limits.limits import Cost
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault
@@ -77,7 +78,7 @@ def test_it_sees_a_deadline_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that lets nobody through for a while."""
-    wait_s = Gate.wait_s
+    wait_for = entry.wait_for
 
     def slow(
         gate: Gate,
@@ -90,9 +91,9 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> float | None:
         if 1001.0 < now < 1001.5:
             return 0.5
-        return wait_s(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
+        return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
-    monkeypatch.setattr(Gate, "wait_s", slow)
+    monkeypatch.setattr(entry, "wait_for", slow)
 
     _, oracle = looked_at()
 

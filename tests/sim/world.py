@@ -22,8 +22,8 @@ from gateway.flow.admission.admission import Admission
 from gateway.flow.attempt import LIMITS_RATE
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.gate import Refusal
-from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
+from gateway.policy.learning.provider_headers import never_fits, retry_delay_s
+from gateway.policy.limits.refusal import Refusal
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
 from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, QueueBounds, Server, Target

@@ -60,7 +60,7 @@ async def test_pauses_and_openings_reach_all_gates_within_50_ms(report: Report) 
             for number in range(MOVES):
                 gates = [gates[number] for gates in gates_of]
                 gates[number % REPLICAS].leave_alone(60.0, clock.monotonic())
-                pauses.append(await _takes(gates, lambda gate: gate.paused_until > clock.monotonic()))
+                pauses.append(await _takes(gates, lambda gate: gate.pauses.ends_at > clock.monotonic()))
                 gates[number % REPLICAS].vitals.breaker.trip("it is ill", clock.monotonic(), 0.5)
                 openings.append(await _takes(gates, lambda gate: gate.vitals.breaker.state == "open"))
 

@@ -17,9 +17,8 @@ from gateway.config.reading.fields import EMULATOR
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import AdmissionSet, CountingEntry, Kind, ProviderEntry, Windows
 from gateway.config.sections import tokenizers
-from gateway.policy.limits.estimate import ChargeRule
-from gateway.policy.limits.limits import AZURE, CONTINUOUS, Style
-from gateway.policy.limits.provider_headers import provider_of
+from gateway.policy.learning.provider_headers import provider_of
+from gateway.policy.limits.rules import AZURE, CONTINUOUS, ChargeRule, Style
 from gateway.policy.snapshot import Counting, LimitsAre, Provider
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

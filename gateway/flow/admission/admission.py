@@ -26,6 +26,7 @@ from gateway.flow.admission.queue import DelayQueue
 from gateway.flow.admission.retry_budgets import RetryBudgets
 from gateway.flow.admission.waiting import Waiting
 from gateway.flow.fleet.leases import Sharing
+from gateway.policy.limits.entry import enter
 from gateway.policy.openai.free_endpoints import costs_nothing
 from gateway.policy.snapshot import PolicySnapshot, Target
 from gateway.ports import Leases, Meter
@@ -101,8 +102,14 @@ class Admission:
                 gate = line.gate
                 if gate.counts_tokens and call.estimate < 0:
                     estimate_of(call)
-                grant = gate.enter(
-                    call.estimate, call.max_tokens, now, keep_percent, rank, answers=call.endpoint.tokens == "both"
+                grant = enter(
+                    gate,
+                    call.estimate,
+                    call.max_tokens,
+                    now,
+                    keep_percent,
+                    rank,
+                    answers=call.endpoint.tokens == "both",
                 )
                 if grant is not None:
                     call.grant = grant

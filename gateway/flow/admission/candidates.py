@@ -155,7 +155,7 @@ class Planner:
             and call.other_attempt.call is call
         ):
             return False  # it hangs elsewhere already, and there it goes on
-        if not is_refused and gate.paused_until > (now if gate.exhausted_until > now else call.deadline):
+        if not is_refused and gate.pauses.ends_at > (now if gate.pauses.quota_until > now else call.deadline):
             return False
         return self._admits(call, target, now)
 

@@ -253,7 +253,7 @@ class Gates:
         del self.lines[name]
         self.names.drop(name)
         self._queue.drop_line(name)
-        gate.limits.retire()
+        gate.limits.table.retire()
         if not is_callers:
             breaker.retire()
         return True

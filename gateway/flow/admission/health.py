@@ -118,7 +118,7 @@ class HealthPropagation:
         for breaker in breakers:
             breaker.force(to, now)
         for line in lines if to == "closed" else ():
-            line.gate.resume()
+            line.gate.pauses.end()
             self._queue.freed(line)
         if to == "closed":
             gates.trust(lines)

@@ -13,8 +13,10 @@ from math import inf
 
 from gateway.policy.admission.fair_queue import FairQueue
 from gateway.policy.admission.lane_line import Ticket, Waiter
-from gateway.policy.limits.gate import Gate, Grant
-from gateway.policy.limits.limits import Cost
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.entry import admit, ready_at, take
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.grant import Grant
 from gateway.words import Lane
 
 
@@ -51,12 +53,12 @@ class Option:
 
     def reserve(self, now: float, rank: int = 1) -> Grant | None:
         """Takes what the call costs here, if it may go now."""
-        wait_s = self.line.gate.admit(self.cost, now, self.keep_percent, rank=rank)
+        wait_s = admit(self.line.gate, self.cost, now, self.keep_percent, rank=rank)
         return self.take(now) if wait_s == 0.0 else None
 
     def take(self, now: float) -> Grant:
         """Takes what the call costs here; only to be called when it may go."""
-        return self.line.gate.take(self.cost, now, self.estimate, self.max_tokens)
+        return take(self.line.gate, self.cost, now, self.estimate, self.max_tokens)
 
 
 class Held(Waiter):
@@ -111,7 +113,7 @@ class Held(Waiter):
         option = self._joined_as[0]
         before = self.position() - 1
         ahead = Cost(*[before * part for part in option.cost])
-        return max(0.0, option.line.gate.ready_at(option.cost, now, ahead, option.keep_percent) - now)
+        return max(0.0, ready_at(option.line.gate, option.cost, now, ahead, option.keep_percent) - now)
 
 
 class WaitingLine:
@@ -140,7 +142,7 @@ class WaitingLine:
         cost = option.cost
         tokens = cost.input_tokens + cost.output_tokens
         ahead = self.waiters.above(rank) if is_back else self.waiters.ahead(rank, tenant, tokens)
-        return self.gate.ready_at(cost, now, ahead, option.keep_percent)
+        return ready_at(self.gate, cost, now, ahead, option.keep_percent)
 
 
 class QueueTicket(Ticket):

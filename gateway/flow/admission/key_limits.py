@@ -12,7 +12,8 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import KeyRateLimited
 from gateway.flow.fleet.leases import Sharing
-from gateway.policy.limits.limits import Cost, LimitSet
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.limit_set import LimitSet
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.words import Usage
@@ -37,14 +38,14 @@ class KeyLimits:
         """Puts a policy's numbers in force."""
         limited = {key.name: key.limits for key in policy.keys.values() if key.limits != Limits()}
         for name in [name for name in self.sets if name not in limited]:
-            self.sets.pop(name).retire()
+            self.sets.pop(name).table.retire()
         for name, limits in limited.items():
             known = self.sets.get(name)
             if known is None:
                 share_out = None if self._sharing is None else self._sharing.of_key(name)
                 self.sets[name] = LimitSet(limits, now, share_out=share_out)
             else:
-                known.configure(limits, now)
+                known.table.configure(limits, now)
 
     def cost_of(self, call: Call, estimate: int) -> Cost:
         """Returns what the call is expected to use."""

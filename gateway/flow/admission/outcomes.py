@@ -20,7 +20,8 @@ from gateway.flow.admission.retry_budgets import RetryBudgets
 from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.health.first_byte_wait import is_deserted, is_evidence, usual_of
 from gateway.policy.health.target_health import CLIENT_GONE
-from gateway.policy.limits.gate import Grant, Refusal
+from gateway.policy.limits.grant import Grant
+from gateway.policy.limits.refusal import Refusal, refused
 from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Usage
 
@@ -57,9 +58,7 @@ class AttemptOutcomes:
         if grant is not None:
             now = self._clock.monotonic()
             wall_now = self._clock.wall()
-            grant.gate.answered(
-                grant, headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks
-            )
+            grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
                 grant.gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             self._health.freed(grant.gate.name)
@@ -71,7 +70,7 @@ class AttemptOutcomes:
             return Refusal.EXHAUSTED
         now = self._clock.monotonic()
         gate = grant.gate
-        refusal = gate.refused(grant, diagnosis, headers, now, self._clock.wall())
+        refusal = refused(grant, diagnosis, headers, now, self._clock.wall())
         if refusal is Refusal.EXHAUSTED:
             self._health.exhausted(gate, diagnosis, now)
         else:
@@ -97,11 +96,11 @@ class AttemptOutcomes:
             return
         now = self._clock.monotonic()
         gate = grant.gate
-        gate.judge(grant, self._blamed(call, grant, error_class, now), now, self._draw())
+        grant.judge(self._blamed(call, grant, error_class, now), now, self._draw())
         if phase is Phase.NOTHING_SENT:
-            gate.cancel(grant, now)
+            grant.cancel(now)
         else:
-            gate.failed(grant, now, is_overload=error_class is ErrorClass.TIMEOUT)
+            grant.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
         if fault is not None:
             gate.vitals.breaker.trip(fault, now, self._draw())
         if error_class is ErrorClass.AUTH:
@@ -118,7 +117,7 @@ class AttemptOutcomes:
         """The answer that was relayed has ended; `outcome` is `ok`, what went wrong, or who left."""
         grant = call.grant
         if grant is not None:
-            grant.gate.judge(grant, None if outcome == "ok" else outcome, self._clock.monotonic(), self._draw())
+            grant.judge(None if outcome == "ok" else outcome, self._clock.monotonic(), self._draw())
 
     def cancelled(self, call: Call, why: str) -> None:
         """The attempt is given up while the call goes on, which is nobody's failure; what it took of the limits stands."""
@@ -126,8 +125,8 @@ class AttemptOutcomes:
         self._retries.cancel(call)
         if grant is not None:
             now = self._clock.monotonic()
-            grant.gate.judge(grant, why, now, 0.0)
-            grant.gate.settle(grant, None, now)
+            grant.judge(why, now, 0.0)
+            grant.settle(None, now)
             self._health.freed(grant.gate.name)
 
     def settle(self, call: Call, usage: Usage | None) -> None:
@@ -139,13 +138,13 @@ class AttemptOutcomes:
             now = self._clock.monotonic()
             gate = grant.gate
             if grant.headers is not None:
-                gate.finish(grant, grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+                grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
                 if gate.vitals.tokens.spent:
                     gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             else:
                 if not grant.is_judged:
                     self._judge_unended(call, grant, now)
-                gate.settle(grant, usage, now)
+                grant.settle(usage, now)
             line = self._gates.lines.get(gate.name)
             if line is not None and (line.waiters.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
@@ -157,11 +156,11 @@ class AttemptOutcomes:
         gate = grant.gate
         last = call.attempts[-1] if call.attempts else None
         if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
-            gate.judge(grant, CLIENT_GONE, now, 0.0)
+            grant.judge(CLIENT_GONE, now, 0.0)
             return
         usual = usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))
         is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.vitals.heard.thinks)
-        gate.judge(grant, ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
+        grant.judge(ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
         """Returns what the target is to blame for: not for a deadline that was shorter than its usual time."""
@@ -175,4 +174,4 @@ class AttemptOutcomes:
         usual = usual_of(vitals.heard.times(stream=call.stream, thinks=call.thinks))
         thinks = call.thinks or vitals.heard.thinks
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
-        return error_class if is_silent or vitals.is_probed or grant.gate.is_late(grant, now) else CALLERS_DEADLINE
+        return error_class if is_silent or vitals.is_probed or grant.is_late(now) else CALLERS_DEADLINE

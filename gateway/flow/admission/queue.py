@@ -18,7 +18,9 @@ from gateway.flow.admission.held import Held, Left, Option, QueueTicket, Waiting
 from gateway.flow.admission.wakeups import WakeUps
 from gateway.policy.admission.fair_queue import FairQueue
 from gateway.policy.admission.occupancy import Occupancy
-from gateway.policy.limits.gate import Gate, Grant
+from gateway.policy.limits.entry import admit
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.grant import Grant
 from gateway.policy.snapshot import QueueBounds
 
 LONGEST_AGED_S = 1.0
@@ -177,9 +179,8 @@ class DelayQueue:
             if is_probe:  # who can best afford to fail tries it out, out of turn
                 ticket = waiters.youngest(-1) or ticket
             try:
-                wait_s = gate.admit(
-                    ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank=ticket.place.rank
-                )
+                rank = ticket.place.rank
+                wait_s = admit(gate, ticket.cost, now, turn.keep_percent, turn.keep_requests, turn.keep_tokens, rank)
                 grant = ticket.option.take(now) if wait_s == 0.0 else None
             except Exception:
                 log.exception("the gate %s failed", gate.name)

@@ -75,5 +75,5 @@ def _never(call: Call, options: Sequence[Option], now: float) -> GatewayError:
 
 def _reset_s(options: Sequence[Option], now: float) -> float | None:
     """Returns the seconds until the first spent quota is tried again; None: none is spent."""
-    resets = [option.line.gate.exhausted_until for option in options]
+    resets = [option.line.gate.pauses.quota_until for option in options]
     return min((at - now for at in resets if at > now), default=None)

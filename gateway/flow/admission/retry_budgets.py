@@ -14,7 +14,8 @@ from gateway.clock import Clock
 from gateway.flow.admission.costs import CostEstimates
 from gateway.flow.admission.gates import Gates
 from gateway.flow.admission.key_budgets import KeyBudgets
-from gateway.policy.limits.gate import Gate, Grant
+from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.grant import Grant
 from gateway.policy.retry.budgets import Retry, attempts_by_cost
 from gateway.policy.retry.retry import Doubt
 from gateway.policy.retry.rules import Retries

@@ -24,7 +24,7 @@ from gateway.flow.admission.refusals import refusal_after_wait, too_late
 from gateway.flow.admission.retry_budgets import RetryBudgets
 from gateway.flow.keepalive import waiting_for
 from gateway.policy.admission.hold_or_refuse import Verdict, decide
-from gateway.policy.limits.gate import Grant
+from gateway.policy.limits.grant import Grant
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
 
@@ -155,7 +155,7 @@ class Waiting:
         except BaseException:  # cancelled, perhaps just when its turn had come
             self._queue.leave(held)
             if held.grant is not None:
-                held.grant.gate.cancel(held.grant, self._clock.monotonic())
+                held.grant.cancel(self._clock.monotonic())
                 self._health.freed(held.grant.gate.name)
             raise
         finally:

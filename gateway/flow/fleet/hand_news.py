@@ -137,7 +137,7 @@ class HandNews:
     def _is_amiss(self, name: str) -> bool:
         """Whether there is anything that closing by hand would change: what is kept of it is heard at each start, too."""
         now = self._clock.monotonic()
-        return any(not line.gate.vitals.is_clear or line.gate.paused_until > now for line in self.lines_named(name))
+        return any(not line.gate.vitals.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
 
     def lines_named(self, name: str) -> list[WaitingLine]:
         """Those that an operator means by the name: a gate's, a target's, or an account's."""

@@ -22,7 +22,8 @@ from gateway.flow.admission.queue import DelayQueue
 from gateway.policy.fleet.lease import LeaseReply, LimitKind
 from gateway.policy.fleet.leased_part import Share
 from gateway.policy.fleet.shared_sum import FleetSum
-from gateway.policy.limits.limits import NOTHING, Cost, Shared, ShareOut, parts_of
+from gateway.policy.limits.cost import NOTHING, Cost, parts_of
+from gateway.policy.limits.limit_table import Shared, ShareOut
 from gateway.ports import Leases
 from gateway.words import LANES
 

@@ -32,8 +32,8 @@ from gateway.flow.fleet.probe_turns import ProbeTurns
 from gateway.policy.health.breaker import Breaker
 from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.target_health import Account
+from gateway.policy.learning.provider_headers import Learned
 from gateway.policy.limits.gate import BURST, Gate
-from gateway.policy.limits.provider_headers import Learned
 from gateway.ports import News, NewsItem
 
 LIMIT_S = 3600.0
@@ -83,33 +83,33 @@ class FleetNews:
 
     # What is told.
 
-    def paused(self, gate: Gate, left_s: float, now: float) -> None:
+    def paused(self, name: str, left_s: float, now: float) -> None:
         """As of `GateNews`."""
-        self._tell_end("pause", gate.name, left_s, now)
+        self._tell_end("pause", name, left_s, now)
 
-    def exhausted(self, gate: Gate, left_s: float, now: float) -> None:
+    def exhausted(self, name: str, left_s: float, now: float) -> None:
         """As of `GateNews`."""
-        self._tell_end("quota", gate.name, left_s, now)
+        self._tell_end("quota", name, left_s, now)
 
-    def learned(self, gate: Gate, learned: Learned, now: float) -> None:
+    def learned(self, name: str, learned: Learned, now: float) -> None:
         """As of `GateNews`."""
-        known = self._known(gate.name)
+        known = self._known(name)
         if now < known.at + LIMIT_GRAIN_S:
             return  # what still differs then is told with a later answer
         is_new = now >= known.at + LIMIT_S / 2
-        for name, reading in learned.by_limit():
-            if reading.limit is not None and known.changes(name, (reading.limit, reading.period_s)):
+        for limit, reading in learned.by_limit():
+            if reading.limit is not None and known.changes(limit, (reading.limit, reading.period_s)):
                 is_new = True
         if is_new and known.limits:
             known.at = now
-            self._news.tell(NewsItem("limit", gate.name, LIMIT_S, write_limits(known.limits)), lasts=True)
+            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
-    def burst(self, gate: Gate, burst: float, now: float) -> None:
+    def burst(self, name: str, burst: float, now: float) -> None:
         """As of `GateNews`."""
-        known = self._known(gate.name)
+        known = self._known(name)
         if known.changes(BURST, (burst, _MINUTE_S)):
             known.at = now
-            self._news.tell(NewsItem("limit", gate.name, LIMIT_S, write_limits(known.limits)), lasts=True)
+            self._news.tell(NewsItem("limit", name, LIMIT_S, write_limits(known.limits)), lasts=True)
 
     def _tell_end(self, kind: Literal["pause", "quota"], name: str, left_s: float, now: float) -> None:
         told = self._ends.get((kind, name))
@@ -164,9 +164,9 @@ class FleetNews:
         elif item.left_s:
             self._ends.note((item.kind, item.name), now + item.left_s, now)
             if item.kind == "pause":
-                gate.told_pause(item.left_s, now)
+                gate.peer_paused(item.left_s, now)
             else:
-                gate.told_exhausted(item.left_s, now)
+                gate.peer_exhausted(item.left_s, now)
                 self._queue.shut(line)
 
     def _hear_limits(self, gate: Gate, item: NewsItem, now: float) -> None:
@@ -174,7 +174,7 @@ class FleetNews:
         known.at = now
         for name, amount in read_limits(item.detail).items():
             if known.changes(name, amount):
-                gate.told_limit(name, *amount, now)
+                gate.peer_learned(name, *amount, now)
 
     def _hear_move(self, item: NewsItem) -> None:
         move, breaker = read_move(item.detail), self._breaker(item.name)

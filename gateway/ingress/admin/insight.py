@@ -10,7 +10,10 @@ from typing import Any
 
 from gateway.flow.admission.admission import Admission
 from gateway.flow.admission.held import WaitingLine
-from gateway.policy.limits.limits import Cost, LimitRow, LimitSet
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.entry import ready_at
+from gateway.policy.limits.limit_set import LimitSet
+from gateway.policy.limits.limit_table import LimitRow
 from gateway.words import LANES, Lane
 
 
@@ -18,7 +21,7 @@ def show_limits(admission: Admission, now: float) -> dict[str, Any]:
     """Shows every limit of targets and keys: level, capacity, where it is known from, and when one more unit is free."""
     return {
         "targets": {name: _target(line, now) for name, line in admission.gates.shown()},
-        "keys": {name: _rows(limits.rows(now)) for name, limits in sorted(_key_sets(admission).items())},
+        "keys": {name: _rows(limits.table.rows(now)) for name, limits in sorted(_key_sets(admission).items())},
     }
 
 
@@ -34,7 +37,7 @@ def show_queue(admission: Admission, now: float) -> dict[str, Any]:
         "lines": {
             name: {
                 "next_chance_s": None if line.wakes_at == inf else max(0.0, line.wakes_at - now),
-                "paused_s": max(0.0, line.gate.paused_until - now),
+                "paused_s": max(0.0, line.gate.pauses.ends_at - now),
                 "waiting": _waiting(line, now),
             }
             for name, line in admission.gates.shown()
@@ -52,7 +55,7 @@ def limit_rows(admission: Admission, now: float) -> list[tuple[str, LimitRow]]:
         if not gates.names.is_named(name)
         for row in line.gate.rows(now)
     ]
-    rows += [(f"key:{name}", row) for name, limits in _key_sets(admission).items() for row in limits.rows(now)]
+    rows += [(f"key:{name}", row) for name, limits in _key_sets(admission).items() for row in limits.table.rows(now)]
     return [(f"{name}:{row.name}", row) for name, row in rows]
 
 
@@ -76,9 +79,9 @@ def _target(line: WaitingLine, now: float) -> dict[str, Any]:
         "limits": _rows(gate.rows(now)),
         "in_flight": gate.in_flight,
         "waiting": len(line.waiters),
-        "paused_s": max(0.0, gate.paused_until - now),
-        "pauses": gate.paused,
-        "quota_spent_s": max(0.0, gate.exhausted_until - now),
+        "paused_s": max(0.0, gate.pauses.ends_at - now),
+        "pauses": gate.pauses.count,
+        "quota_spent_s": max(0.0, gate.pauses.quota_until - now),
         "answer_s": round(gate.answer_s, 4),
         "estimates": {
             "calls": errors.calls,
@@ -116,5 +119,5 @@ def _waiting(line: WaitingLine, now: float) -> list[dict[str, Any]]:
 
 
 def _predicted_s(line: WaitingLine, rank: int, tenant: str, now: float) -> float | None:
-    wait_s = line.gate.ready_at(Cost(), now, line.waiters.ahead(rank, tenant, 0.0)) - now
+    wait_s = ready_at(line.gate, Cost(), now, line.waiters.ahead(rank, tenant, 0.0)) - now
     return None if wait_s == inf else round(max(0.0, wait_s), 3)

@@ -77,8 +77,8 @@ def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
             "whole_answers": _times(vitals.whole_answer, now),
             **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(vitals.heard.thought().items())},
         },
-        "paused_s": _left(gate.paused_until, now),
-        "quota_spent_s": _left(gate.exhausted_until, now),
+        "paused_s": _left(gate.pauses.ends_at, now),
+        "quota_spent_s": _left(gate.pauses.quota_until, now),
     }
 
 

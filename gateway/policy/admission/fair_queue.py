@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
 from gateway.policy.admission.lane_line import LaneLine, Ticket, TicketT
-from gateway.policy.limits.limits import NOTHING, Cost
+from gateway.policy.limits.cost import NOTHING, Cost
 from gateway.words import LANES, Lane
 
 _ENOUGH = 1 - 1e-9

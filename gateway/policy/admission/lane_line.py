@@ -10,7 +10,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from gateway.policy.limits.limits import Cost
+from gateway.policy.limits.cost import Cost
 from gateway.words import LANES, Lane
 
 _FEWEST_DEAD = 64

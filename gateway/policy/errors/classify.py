@@ -23,8 +23,8 @@ from gateway.policy.errors.body import (
     status_in,
 )
 from gateway.policy.errors.rules import ErrorAnswer, ErrorRule, Scope, answer_of
-from gateway.policy.limits.provider_headers import never_fits, retry_delay_s
-from gateway.policy.limits.reset_times import parse_reset
+from gateway.policy.learning.provider_headers import never_fits, retry_delay_s
+from gateway.policy.learning.reset_times import parse_reset
 from gateway.provider_errors import ErrorClass, Phase
 
 __all__ = ["Diagnosis", "ErrorTable", "Scope", "error_object", "in_band_status", "is_openai_shaped"]

@@ -11,6 +11,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from gateway.policy.health.breaker import Breaker
+from gateway.policy.health.latency import Latency
 from gateway.policy.health.rules import BreakerRules, account_rules
 from gateway.policy.health.signs_of_life import Heard
 from gateway.policy.retry.budgets import RetryBudget, RetryTokens
@@ -116,6 +117,16 @@ class TargetHealth:
     def admit(self, now: float, rank: int) -> float | None:
         """Does for both breakers what `Breaker.admit` does for one, and returns the longer wait."""
         return _longer(self.breaker.admit(now, rank), self.account.breaker.admit(now, rank))
+
+    @property
+    def latency(self) -> Latency:
+        """Its times to first byte; where it serves no streams, those of whole answers."""
+        if self.first_byte.count:
+            return self.first_byte
+        thought = self.heard.thought()
+        if thought and not self.whole_answer.count:
+            return thought[True] if True in thought else thought[False]
+        return self.whole_answer
 
     @property
     def is_probed(self) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from gateway.policy.limits.stray_refusals import Strays
+from gateway.policy.learning.stray_refusals import Strays
 
 _EARLY_S = 1e-6
 _STEP_S = 0.01

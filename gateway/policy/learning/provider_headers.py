@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.exchange import RawHeaders
-from gateway.policy.limits.reset_times import epoch_s, parse_reset, parse_retry_after, plain_number, sane_s, until_s
+from gateway.policy.learning.reset_times import epoch_s, parse_reset, parse_retry_after, plain_number, sane_s, until_s
 
 _MOST = 1e12
 _BODY_BYTES = 16_384
@@ -94,6 +94,16 @@ class Reading(NamedTuple):
     grain: float = 1.0
 
 
+READING_OF = {
+    "requests_per_min": "requests",
+    "requests_per_day": "requests_per_day",
+    "tokens_per_min": "tokens",
+    "input_tokens_per_min": "input_tokens",
+    "output_tokens_per_min": "output_tokens",
+}
+"""By the name of a limit: the field of `Learned` that tells it."""
+
+
 @dataclass(slots=True)
 class Learned:
     """All the limits that one answer tells; None: not a word about it."""
@@ -109,14 +119,8 @@ class Learned:
     """Served, but above the limit: slow down (Fireworks)."""
 
     def by_limit(self) -> list[tuple[str, Reading]]:
-        """The readings, by the names of `limits.py`."""
-        named = (
-            ("requests_per_min", self.requests),
-            ("requests_per_day", self.requests_per_day),
-            ("tokens_per_min", self.tokens),
-            ("input_tokens_per_min", self.input_tokens),
-            ("output_tokens_per_min", self.output_tokens),
-        )
+        """The readings, by the names of limits."""
+        named = [(name, getattr(self, field)) for name, field in READING_OF.items()]
         return [(name, reading) for name, reading in named if reading is not None]
 
 

@@ -27,7 +27,7 @@ _FLIGHTS = 3
 """Refusals of so many flights in a row are put down to the burst; what is refused then has another cause."""
 
 
-class UntoldBurst:
+class UnwrittenBurst:
     """Of one target's requests, as far as is known."""
 
     __slots__ = (
