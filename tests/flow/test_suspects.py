@@ -603,6 +603,31 @@ def test_hedged_calls_find_the_third_when_both_are_silent(stream: bool, fallback
     run(story)
 
 
+@pytest.mark.parametrize("fails_after_s", [2.0, 12.0])
+def test_a_hedged_call_whose_first_attempt_fails_while_the_second_is_silent_finds_the_third(
+    fails_after_s: float,
+) -> None:
+    """No later than a call does that is not hedged, and well before its deadline."""
+    took_s = []
+    for hedging in (Hedging(), None):
+
+        async def story(clock: LoopClock, hedging: Hedging | None = hedging) -> None:
+            providers = [Provider(answers(0.5)) for _ in range(3)]
+            city = City(providers, clock, retries=Retries(hedging=hedging))
+            await calls(city, 40, 0.1)
+            providers[0].fate, providers[1].fate = fails(503, fails_after_s), silence()
+
+            (told,) = await calls(city, 1, 1.0)
+
+            assert (told.result, told.attempts) == (200, 3)
+            took_s.append(told.took_s)
+            await city.settle()
+
+        run(story)
+
+    assert took_s[0] <= took_s[1] < SDK_S
+
+
 @pytest.mark.parametrize("late_s", [20.0, 16.0])
 def test_a_hedged_call_with_nowhere_else_to_go_is_left_alone(late_s: float) -> None:
     """Two targets, both slow for once: neither attempt ends before the first answer."""
