@@ -653,10 +653,10 @@ async def test_a_breaker_that_was_open_for_a_moment_is_no_spent_quota() -> None:
     task = await start(bench, lane="batch", deadline=bench.clock.now + 600)
     assert held(bench) == 1
 
-    bench.admission.outages.force("p0/m", "open")
+    bench.admission.health.force("p0/m", "open")
     bench.clock.advance(0)  # the queue hears of it
     assert held(bench) == 0
-    bench.admission.outages.force("p0/m", "closed")
+    bench.admission.health.force("p0/m", "closed")
     await pass_time(bench, 20)
 
     assert task.result()[0].status == 200

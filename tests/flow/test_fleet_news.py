@@ -255,7 +255,7 @@ def test_who_joins_later_hears_what_still_holds() -> None:
         first.gate(0).leave_alone(20.0, clock.now)
         first.gate(1).leave_alone(1.0, clock.now)
         first.breaker_of(2).trip("no more", clock.now, 0.0)
-        first.admission.outages.force("p3/m", "drained")
+        first.admission.health.force("p3/m", "drained")
         await asyncio.sleep(2.0)
         late = group.join()
         await group.hop()
@@ -298,7 +298,7 @@ def test_news_of_a_model_nobody_has_asked_for_here_waits_for_the_first_who_does(
         line_of(one, "foo").gate.leave_alone(20.0, clock.now)
         line_of(one, "bar").gate.leave_alone(1.0, clock.now)
         line_of(one, "baz").gate.vitals.breaker.trip("no more", clock.now, 0.0)
-        one.admission.outages.force("p0/qux", "drained") if line_of(one, "qux") else None
+        one.admission.health.force("p0/qux", "drained") if line_of(one, "qux") else None
         await asyncio.sleep(2.0)
 
         assert line_of(other, "foo").gate.pauses.ends_at == pytest.approx(clock.now + 18.0, abs=0.01)
@@ -371,9 +371,9 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
             gate.leave_alone(20.0, clock.now)
             gate.exhaust(20.0, clock.now)
         assert "@" in gate.name
-        one.admission.outages.force(gate.name, "closed")
+        one.admission.health.force(gate.name, "closed")
         with pytest.raises(KeyError):
-            one.admission.outages.force(gate.name, "drained")
+            one.admission.health.force(gate.name, "drained")
         assert bus.told == []
 
         gate.vitals.breaker.trip("no more", clock.now, 0.0)
@@ -611,7 +611,7 @@ def test_a_refused_credential_is_refused_for_all() -> None:
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), accounts=("one", "one"))
         first = group.replicas[0]
-        first.admission.outages.credential_refused(first.gate(), clock.now)
+        first.admission.health.credential_refused(first.gate(), clock.now)
         await group.hop()
 
         accounts = [replica.admission.gates.accounts["one"] for replica in group.replicas]
@@ -635,12 +635,12 @@ def test_what_is_done_by_hand_holds_for_all_until_undone(to: Any) -> None:
 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock)
-        outages = group.replicas[0].admission.outages
-        outages.force("p0/m", to)
+        health = group.replicas[0].admission.health
+        health.force("p0/m", to)
         await asyncio.sleep(100)
         assert [(breaker.state, breaker.is_by_hand) for breaker in group.breakers()] == [(to, True)] * 3
 
-        group.replicas[2].admission.outages.force("p0/m", None)
+        group.replicas[2].admission.health.force("p0/m", None)
         await group.hop()
         assert [breaker.is_by_hand for breaker in group.breakers()] == [False] * 3
         await all_at_once(group, 20, 1)
@@ -660,7 +660,7 @@ def test_closed_by_hand_it_is_trusted_by_all() -> None:
         group.gates()[1].leave_alone(50.0, clock.now)
         group.gates()[2].exhaust(500.0, clock.now)
         await group.hop()
-        group.replicas[0].admission.outages.force("p0/m", "closed")
+        group.replicas[0].admission.health.force("p0/m", "closed")
         await group.hop()
 
         assert [gate.vitals.is_clear and gate.pauses.ends_at < clock.now for gate in group.gates()] == [True] * 3
@@ -684,7 +684,7 @@ def test_what_was_closed_by_hand_long_ago_undoes_nothing_of_now(is_first: bool) 
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)
         for name, to in (("p0/m", "drained"), ("p0/m", "closed"), ("p1/m", "closed")):
-            group.replicas[0].admission.outages.force(name, to)  # type: ignore[arg-type]
+            group.replicas[0].admission.health.force(name, to)  # type: ignore[arg-type]
             await group.hop()
         await asyncio.sleep(3600.0)
         group.gates(0)[0].leave_alone(30.0, clock.now)
@@ -714,7 +714,7 @@ def test_the_last_act_counts_though_an_older_one_is_heard_later() -> None:
         group = fleet(clock, size=1)
         (replica,) = group.replicas
         await asyncio.sleep(100)
-        replica.admission.outages.force("p0/m", "drained")
+        replica.admission.health.force("p0/m", "drained")
         replica.gossip.hear(NewsItem("hand", "p0/m", HAND_S - 50.0, write_hand("closed", "aa")))
         assert group.states() == ["drained"]
 
@@ -732,7 +732,7 @@ def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytes
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), size=2)
         group.rest()
-        group.replicas[0].admission.outages.force("p0/m", "drained")
+        group.replicas[0].admission.health.force("p0/m", "drained")
         await asyncio.sleep(100.0)
         group.bus.kept.clear()
         await asyncio.sleep(REMIND_S + 1.0)
@@ -744,7 +744,7 @@ def test_what_holds_by_hand_survives_a_store_that_has_lost_it(monkeypatch: pytes
         assert [breaker.transitions["drained"] for breaker in group.breakers()] == [1] * 4
 
         group.rest()
-        group.replicas[1].admission.outages.force("p0/m", "closed")
+        group.replicas[1].admission.health.force("p0/m", "closed")
         await asyncio.sleep(2 * REMIND_S)
         told = len(group.bus.told)
         await asyncio.sleep(10 * REMIND_S)
@@ -761,9 +761,9 @@ def test_an_account_closed_by_hand_is_so_for_those_who_come_later() -> None:
     async def story(clock: LoopClock) -> None:
         group = fleet(clock, answers(), answers(), accounts=("one", "one"))
         first = group.replicas[0]
-        first.admission.outages.credential_refused(first.gate(), clock.now)
+        first.admission.health.credential_refused(first.gate(), clock.now)
         await group.hop()
-        first.admission.outages.force("one", "closed")
+        first.admission.health.force("one", "closed")
         await group.hop()
 
         assert group.join().admission.gates.accounts["one"].breaker.state == "closed"
@@ -779,7 +779,7 @@ def test_a_pause_after_a_hand_is_news_again() -> None:
         group = fleet(clock)
         group.gates()[0].leave_alone(50.0, clock.now)
         await group.hop()
-        group.replicas[1].admission.outages.force("p0/m", "closed")
+        group.replicas[1].admission.health.force("p0/m", "closed")
         await group.hop()
         group.gates()[0].leave_alone(5.0, clock.now)
         await group.hop()

@@ -216,8 +216,8 @@ async def test_one_caller_is_let_go_by_hand() -> None:
     own = [name for name in bench.admission.gates.lines if bench.admission.gates.names.is_callers(name)]
 
     with pytest.raises(KeyError):
-        bench.admission.outages.force(own[0], "open")
-    bench.admission.outages.force("p0/m", "closed")
+        bench.admission.health.force(own[0], "open")
+    bench.admission.health.force("p0/m", "closed")
 
     sent = len(bench.upstreams[0].sent)
     await status(bench, "made-up-0")

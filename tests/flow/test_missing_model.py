@@ -178,9 +178,9 @@ async def test_what_a_callers_own_account_may_not_use_is_no_mistake_of_the_confi
 async def test_what_was_set_by_hand_stays() -> None:
     """A drained target is drained, whatever calls that were still there come back with."""
     bench = bench_of([NO_MODEL] * 2)
-    bench.admission.outages.force("p0/m", "drained")
+    bench.admission.health.force("p0/m", "drained")
     gate = bench.admission.gates.lines["p0/m"].gate
 
-    bench.admission.outages.model_missing(gate, [gate], bench.clock.now)
+    bench.admission.health.model_missing(gate, [gate], bench.clock.now)
 
     assert states(bench) == ["drained"]

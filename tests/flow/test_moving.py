@@ -134,7 +134,7 @@ def test_a_move_that_was_refused_is_made_again() -> None:
 
     async def story(clock: LoopClock) -> None:
         city = City([Provider(silence()), Provider(answers(3.0))], clock)
-        force, later = city.admission.outages.force, asyncio.get_running_loop().call_later
+        force, later = city.admission.health.force, asyncio.get_running_loop().call_later
         later(11.0, force, "p1/m", "drained")
         later(16.0, force, "p1/m", None)
 

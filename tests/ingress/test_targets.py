@@ -150,7 +150,7 @@ def test_the_way_back_is_seen() -> None:
 def test_by_hand_there_is_no_next_probe() -> None:
     """It stays so until a person says otherwise."""
     bench = bench_of()
-    bench.admission.outages.force("p0/m", "drained")
+    bench.admission.health.force("p0/m", "drained")
     bench.clock.advance(5.0)
     row = shown(bench)
 
@@ -259,7 +259,7 @@ async def test_closing_lets_those_who_wait_go_at_once() -> None:
     fail(bench, 5)
     task = await held(bench)
 
-    bench.admission.outages.force("p0/m", "closed")
+    bench.admission.health.force("p0/m", "closed")
     bench.clock.advance(0.0)
     reply, _ = await task
 
@@ -275,7 +275,7 @@ async def test_draining_sends_those_who_wait_away() -> None:
     assert grant is not None
     task = await held(bench)
 
-    bench.admission.outages.force("p0/m", "drained")
+    bench.admission.health.force("p0/m", "drained")
     bench.clock.advance(0.0)
     with pytest.raises(CircuitOpen, match="drained by hand"):
         await task
@@ -290,7 +290,7 @@ async def test_draining_lets_the_running_ones_end() -> None:
     bench = Bench([ScriptedUpstream(streamed(*events))])
     reply = await bench.pipeline.handle(bench.call(stream=True))
 
-    bench.admission.outages.force("p0/m", "drained")
+    bench.admission.health.force("p0/m", "drained")
     during = shown(bench)
     gone_on.set()
     body = await read_all(reply)
@@ -309,9 +309,9 @@ def test_closing_an_account_trusts_its_credential_again() -> None:
     account = vitals_of(bench).account
     account.is_refused = True
 
-    bench.admission.outages.force("p0", "open")
+    bench.admission.health.force("p0", "open")
     still_refused = account.is_refused
-    bench.admission.outages.force("p0", "closed")
+    bench.admission.health.force("p0", "closed")
 
     assert (still_refused, account.is_refused) == (True, False)
     assert bench.meter.moves == [("p0", "open"), ("p0", "closed")]
@@ -320,7 +320,7 @@ def test_closing_an_account_trusts_its_credential_again() -> None:
 def test_nobody_is_forced_by_an_unknown_name() -> None:
     """KeyError."""
     with pytest.raises(KeyError):
-        bench_of().admission.outages.force("nobody", "open")
+        bench_of().admission.health.force("nobody", "open")
 
 
 # Over HTTP

@@ -50,8 +50,8 @@ class Admission:
         self.queue = DelayQueue(clock, policy.queue)
         self.sharing = None if leases is None else Sharing(clock, leases, self.queue, draw)
         self.gates = Gates(clock, self.queue, self.sharing)
-        self.outages = HealthPropagation(clock, meter, self.gates, self.queue, draw)
-        self.gates.on_change = self.outages.changed
+        self.health = HealthPropagation(clock, meter, self.gates, self.queue, draw)
+        self.gates.on_change = self.health.changed
         self.gates.install(policy)
         self.planner = Planner(clock, self.gates, draw)
         self.keys = KeyLimits(self.sharing)
@@ -59,8 +59,8 @@ class Admission:
         self.keys.install(policy, clock.monotonic())
         self.costs = CostEstimates(self.gates)
         self.retries = RetryBudgets(clock, self.gates, self.budgets, self.costs)
-        self.outcomes = AttemptOutcomes(clock, self.gates, self.outages, self.keys, self.retries, draw)
-        self.waiting = Waiting(clock, meter, self.gates, self.queue, self.planner, self.outages, self.retries)
+        self.outcomes = AttemptOutcomes(clock, self.gates, self.health, self.keys, self.retries, draw)
+        self.waiting = Waiting(clock, meter, self.gates, self.queue, self.planner, self.health, self.retries)
 
     def install(self, policy: PolicySnapshot) -> None:
         """Puts a policy's numbers in force; levels, pauses and who waits stay."""

@@ -48,7 +48,7 @@ class HandNews:
         self._clock = clock
         self._news = news
         self._gates = admission.gates
-        self._outages = admission.outages
+        self._outages = admission.health
         self._ends = ends
         self._has_reminder = False
         self._began_at = clock.monotonic()

@@ -66,7 +66,7 @@ class FleetNews:
         self._clock = clock
         self._news = news
         self._gates = admission.gates
-        self._outages = admission.outages
+        self._outages = admission.health
         self._queue = admission.queue
         self._turns = ProbeTurns(clock, news, self._gates, self._outages, self._queue, draw)
         self._handlers = {"vector": on_vector, "purge": on_purge}

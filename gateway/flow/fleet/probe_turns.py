@@ -31,14 +31,14 @@ FEW = 100
 class ProbeTurns:
     """Asks for slots on behalf of breakers, and keeps them while they are of use."""
 
-    __slots__ = ("_clock", "_draw", "_gates", "_held", "_news", "_outages", "_queue")
+    __slots__ = ("_clock", "_draw", "_gates", "_health", "_held", "_news", "_queue")
 
     def __init__(
         self,
         clock: Clock,
         news: News,
         gates: Gates,
-        outages: HealthPropagation,
+        health: HealthPropagation,
         queue: DelayQueue,
         draw: Callable[[], float],
     ) -> None:
@@ -46,7 +46,7 @@ class ProbeTurns:
         self._clock = clock
         self._news = news
         self._gates = gates
-        self._outages = outages
+        self._health = health
         self._queue = queue
         self._draw = draw
         self._held: dict[str, tuple[str, Timer]] = {}  # by the breaker's name: its slot, and when to look after it
@@ -102,7 +102,7 @@ class ProbeTurns:
     def _release_waiters(self, breaker: Breaker) -> None:
         """Nobody has to wait for a probe of somebody else's."""
         if breaker.state == "open":
-            for line in self._outages.lines_of(breaker.name):
+            for line in self._health.lines_of(breaker.name):
                 if len(line.waiters) <= FEW:
                     self._queue.shut(line)
 

@@ -127,7 +127,7 @@ def state_routes(
         "queue": lambda: insight.show_queue(admission, clock.monotonic()),
         "targets": show_targets,
     }
-    return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.outages.force)]
+    return [*admin_routes(policies, shown), *switch_routes(policies, show_targets, admission.health.force)]
 
 
 def admin_routes(policies: Policies, views: dict[str, Callable[[], Any]]) -> list[BaseRoute]:
