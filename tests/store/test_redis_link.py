@@ -20,7 +20,7 @@ from redis.crc import key_slot
 import gateway.store.redis_link.server as redis_server_module
 from gateway.policy.snapshot import SharedState
 from gateway.store.redis_link import job, subscriber
-from gateway.store.redis_link.connect import address_of, always, connect
+from gateway.store.redis_link.connect import PATIENCE_S, address_of, always, connect, master_of
 from gateway.store.redis_link.job import OperationCounts, StoreCommand
 from gateway.store.redis_link.link import Link, StoreGone, StoreRefused, load_script, script_of
 from gateway.store.redis_link.server import ServerOptions, StoreServer
@@ -782,3 +782,28 @@ async def test_a_command_that_a_closed_server_refuses_leaves_no_deadline_behind(
     assert (late, tally.failures) == ([], 1)
     with pytest.raises(StoreGone, match="has not been reached"):
         await command.future
+
+
+async def test_a_sentinel_that_hangs_delays_nothing() -> None:
+    """All are asked at once, and the first that names a master is believed."""
+
+    left: list[bytes] = []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left.append(await reader.read())
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            is_question = b"GET-MASTER-ADDR-BY-NAME" in data
+            writer.write(b"*2\r\n$9\r\n127.0.0.2\r\n$4\r\n7000\r\n" if is_question else b"+OK\r\n")
+        writer.close()
+
+    servers = [await asyncio.start_server(each, "127.0.0.1", 0) for each in (hang, answer)]
+    hosts = ",".join(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
+    address = address_of(SharedState(f"redis+sentinel://{hosts}/main/0"))
+
+    assert await asyncio.wait_for(master_of(address), PATIENCE_S / 2) == ("127.0.0.2", 7000)
+    await until(lambda: left)  # the connection to it is closed
+    for server in servers:
+        server.close()
