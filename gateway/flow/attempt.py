@@ -93,7 +93,7 @@ class Attempts:
                 continue
             hedging = call.model.retries.hedging
             late_after_s = None if hedging is None else self._hedges.late_after_s(call, hedging)
-            trials = None if step is None else admission.gates.line(target, call).gate.vitals.heard.trials
+            trials = None if step is None else admission.gates.line(target, call).gate.health.heard.trials
             if trials is not None:
                 trials[id(call)] = self._clock.monotonic()
             try:

@@ -152,7 +152,7 @@ class Hedges:
         plan = self._admission.planner.plan(call)
         own = sorted(plan.own, key=lambda one: one.order)
         elsewhere = [one for one in (*own, *plan.others) if one.name != target.name]
-        elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.vitals.breaker.failures_in_a_row > 0)
+        elsewhere.sort(key=lambda one: self._admission.gates.line(one, call).gate.health.breaker.failures_in_a_row > 0)
         return [*elsewhere, target]
 
     def _denies_money(self, call: Call, target: Target, budgets: CallBudgets) -> str | None:
@@ -167,8 +167,8 @@ class Hedges:
         """Returns a grant if the target has room now, else None. The reserve and probes are left to first attempts."""
         line, rank = self._admission.gates.line(target, call), LANES.index(call.lane)
         gate = line.gate
-        vitals = gate.vitals
-        if not vitals.is_clear or not line.waiters.is_free_for(rank):
+        health = gate.health
+        if not health.is_clear or not line.waiters.is_free_for(rank):
             return None
         grant = enter(
             gate,
@@ -181,7 +181,7 @@ class Hedges:
         )
         if grant is not None:
             cost = token_cost(call.model.retries, call.attempts[-1], target)
-            grant.retry = Retry(vitals.retries, vitals.tokens, cost)
+            grant.retry = Retry(health.retries, health.tokens, cost)
         return grant
 
     async def _call_off(self, racer: Racer, *, is_first: bool) -> None:
@@ -201,7 +201,7 @@ class Hedges:
 
 
 def _times(call: Call, grant: Grant) -> Latency:
-    return grant.gate.vitals.heard.times(stream=call.stream, thinks=call.thinks)
+    return grant.gate.health.heard.times(stream=call.stream, thinks=call.thinks)
 
 
 def _failure(task: asyncio.Task[FirstAnswer]) -> FirstAnswer | UpstreamFailed | None:

@@ -100,7 +100,7 @@ class Suspects:
             grant = call.grant
             if grant is not None and now - call.attempts[-1].started_at >= LOOK_AFTER_S:
                 gate = grant.gate
-                _, group = groups.setdefault(gate.vitals.heard, (gate, []))
+                _, group = groups.setdefault(gate.health.heard, (gate, []))
                 group.append(self._hanging(gate, task, ends_at, call, now))
         for gate, group in groups.values():
             self._look_at(gate, group, now)
@@ -117,7 +117,7 @@ class Suspects:
         target = find_target(call)
         clocks = _NO_CLOCKS if target is None else clocks_of(target, call)
         return Hanging(
-            task, ends_at, call, self._usual(gate.vitals.heard, call), clocks, now - call.attempts[-1].heard_at
+            task, ends_at, call, self._usual(gate.health.heard, call), clocks, now - call.attempts[-1].heard_at
         )
 
     def _look_at(self, gate: Gate, group: Sequence[Hanging], now: float) -> None:
@@ -129,7 +129,7 @@ class Suspects:
         why = self._why_suspect(gate, witnesses, now)
         if why is not None:
             self._suspect(gate, why, witnesses, now)
-        suspicion = gate.vitals.heard.suspicion
+        suspicion = gate.health.heard.suspicion
         for one in oldest_first:
             if _is_probe(one, gate):
                 if self._has_probed(one, gate) or self._needs_room(one, gate, now):
@@ -140,7 +140,7 @@ class Suspects:
                 self._move(one, now)
 
     def _why_suspect(self, gate: Gate, witnesses: Sequence[Hanging], now: float) -> str | None:
-        unserved_s = gate.vitals.heard.unserved_s(now)
+        unserved_s = gate.health.heard.unserved_s(now)
         if not witnesses:
             return None
         deadlines = [one.call.deadline - one.call.received_at for one in witnesses if one.call.deadline_is_callers]
@@ -159,7 +159,7 @@ class Suspects:
         return usual
 
     def _thinks(self, gate: Gate, call: Call) -> bool:
-        return call.thinks or gate.vitals.heard.thinks
+        return call.thinks or gate.health.heard.thinks
 
     def _patience_s(self, one: Hanging, gate: Gate, shortest_s: float) -> float:
         return silence_s(
@@ -191,16 +191,16 @@ class Suspects:
 
     def _has_probed(self, one: Hanging, gate: Gate) -> bool:
         """Returns whether the probe has waited long enough to show that a silent target still is silent."""
-        vitals = gate.vitals
-        if vitals.heard.suspicion is None and vitals.heard.last_failure != ErrorClass.TIMEOUT:
+        health = gate.health
+        if health.heard.suspicion is None and health.heard.last_failure != ErrorClass.TIMEOUT:
             return False
         return one.silent_s >= probe_s(
-            one.usual, vitals.breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
+            one.usual, health.breaker.ejections_at(self._clock.monotonic()), thinks=self._thinks(gate, one.call)
         )
 
     def _suspect(self, gate: Gate, why: str, group: Sequence[Hanging], now: float) -> None:
         """Opens the breaker of a silent target, if any of the calls that hang there could be served elsewhere."""
-        heard, breaker = gate.vitals.heard, gate.vitals.breaker
+        heard, breaker = gate.health.heard, gate.health.breaker
         suspect = self._suspects.get(heard)
         if suspect is None:
             heard.suspicion = Suspicion(why, now)
@@ -256,7 +256,7 @@ def _hangs(one: Hanging) -> bool:
 
 def _is_probe(one: Hanging, gate: Gate) -> bool:
     """Returns whether the call is one of the probes that try the target again."""
-    breaker = gate.vitals.breaker
+    breaker = gate.health.breaker
     return breaker.state == "half_open" and one.call.attempts[-1].started_at >= breaker.probe_at
 
 

@@ -202,8 +202,8 @@ async def test_a_certificate_that_proves_nothing_is_said_and_not_asked_for_again
         assert attempts.count("odd/m:connection") == 1
         assert "good/m:200" in attempts
         targets = running.gateway._admission.gates.lines
-        assert targets["odd/m"].gate.vitals.breaker.state == "open"
-        assert fault in targets["odd/m"].gate.vitals.breaker.reason
+        assert targets["odd/m"].gate.health.breaker.state == "open"
+        assert fault in targets["odd/m"].gate.health.breaker.reason
     async with RawServer([[READ]], tls=tls) as odd:
         running = await start(lambda _: two_providers(f"https://{host}:{odd.port}", None, **options))
         with pytest.raises(APIStatusError) as caught:

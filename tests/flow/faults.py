@@ -240,7 +240,7 @@ class Stage:
 
     def _not_closed(self) -> str:
         gates = self.bench.admission.gates
-        breakers = [line.gate.vitals.breaker for line in gates.lines.values()]
+        breakers = [line.gate.health.breaker for line in gates.lines.values()]
         breakers += [account.breaker for account in gates.accounts.values()]
         return _plain(" ".join(f"{one.name} {one.state}" for one in breakers if one.state != "closed"))
 
@@ -253,12 +253,12 @@ def leftovers(bench: Bench) -> list[str]:
     """What was taken from gates, budgets and breakers and not given back, by its place."""
     found = []
     for line in bench.admission.gates.lines.values():
-        gate, vitals = line.gate, line.gate.vitals
+        gate, health = line.gate, line.gate.health
         places = {
             "in flight": gate.in_flight,
-            "retries": vitals.retries.in_flight,
-            "probes": vitals.breaker.probes_out,
-            "account's probes": vitals.account.breaker.probes_out,
+            "retries": health.retries.in_flight,
+            "probes": health.breaker.probes_out,
+            "account's probes": health.account.breaker.probes_out,
             "waiting": len(line.waiters),
         }
         found += [f"{gate.name} {place}: {count}" for place, count in places.items() if count]

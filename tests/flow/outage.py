@@ -139,7 +139,7 @@ class City:
         return self.admission.gates.lines[f"p{number}/m"].gate
 
     def breaker_of(self, number: int = 0) -> Breaker:
-        return self.gate(number).vitals.breaker
+        return self.gate(number).health.breaker
 
     async def call(self, **changes: object) -> Told:
         """One call, to its end."""

@@ -204,9 +204,9 @@ def test_a_retry_that_waits_gives_back_what_it_has_booked(leaves_after_s: float)
 
         await gone(task)
 
-        assert city.gate().vitals.retries.in_flight == 0
+        assert city.gate().health.retries.in_flight == 0
         if leaves_after_s < 2.0:
-            assert city.gate().vitals.tokens.level(500.0) == 500.0
+            assert city.gate().health.tokens.level(500.0) == 500.0
         await city.settle()
 
     run(story)
@@ -223,7 +223,7 @@ def test_a_retry_that_expires_in_the_queue_gives_back_what_it_has_booked() -> No
         blocker = city.start()
         await asyncio.gather(task, blocker)
 
-        assert city.gate().vitals.retries.in_flight == 0
+        assert city.gate().health.retries.in_flight == 0
         await city.settle()
 
     run(story)
@@ -258,7 +258,7 @@ async def test_a_retry_that_is_booked_again_is_booked_once() -> None:
     admission.outcomes.settle(call, None)
 
     assert leftovers(bench) == []
-    assert admission.gates.lines["p0/m"].gate.vitals.tokens.level(500.0) == 500.0
+    assert admission.gates.lines["p0/m"].gate.health.tokens.level(500.0) == 500.0
 
 
 def test_a_booking_does_not_follow_the_call_to_another_target() -> None:
@@ -274,7 +274,7 @@ def test_a_booking_does_not_follow_the_call_to_another_target() -> None:
         await asyncio.sleep(1)
 
         assert city.providers[1].asked_at
-        assert city.gate().vitals.retries.in_flight == 0
+        assert city.gate().health.retries.in_flight == 0
         assert (await task).result == 200
         await city.settle()
 
@@ -293,7 +293,7 @@ def test_connections_that_carried_nothing_take_no_retry_budget() -> None:
         told = await asyncio.gather(*tasks)
 
         assert {one.result for one in told} == {200}
-        assert city.gate().vitals.tokens.level(500.0) == 500.0
+        assert city.gate().health.tokens.level(500.0) == 500.0
         await city.settle()
 
     run(story)

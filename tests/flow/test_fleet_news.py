@@ -297,14 +297,14 @@ def test_news_of_a_model_nobody_has_asked_for_here_waits_for_the_first_who_does(
         )
         line_of(one, "foo").gate.leave_alone(20.0, clock.now)
         line_of(one, "bar").gate.leave_alone(1.0, clock.now)
-        line_of(one, "baz").gate.vitals.breaker.trip("no more", clock.now, 0.0)
+        line_of(one, "baz").gate.health.breaker.trip("no more", clock.now, 0.0)
         one.admission.health.force("p0/qux", "drained") if line_of(one, "qux") else None
         await asyncio.sleep(2.0)
 
         assert line_of(other, "foo").gate.pauses.ends_at == pytest.approx(clock.now + 18.0, abs=0.01)
         assert line_of(other, "bar").gate.pauses.ends_at < clock.now
-        assert line_of(other, "baz").gate.vitals.breaker.state == "open"
-        assert line_of(other, "qux").gate.vitals.breaker.state == "drained"
+        assert line_of(other, "baz").gate.health.breaker.state == "open"
+        assert line_of(other, "qux").gate.health.breaker.state == "drained"
         assert not other.gossip._unmet.items
 
     run(story)
@@ -376,7 +376,7 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
             one.admission.health.force(gate.name, "drained")
         assert bus.told == []
 
-        gate.vitals.breaker.trip("no more", clock.now, 0.0)
+        gate.health.breaker.trip("no more", clock.now, 0.0)
         assert [(told.item.kind, told.item.name) for told in bus.told] == [("breaker", "p0/foo")]
         bus.told.clear()
 
@@ -410,7 +410,7 @@ def test_what_makes_no_sense_changes_nothing(item: NewsItem) -> None:
 
         (gate,) = group.gates()
         assert gate.pauses.ends_at < clock.now
-        assert gate.vitals.is_clear
+        assert gate.health.is_clear
         assert gate.limits.table.rows(clock.now) == []
         await group.settle()
 
@@ -617,7 +617,7 @@ def test_a_refused_credential_is_refused_for_all() -> None:
         accounts = [replica.admission.gates.accounts["one"] for replica in group.replicas]
         assert [account.breaker.state for account in accounts] == ["open"] * 3
         assert [account.is_refused for account in accounts] == [True] * 3
-        assert not group.gates(1)[2].vitals.is_clear
+        assert not group.gates(1)[2].health.is_clear
         assert len(group.bus.told) == 1
 
         group.replicas[1].gossip.hear(
@@ -663,7 +663,7 @@ def test_closed_by_hand_it_is_trusted_by_all() -> None:
         group.replicas[0].admission.health.force("p0/m", "closed")
         await group.hop()
 
-        assert [gate.vitals.is_clear and gate.pauses.ends_at < clock.now for gate in group.gates()] == [True] * 3
+        assert [gate.health.is_clear and gate.pauses.ends_at < clock.now for gate in group.gates()] == [True] * 3
         late = group.join()
         assert late.gate().pauses.ends_at < clock.now
         assert late.breaker_of().transitions == {"closed": 0, "open": 0, "half_open": 0, "drained": 0}
@@ -1046,7 +1046,7 @@ def test_a_target_whose_account_is_open_probes_in_the_accounts_turn() -> None:
         await tell_open(group)
         account.trip("all are open", clock.now, 0.0)
         await asyncio.sleep(5.0)
-        replica.gate().vitals.admit(clock.now, 0)
+        replica.gate().health.admit(clock.now, 0)
         await group.hop()
         assert {slot for _, slot, _ in group.bus.taken} == {"probe:one"}
         assert (account.state, group.states()) == ("half_open", ["half_open"])

@@ -166,7 +166,7 @@ async def test_all_callers_find_out_together_that_a_target_is_ill() -> None:
     bench = keyless(whole(b"", 503), retries=ONCE)
     for number in range(5):
         await status(bench, f"made-up-{number}")
-    breaker = bench.admission.gates.lines["p0/m"].gate.vitals.breaker
+    breaker = bench.admission.gates.lines["p0/m"].gate.health.breaker
     assert not breaker.is_clear
 
     with pytest.raises(CircuitOpen):
@@ -317,7 +317,7 @@ async def test_gates_that_are_dropped_leave_nothing_to_collect(kind: str) -> Non
         if number % 7 == 0:
             gate.leave_alone(50.0, bench.clock.now)
         if number % 11 == 0 and kind == "names":
-            gate.vitals.breaker.trip("ill", bench.clock.now, 0.5)
+            gate.health.breaker.trip("ill", bench.clock.now, 0.5)
 
     for number in range(MOST_NAMED):
         use(number)

@@ -412,7 +412,7 @@ def test_a_request_that_always_fails_opens_nothing() -> None:
         await city.traffic(1, 3)
 
         assert city.attempts > 5
-        assert city.bench.admission.gates.lines["p0/m"].gate.vitals.breaker.state == "closed"
+        assert city.bench.admission.gates.lines["p0/m"].gate.health.breaker.state == "closed"
         await city.settle()
 
     run(story)
@@ -466,7 +466,7 @@ async def most_retries(city: City, load: Callable[[], asyncio.Future[object]]) -
     gate = city.gate()
     task = load()
     while not task.done():
-        seen.append((gate.vitals.retries.in_flight, gate.in_flight))
+        seen.append((gate.health.retries.in_flight, gate.in_flight))
         await asyncio.sleep(0.02)
     return seen
 
@@ -529,7 +529,7 @@ def test_retry_tokens_drain_and_refill() -> None:
         provider = dead(0.001)
         retries = replace(DEFAULT, tokens=50.0, attempts=2, by_cost=())
         city = City([provider], clock, breaker=STEADY, retries=retries)
-        tokens = city.gate().vitals.tokens
+        tokens = city.gate().health.tokens
         for _ in range(15):
             await city.call()
         assert tokens.level(50.0) == 0.0
@@ -558,7 +558,7 @@ def test_a_retry_after_a_timeout_takes_more_tokens() -> None:
             raise UpstreamFailed(ErrorClass.TIMEOUT, next(phases), "slow")
 
         city = City([Provider(times_out)], clock, retries=replace(DEFAULT, attempts=2, by_cost=()))
-        tokens = city.gate().vitals.tokens
+        tokens = city.gate().health.tokens
         task = city.start()
         await soon(lambda: city.attempts == 1)
         await asyncio.sleep(0.06)
@@ -582,9 +582,9 @@ def test_a_retry_that_succeeds_brings_its_tokens_back() -> None:
 
         provider.fate = next_fate
         await city.call()
-        assert city.gate().vitals.tokens.level(500.0) == 500.0
+        assert city.gate().health.tokens.level(500.0) == 500.0
         await city.call()
-        assert city.gate().vitals.tokens.level(500.0) == 495.0
+        assert city.gate().health.tokens.level(500.0) == 495.0
         await city.settle()
 
     run(story)
@@ -642,11 +642,11 @@ def test_a_client_that_leaves_a_stream_gives_back_its_retry() -> None:
         await asyncio.sleep(0.06)
         provider.fate = streams(lasts_s=60.0)
         await asyncio.sleep(1)
-        assert city.gate().vitals.retries.in_flight == 1
+        assert city.gate().health.retries.in_flight == 1
 
         await gone(task)
 
-        assert city.gate().vitals.retries.in_flight == 0
+        assert city.gate().health.retries.in_flight == 0
         await city.settle()
 
     run(story)

@@ -83,7 +83,7 @@ class Track:
         self.stream = stream
         for gate in self.gates:
             for _ in range(known):
-                times = gate.vitals.first_byte if stream else gate.vitals.whole_answer
+                times = gate.health.first_byte if stream else gate.health.whole_answer
                 times.observe(USUAL_S, self.bench.clock.now)
 
     @property
@@ -112,8 +112,8 @@ class Track:
         """Every grant, permit and retry is back, and no task but the test's runs."""
         for gate in self.gates:
             assert gate.in_flight == 0
-            assert gate.vitals.retries.in_flight == 0
-            assert gate.vitals.breaker.is_clear
+            assert gate.health.retries.in_flight == 0
+            assert gate.health.breaker.is_clear
         assert len(asyncio.all_tasks()) == 1
 
 
@@ -240,7 +240,7 @@ async def test_a_first_that_fails_ends_nothing() -> None:
 
     assert b"w1" in body
     assert [attempt.error_class for attempt in track.ledger] == [ErrorClass.SERVER_ERROR, None]
-    assert [gate.vitals.breaker.outcomes_in_window(track.bench.clock.now)[0] for gate in track.gates] == [1, 1]
+    assert [gate.health.breaker.outcomes_in_window(track.bench.clock.now)[0] for gate in track.gates] == [1, 1]
     track.nothing_is_left()
 
 
@@ -299,7 +299,7 @@ async def test_a_client_that_leaves_closes_both(stream: bool, failed_before: int
     assert track.bench.account.outcome == "client_gone"
     assert len(track.ledger) == 2
     assert all(attempt.ended_at is not None for attempt in track.ledger)
-    assert sum(gate.vitals.breaker.failure_rate(track.bench.clock.now) for gate in track.gates) == len(
+    assert sum(gate.health.breaker.failure_rate(track.bench.clock.now) for gate in track.gates) == len(
         {failed_before} - {None}
     )
     track.nothing_is_left()
@@ -506,7 +506,7 @@ async def test_a_second_is_no_probe() -> None:
     """A target whose breaker is not closed is left to first attempts."""
     track = Track()
     now = track.bench.clock.now
-    track.gates[1].vitals.breaker.trip("it is ill", now, 0.5)
+    track.gates[1].health.breaker.trip("it is ill", now, 0.5)
     track.bench.clock.advance(30)
 
     serving = await track.begin()
@@ -549,7 +549,7 @@ async def test_no_second_after_the_deadline() -> None:
 async def test_a_late_loser_counts_as_late() -> None:
     """Else what is usual would seem to become ever quicker, and more and more would be late."""
     track = Track()
-    count = [gate.vitals.whole_answer.count for gate in track.gates]
+    count = [gate.health.whole_answer.count for gate in track.gates]
 
     serving = await track.begin()
     await track.late()
@@ -557,22 +557,22 @@ async def test_a_late_loser_counts_as_late() -> None:
     await serving
 
     first, second = track.gates
-    assert first.vitals.whole_answer.count == count[0] + 1
-    assert first.vitals.whole_answer.peak_ewma(track.bench.clock.now) >= 1.5
-    assert second.vitals.whole_answer.count == count[1] + 1
+    assert first.health.whole_answer.count == count[0] + 1
+    assert first.health.whole_answer.peak_ewma(track.bench.clock.now) >= 1.5
+    assert second.health.whole_answer.count == count[1] + 1
 
 
 async def test_a_second_that_had_no_time_is_not_measured() -> None:
     """It might have taken any time."""
     track = Track()
-    count = track.gates[1].vitals.whole_answer.count
+    count = track.gates[1].health.whole_answer.count
 
     serving = await track.begin()
     await track.late()
     track.wires[0].answer()
     await serving
 
-    assert track.gates[1].vitals.whole_answer.count == count
+    assert track.gates[1].health.whole_answer.count == count
 
 
 def test_being_cancelled_speaks_of_nobodys_health() -> None:
@@ -614,11 +614,11 @@ async def test_a_stream_of_the_loser_is_closed_unread() -> None:
 async def test_a_second_takes_from_the_retry_budget() -> None:
     """Of the target where it goes, until it has ended; one that wins gives its token back."""
     track = Track()
-    tokens = track.gates[1].vitals.tokens
+    tokens = track.gates[1].health.tokens
 
     serving = await track.begin()
     await track.late()
-    assert [gate.vitals.retries.in_flight for gate in track.gates] == [0, 1]
+    assert [gate.health.retries.in_flight for gate in track.gates] == [0, 1]
     assert tokens.level(HEDGE.tokens) == HEDGE.tokens - HEDGE.retry_tokens
     track.wires[1].answer()
     await serving

@@ -47,7 +47,7 @@ def warnings(bench: Bench) -> list[str | None]:
 
 def states(bench: Bench) -> list[str]:
     """Of the breakers, target by target."""
-    return [line.gate.vitals.breaker.state for line in bench.admission.gates.lines.values()]
+    return [line.gate.health.breaker.state for line in bench.admission.gates.lines.values()]
 
 
 def sent(bench: Bench) -> list[int]:
@@ -113,9 +113,9 @@ async def test_while_the_one_that_has_the_model_is_out_callers_hear_that() -> No
     """It may be back soon, which a 404 would deny."""
     bench = bench_of([NO_MODEL] * 3, [whole()])
     await ask(bench)
-    vitals = bench.admission.gates.lines["p1/m"].gate.vitals
+    health = bench.admission.gates.lines["p1/m"].gate.health
     for _ in range(20):
-        vitals.failed(vitals.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
+        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
 
     assert await ask(bench) == 503
 

@@ -36,8 +36,8 @@ def test_a_retry_that_was_booked_elsewhere_and_never_sent_is_given_back() -> Non
         await calls(city, 1, 1.0)
 
         assert len(other.asked_at) == 1
-        assert city.gate(1).vitals.retries.in_flight == 0
-        assert city.gate(1).vitals.tokens.level(500.0) == 500.0
+        assert city.gate(1).health.retries.in_flight == 0
+        assert city.gate(1).health.tokens.level(500.0) == 500.0
         await city.settle()
 
     run(story)

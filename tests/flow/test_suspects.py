@@ -217,7 +217,7 @@ def test_a_cold_slow_model_is_slow_not_lost() -> None:
 
         assert [one.took_s for one in told] == pytest.approx([18.0] * 5, abs=0.01)
         assert len(other.asked_at) == asked
-        assert city.gate(0).vitals.whole_answer.count == 26
+        assert city.gate(0).health.whole_answer.count == 26
         await city.settle()
 
     run(story)
@@ -237,8 +237,8 @@ def test_reasoning_calls_of_minutes_are_not_killed(count: int, every_s: float, s
         primary, other = Provider(good(stream, 300.0)), Provider(good(stream, 300.0))
         city = City([primary, other], clock)
         city.bench.call()
-        city.admission.gates.lines["p0/m"].gate.vitals.heard.thinks = not asks
-        city.admission.gates.lines["p1/m"].gate.vitals.heard.thinks = not asks
+        city.admission.gates.lines["p0/m"].gate.health.heard.thinks = not asks
+        city.admission.gates.lines["p1/m"].gate.health.heard.thinks = not asks
 
         told = await calls(city, count, every_s, 600.0, stream=stream, thinks=asks)
 
@@ -383,7 +383,7 @@ def test_the_oldest_move_first_and_a_few_at_a_time() -> None:
         ends = [one.at + one.took_s for one in told]
         assert ends == sorted(ends)
         assert not city.bench.meter.denied
-        assert city.gate(1).vitals.tokens.level(500.0) == 500.0
+        assert city.gate(1).health.tokens.level(500.0) == 500.0
         await city.settle()
 
     run(story)
@@ -398,7 +398,7 @@ def test_a_target_that_answers_again_is_used_again() -> None:
         await calls(city, 40, 0.1)
         primary.fate = silence()
         told = await calls(city, 300, 0.2)
-        assert city.gate(0).vitals.heard.suspicion is not None
+        assert city.gate(0).health.heard.suspicion is not None
         assert max(one.took_s for one in told[100:]) < 5.0
         assert primary.asked(told[100].at, told[-1].at) <= 20
         primary.fate = answers(0.5)
@@ -407,7 +407,7 @@ def test_a_target_that_answers_again_is_used_again() -> None:
 
         assert served(told) == 600
         assert city.breaker_of(0).state == "closed"
-        assert city.gate(0).vitals.heard.suspicion is None
+        assert city.gate(0).health.heard.suspicion is None
         assert primary.asked(told[-20].at, clock.now) >= 20
         await city.settle()
 

@@ -54,7 +54,7 @@ def bench_of(**options: Any) -> Bench:
 
 
 def vitals_of(bench: Bench, name: str = "p0/m") -> TargetHealth:
-    return bench.admission.gates.lines[name].gate.vitals
+    return bench.admission.gates.lines[name].gate.health
 
 
 def shown(bench: Bench, name: str = "p0/m", kind: str = "targets") -> dict[str, Any]:
@@ -65,9 +65,9 @@ def shown(bench: Bench, name: str = "p0/m", kind: str = "targets") -> dict[str, 
 
 def fail(bench: Bench, times: int, name: str = "p0/m") -> None:
     """So many calls there come to nothing, in a row."""
-    vitals = vitals_of(bench, name)
+    health = vitals_of(bench, name)
     for _ in range(times):
-        vitals.failed(vitals.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
+        health.failed(health.take(bench.clock.now), bench.clock.now, 0.5, "server_error")
 
 
 # What is shown
@@ -132,11 +132,11 @@ def test_the_way_back_is_seen() -> None:
     bench = bench_of()
     fail(bench, 5)
     bench.clock.advance(10.0)
-    vitals, now = vitals_of(bench), bench.clock.now
-    assert vitals.admit(now, 3) == 0.0
+    health, now = vitals_of(bench), bench.clock.now
+    assert health.admit(now, 3) == 0.0
     half_open = shown(bench)
     for _ in range(3):
-        vitals.succeeded(vitals.take(now), now, 0.1)
+        health.succeeded(health.take(now), now, 0.1)
     ramping = shown(bench)
     bench.clock.advance(10.0)
     healthy = shown(bench)
@@ -161,12 +161,12 @@ def test_times_retries_pauses_and_quota_are_shown() -> None:
     """Streams and whole answers apart: the ones take a first token, the others all of them."""
     bench = bench_of()
     now = bench.clock.now
-    gate, vitals = bench.admission.gates.lines["p0/m"].gate, vitals_of(bench)
+    gate, health = bench.admission.gates.lines["p0/m"].gate, vitals_of(bench)
     for _ in range(100):
-        vitals.first_byte.observe(0.5, now)
-    vitals.whole_answer.observe(4.0, now)
-    vitals.retries.take()
-    vitals.tokens.take(120.0)
+        health.first_byte.observe(0.5, now)
+    health.whole_answer.observe(4.0, now)
+    health.retries.take()
+    health.tokens.take(120.0)
     gate.leave_alone(7.0, now)
     row = shown(bench)
     gate.exhaust(600.0, now)

@@ -51,10 +51,10 @@ def ask(gate: Gate, now: float, tokens: int) -> None:
     gate.rows(now)
     gate.blocking(Cost(), now)
     gate.is_shut("interactive", now)
-    gate.capacity, gate.vitals.latency, gate.pauses.ends_at  # noqa: B018  # properties are questions, too
+    gate.capacity, gate.health.latency, gate.pauses.ends_at  # noqa: B018  # properties are questions, too
     gate.kept(now)
-    gate.vitals.wait_s(now, 1)
-    gate.vitals.probe_at(now)
+    gate.health.wait_s(now, 1)
+    gate.health.probe_at(now)
 
 
 def act(gate: Gate, grants: list[Grant], what: str, now: float, number: int, is_told: bool) -> object:

@@ -67,9 +67,9 @@ def seen(gate: Gate, now: float) -> object:
         gate.pauses.ends_at,
         gate.calibration.errors(),
         gate.calibration.expected_output,
-        gate.vitals.breaker.outcomes_in_window(now),
-        gate.vitals.breaker.state,
-        gate.vitals.whole_answer.count,
+        gate.health.breaker.outcomes_in_window(now),
+        gate.health.breaker.state,
+        gate.health.whole_answer.count,
     )
 
 

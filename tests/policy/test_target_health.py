@@ -23,45 +23,45 @@ def new_vitals(account: Account | None = None, name: str = "p/m") -> TargetHealt
     return TargetHealth(name, account or Account("p", RULES, NOW), RULES, NOW, None)
 
 
-def fail(vitals: TargetHealth, times: int, now: float = NOW) -> None:
+def fail(health: TargetHealth, times: int, now: float = NOW) -> None:
     for _ in range(times):
-        vitals.failed(vitals.take(now), now, 0.0, "server_error")
+        health.failed(health.take(now), now, 0.0, "server_error")
 
 
 def test_a_healthy_target_is_clear() -> None:
     """That is all the hot path has to ask."""
-    vitals = new_vitals()
+    health = new_vitals()
 
-    assert vitals.is_clear
-    assert vitals.admit(NOW, INTERACTIVE) == 0.0
-    assert vitals.is_open_to(INTERACTIVE, NOW)
-    assert vitals.probe_at(NOW) == NOW
+    assert health.is_clear
+    assert health.admit(NOW, INTERACTIVE) == 0.0
+    assert health.is_open_to(INTERACTIVE, NOW)
+    assert health.probe_at(NOW) == NOW
 
 
 def test_an_open_target_tells_when_it_is_tried_again() -> None:
     """Calls are let through again as probes, the lowest lane first."""
-    vitals = new_vitals()
-    fail(vitals, 3)
+    health = new_vitals()
+    fail(health, 3)
 
-    assert not vitals.is_clear
-    assert vitals.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
-    assert vitals.probe_at(NOW) == pytest.approx(NOW + 10)
-    assert not vitals.is_open_to(INTERACTIVE, NOW)
-    assert vitals.is_open_to(INTERACTIVE, NOW + 10 - PROBE_PATIENCE_S)
-    assert vitals.admit(NOW + 10, BACKGROUND) == 0.0
-    assert vitals.admit(NOW + 10, INTERACTIVE) == pytest.approx(0.2)
+    assert not health.is_clear
+    assert health.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
+    assert health.probe_at(NOW) == pytest.approx(NOW + 10)
+    assert not health.is_open_to(INTERACTIVE, NOW)
+    assert health.is_open_to(INTERACTIVE, NOW + 10 - PROBE_PATIENCE_S)
+    assert health.admit(NOW + 10, BACKGROUND) == 0.0
+    assert health.admit(NOW + 10, INTERACTIVE) == pytest.approx(0.2)
 
 
 def test_while_a_probe_is_out_others_wait_for_it() -> None:
     """Nobody can say how long; who cannot wait goes elsewhere."""
-    vitals = new_vitals()
-    fail(vitals, 3)
+    health = new_vitals()
+    fail(health, 3)
     now = NOW + 11
-    vitals.admit(now, BACKGROUND)
-    vitals.take(now)
+    health.admit(now, BACKGROUND)
+    health.take(now)
 
-    assert vitals.admit(now, BACKGROUND) is None
-    assert not vitals.is_open_to(BACKGROUND, now)
+    assert health.admit(now, BACKGROUND) is None
+    assert not health.is_open_to(BACKGROUND, now)
 
 
 def test_an_open_account_closes_all_of_its_targets() -> None:
@@ -70,9 +70,9 @@ def test_an_open_account_closes_all_of_its_targets() -> None:
     one, other = new_vitals(account), new_vitals(account, "p/n")
     account.breaker.trip("its credential is refused", NOW, 0.0)
 
-    for vitals in (one, other):
-        assert vitals.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
-        assert vitals.reason == "account p: its credential is refused"
+    for health in (one, other):
+        assert health.admit(NOW, INTERACTIVE) == pytest.approx(10.0)
+        assert health.reason == "account p: its credential is refused"
     fail(one, 3, NOW)
     assert one.probe_at(NOW) == pytest.approx(NOW + 10)
 
@@ -82,12 +82,12 @@ def test_one_probe_speaks_for_the_target_and_its_account() -> None:
     account = Account("p", RULES, NOW)
     account.is_refused = True
     account.breaker.trip("its credential is refused", NOW, 0.0)
-    vitals = new_vitals(account)
+    health = new_vitals(account)
 
     for step in range(2):
         now = NOW + 11 + step
-        assert vitals.admit(now, BACKGROUND) == 0.0
-        vitals.succeeded(vitals.take(now), now, None)
+        assert health.admit(now, BACKGROUND) == 0.0
+        health.succeeded(health.take(now), now, None)
 
     assert account.breaker.state == "closed"
     assert not account.is_refused
@@ -97,60 +97,60 @@ def test_a_failed_probe_opens_both_again() -> None:
     """Whoever was half open."""
     account = Account("p", RULES, NOW)
     account.breaker.trip("all 2 targets in use are open", NOW, 0.0)
-    vitals = new_vitals(account)
-    fail(vitals, 3)
+    health = new_vitals(account)
+    fail(health, 3)
     now = NOW + 11
-    assert vitals.admit(now, BACKGROUND) == 0.0
+    assert health.admit(now, BACKGROUND) == 0.0
 
-    vitals.failed(vitals.take(now), now, 0.0, "timeout")
+    health.failed(health.take(now), now, 0.0, "timeout")
 
-    assert (vitals.breaker.state, account.breaker.state) == ("open", "open")
+    assert (health.breaker.state, account.breaker.state) == ("open", "open")
 
 
 def test_what_is_set_by_hand_waits_for_a_hand() -> None:
     """It is never left by itself."""
-    vitals = new_vitals()
-    vitals.breaker.force("drained", NOW)
+    health = new_vitals()
+    health.breaker.force("drained", NOW)
 
-    assert vitals.admit(NOW + 1e6, BACKGROUND) == inf
-    assert vitals.probe_at(NOW) == inf
-    assert not vitals.is_open_to(BACKGROUND, NOW + 1e6)
-    assert vitals.reason == "drained by hand"
+    assert health.admit(NOW + 1e6, BACKGROUND) == inf
+    assert health.probe_at(NOW) == inf
+    assert not health.is_open_to(BACKGROUND, NOW + 1e6)
+    assert health.reason == "drained by hand"
 
 
 def test_a_ramp_is_open_to_everybody() -> None:
     """Closed, but not all at once: it is a matter of rates, and worth waiting for."""
-    vitals = new_vitals()
-    fail(vitals, 3)
+    health = new_vitals()
+    fail(health, 3)
     now = NOW + 12
     for _ in range(2):
-        vitals.admit(now, BACKGROUND)
-        vitals.succeeded(vitals.take(now), now, None)
+        health.admit(now, BACKGROUND)
+        health.succeeded(health.take(now), now, None)
 
-    assert vitals.breaker.state == "closed"
-    assert not vitals.is_clear
+    assert health.breaker.state == "closed"
+    assert not health.is_clear
     for _ in range(20):
-        vitals.take(now)
-    assert (vitals.wait_s(now, INTERACTIVE) or 0.0) > 0
-    assert vitals.is_open_to(INTERACTIVE, now)
-    assert vitals.admit(now + RULES.ramp_s, INTERACTIVE) == 0.0
-    assert vitals.is_clear
+        health.take(now)
+    assert (health.wait_s(now, INTERACTIVE) or 0.0) > 0
+    assert health.is_open_to(INTERACTIVE, now)
+    assert health.admit(now + RULES.ramp_s, INTERACTIVE) == 0.0
+    assert health.is_clear
 
 
 def test_permits_of_before_an_ejection_count_no_more() -> None:
     """Calls that were under way when it opened say nothing of the present."""
     account = Account("p", RULES, NOW)
-    vitals = new_vitals(account)
-    early = [vitals.take(NOW) for _ in range(5)]
-    fail(vitals, 3)
+    health = new_vitals(account)
+    early = [health.take(NOW) for _ in range(5)]
+    fail(health, 3)
 
     for permit in early[:3]:
-        vitals.failed(permit, NOW + 1, 0.0, "timeout")
-    vitals.succeeded(early[3], NOW + 1, None)
-    vitals.forget(early[4], NOW + 1)
+        health.failed(permit, NOW + 1, 0.0, "timeout")
+    health.succeeded(early[3], NOW + 1, None)
+    health.forget(early[4], NOW + 1)
 
-    assert vitals.breaker.ejections == 1
-    assert vitals.breaker.state == "open"
+    assert health.breaker.ejections == 1
+    assert health.breaker.state == "open"
 
 
 @settings(deadline=None)
@@ -164,12 +164,12 @@ def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
     now = NOW
     for _ in range(200):
         now += draw.choice([0.0, 0.01, 1.0, 8.0])
-        vitals = draw.choice(pair)
+        health = draw.choice(pair)
         fate = draw.random()
         if fate < 0.02:
             account.breaker.trip("its credential is refused", now, draw.random())
-        elif fate < 0.5 and vitals.admit(now, draw.randrange(4)) == 0.0:
-            out.append((vitals, vitals.take(now)))
+        elif fate < 0.5 and health.admit(now, draw.randrange(4)) == 0.0:
+            out.append((health, health.take(now)))
         elif out:
             _give_back(draw, *out.pop(draw.randrange(len(out))), now)
         for breaker in (pair[0].breaker, pair[1].breaker, account.breaker):
@@ -181,14 +181,14 @@ def test_every_permit_that_is_given_back_leaves_nothing(seed: int) -> None:
         assert breaker.probes_out == 0
 
 
-def _give_back(draw: Random, vitals: TargetHealth, permit: Permit, now: float) -> None:
+def _give_back(draw: Random, health: TargetHealth, permit: Permit, now: float) -> None:
     news = draw.randrange(3)
     if news == 0:
-        vitals.succeeded(permit, now, None)
+        health.succeeded(permit, now, None)
     elif news == 1:
-        vitals.failed(permit, now, draw.random(), "server_error")
+        health.failed(permit, now, draw.random(), "server_error")
     else:
-        vitals.forget(permit, now)
+        health.forget(permit, now)
 
 
 def test_what_serves_some_calls_is_better_than_nothing() -> None:
@@ -198,53 +198,53 @@ def test_what_serves_some_calls_is_better_than_nothing() -> None:
         shaky.succeeded(shaky.take(NOW), NOW, None)
     fail(shaky, 3)
     fail(dead, 3)
-    assert [vitals.is_clear for vitals in (shaky, dead)] == [False, False]
+    assert [health.is_clear for health in (shaky, dead)] == [False, False]
 
-    assert [vitals.close_in_panic(NOW) for vitals in (shaky, dead)] == [True, False]
+    assert [health.close_in_panic(NOW) for health in (shaky, dead)] == [True, False]
 
-    assert [vitals.is_clear for vitals in (shaky, dead)] == [True, False]
+    assert [health.is_clear for health in (shaky, dead)] == [True, False]
 
 
 def test_what_a_person_has_opened_is_not_trusted_by_itself() -> None:
     """Nor what its account's breaker keeps closed."""
-    vitals = new_vitals()
-    vitals.breaker.force("open", NOW)
+    health = new_vitals()
+    health.breaker.force("open", NOW)
 
-    assert not vitals.close_in_panic(NOW)
+    assert not health.close_in_panic(NOW)
 
 
 def test_where_nobody_was_served_lately_a_few_find_out() -> None:
     """As many as open the breaker, those that have failed there included; an answer ends the doubt, and so does the breaker."""
-    vitals = new_vitals()
-    vitals.heard.trials.update({1: NOW - 3.0, 2: NOW - 1.0})
-    assert vitals.doubt(NOW) is None
-    fail(vitals, 1)
-    assert vitals.doubt(NOW) == Doubt(NOW - 3.0, has_failed=False)
+    health = new_vitals()
+    health.heard.trials.update({1: NOW - 3.0, 2: NOW - 1.0})
+    assert health.doubt(NOW) is None
+    fail(health, 1)
+    assert health.doubt(NOW) == Doubt(NOW - 3.0, has_failed=False)
 
-    vitals.heard.whole_answer.observe(1.0, NOW)
-    assert vitals.doubt(NOW) is None
-    assert vitals.doubt(NOW + LONG_S) is not None
-    fail(vitals, 1)
-    assert vitals.doubt(NOW) is not None
+    health.heard.whole_answer.observe(1.0, NOW)
+    assert health.doubt(NOW) is None
+    assert health.doubt(NOW + LONG_S) is not None
+    fail(health, 1)
+    assert health.doubt(NOW) is not None
 
-    fail(vitals, 1)
-    assert vitals.breaker.state == "open"
-    assert vitals.doubt(NOW) is None
+    fail(health, 1)
+    assert health.breaker.state == "open"
+    assert health.doubt(NOW) is None
 
 
 def test_a_silent_target_is_tried_by_one_that_has_failed_at_a_time() -> None:
     """Nobody is heard there: that is as good as a few failures."""
-    vitals = new_vitals()
-    vitals.heard.suspicion = Suspicion("silent", NOW)
-    assert vitals.doubt(NOW) is None
-    vitals.heard.trials[1] = NOW
-    assert vitals.doubt(NOW) == Doubt(NOW, has_failed=True)
+    health = new_vitals()
+    health.heard.suspicion = Suspicion("silent", NOW)
+    assert health.doubt(NOW) is None
+    health.heard.trials[1] = NOW
+    assert health.doubt(NOW) == Doubt(NOW, has_failed=True)
 
 
 def test_without_a_breaker_nothing_is_in_doubt() -> None:
     """Nobody wants to know."""
     rules = BreakerRules(is_enabled=False)
-    vitals = TargetHealth("p/m", Account("p", rules, NOW), rules, NOW, None)
-    vitals.heard.trials.update(dict.fromkeys(range(100), NOW))
+    health = TargetHealth("p/m", Account("p", rules, NOW), rules, NOW, None)
+    health.heard.trials.update(dict.fromkeys(range(100), NOW))
 
-    assert vitals.doubt(NOW) is None
+    assert health.doubt(NOW) is None

@@ -61,8 +61,8 @@ async def test_pauses_and_openings_reach_all_gates_within_50_ms(report: Report) 
                 gates = [gates[number] for gates in gates_of]
                 gates[number % REPLICAS].leave_alone(60.0, clock.monotonic())
                 pauses.append(await _takes(gates, lambda gate: gate.pauses.ends_at > clock.monotonic()))
-                gates[number % REPLICAS].vitals.breaker.trip("it is ill", clock.monotonic(), 0.5)
-                openings.append(await _takes(gates, lambda gate: gate.vitals.breaker.state == "open"))
+                gates[number % REPLICAS].health.breaker.trip("it is ill", clock.monotonic(), 0.5)
+                openings.append(await _takes(gates, lambda gate: gate.health.breaker.state == "open"))
 
     report(f"pauses to {REPLICAS - 1} gates: {_told(pauses)}\nopenings: {_told(openings)}")
     assert max(_p99(pauses), _p99(openings)) <= P99_S

@@ -88,7 +88,7 @@ class Planner:
             target
             for target in (plan.context if is_too_long else (*plan.own, *plan.others))
             if target.name not in met
-            and self._gates.line(target, call).gate.vitals.heard.suspicion is None
+            and self._gates.line(target, call).gate.health.heard.suspicion is None
             and self._is_usable(call, target, is_refused=False)
         ]
 
@@ -111,17 +111,17 @@ class Planner:
         usable = [target for target in targets if self._admits(call, target, now)]
         if usable:
             return usable, inf
-        if any(gate.vitals.close_in_panic(now) for gate in gates):
+        if any(gate.health.close_in_panic(now) for gate in gates):
             return [target for target in targets if self._admits(call, target, now)], inf
         for gate in gates:
-            account = gate.vitals.account
-            if account.is_refused and gate.vitals.breaker.state != "drained" and not account.breaker.is_by_hand:
+            account = gate.health.account
+            if account.is_refused and gate.health.breaker.state != "drained" and not account.breaker.is_by_hand:
                 account.breaker.trust("its credential is tried again: nobody else is left", now)
                 account.is_refused = False
                 usable = [one for one in targets if self._admits(call, one, now)]
                 if usable:
                     return usable, inf
-        if all(gate.vitals.heard.has_lost_model for gate in gates):
+        if all(gate.health.heard.has_lost_model for gate in gates):
             raise NotFound(
                 f"No provider of '{call.model_name}' knows the model that it is configured with; tried of late: "
                 f"{', '.join([gate.name for gate in gates])}. Use another model, or have its targets corrected.",
@@ -131,8 +131,8 @@ class Planner:
         patience_s = self._patience_s(call, targets)
         if patience_s > 0:
             return targets, patience_s
-        soonest = min([gate.vitals.probe_at(now) for gate in gates])
-        why = "; ".join(f"{gate.name}: {gate.vitals.reason}" for gate in gates)
+        soonest = min([gate.health.probe_at(now) for gate in gates])
+        why = "; ".join(f"{gate.name}: {gate.health.reason}" for gate in gates)
         raise CircuitOpen(
             f"No target of '{call.model_name}' is in service: {why}.{call.model.skipped}",
             # Behind the probe, when it is known how that went, and not all at once.
@@ -145,12 +145,12 @@ class Planner:
         hold_s = max([target.breaker.hold_for_s[call.lane] for target in targets], default=0.0)
         patience_s = min(call.received_at + hold_s, call.deadline) - now
         gates = [self._gates.line(target, call).gate for target in targets]
-        return patience_s if any(gate.vitals.probe_at(now) < now + patience_s for gate in gates) else 0.0
+        return patience_s if any(gate.health.probe_at(now) < now + patience_s for gate in gates) else 0.0
 
     def _is_usable(self, call: Call, target: Target, is_refused: bool) -> bool:
         gate, now = self._gates.line(target, call).gate, self._clock.monotonic()
         if (
-            gate.vitals.heard.suspicion is not None
+            gate.health.heard.suspicion is not None
             and call.other_attempt is not None
             and call.other_attempt.call is call
         ):
@@ -166,14 +166,14 @@ class Planner:
         For a probe's turn only a few may wait.
         """
         line = self._gates.line(target, call)
-        vitals = line.gate.vitals
-        if vitals.is_clear:
+        health = line.gate.health
+        if health.is_clear:
             return True
-        if vitals.breaker.state != "closed" and len(line.waiters) >= vitals.breaker.rules.probes:
+        if health.breaker.state != "closed" and len(line.waiters) >= health.breaker.rules.probes:
             return False
         rank = RANKS[call.lane]
-        vitals.admit(now, rank)
-        return vitals.is_open_to(rank, now)
+        health.admit(now, rank)
+        return health.is_open_to(rank, now)
 
 
 def estimate_of(call: Call) -> int:

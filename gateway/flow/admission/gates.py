@@ -110,7 +110,7 @@ class Gates:
     def heard(self, target: Target, call: Call) -> Heard | None:
         """Returns what all callers together have heard of where `line` would lead; None: nothing yet. Makes no gate."""
         line = self.lines.get(target.name if target.model is not None else f"{target.provider}/{call.model_name}")
-        return None if line is None else line.gate.vitals.heard
+        return None if line is None else line.gate.health.heard
 
     def kin(self, name: str) -> list[WaitingLine]:
         """Returns the lines that share a breaker with this gate, its own among them."""
@@ -126,7 +126,7 @@ class Gates:
 
     def pays(self, gate: Gate) -> bool:
         """Returns whether one of the config's own accounts pays there."""
-        account = gate.vitals.account
+        account = gate.health.account
         return self.accounts.get(account.name) is account
 
     def shown(self) -> list[tuple[str, WaitingLine]]:
@@ -137,12 +137,12 @@ class Gates:
 
     def of_account(self, account: Account) -> list[WaitingLine]:
         """Returns the lines of all targets that this account pays for."""
-        return [line for line in self.lines.values() if line.gate.vitals.account is account]
+        return [line for line in self.lines.values() if line.gate.health.account is account]
 
     def of_payer(self, gate: Gate) -> list[WaitingLine]:
         """Returns the lines of the caller whose own account pays at this gate, at the same provider; of strangers none."""
         lines = [self.lines[name] for name in self.names.of_same_payer(gate.name)]
-        return [line for line in lines if line.gate.vitals.account is gate.vitals.account]
+        return [line for line in lines if line.gate.health.account is gate.health.account]
 
     def trust(self, lines: Iterable[WaitingLine]) -> None:
         """Voids, by hand, what is remembered of idle gates of these targets."""
@@ -173,11 +173,11 @@ class Gates:
             return line
         now = self._clock.monotonic()
         account = self._account(target, now)
-        vitals = TargetHealth(name, account, target.breaker, now, self.on_change, None if kin is None else kin.vitals)
+        health = TargetHealth(name, account, target.breaker, now, self.on_change, None if kin is None else kin.health)
         # A caller's own account has a name that no other replica knows.
         share_out = None if self._sharing is None or kin is not None else self._sharing.of_target(name)
         calibration = None if kin is None else kin.calibration
-        gate = Gate(name, target.limits, target.counting, now, vitals, share_out, calibration)
+        gate = Gate(name, target.limits, target.counting, now, health, share_out, calibration)
         line = self.lines[name] = self._queue.line(gate)
         self._recall(gate, now)
         if kin is None:
@@ -190,15 +190,15 @@ class Gates:
     def _configure(self, line: WaitingLine, target: Target) -> None:
         now = self._clock.monotonic()
         line.gate.configure(target.limits, target.counting, now)
-        line.gate.vitals.breaker.configure(target.breaker, now)
-        line.gate.vitals.account.breaker.configure(account_rules(target.breaker), now)
+        line.gate.health.breaker.configure(target.breaker, now)
+        line.gate.health.account.breaker.configure(account_rules(target.breaker), now)
         if not self.names.is_callers(line.gate.name):
             self._tell_thinks(line, target)
 
     def _tell_thinks(self, line: WaitingLine, target: Target) -> None:
         """Notes whether its model thinks; of a wildcard, by the name that the client has chosen."""
         asked = line.gate.name if target.model is None else ""
-        line.gate.vitals.heard.thinks = target.name in self._thinkers or is_thinker(asked)
+        line.gate.health.heard.thinks = target.name in self._thinkers or is_thinker(asked)
 
     def _recall(self, gate: Gate, now: float) -> None:
         """Gives a gate back what is remembered of its earlier use."""
@@ -209,9 +209,9 @@ class Gates:
     def _inherit(self, line: WaitingLine, target: Target, now: float) -> None:
         """Puts in force what was set by hand for the target: it holds for every name and caller of it."""
         parent = self.lines.get(target.name)
-        if parent is not None and parent is not line and parent.gate.vitals.breaker.is_by_hand:
-            state = parent.gate.vitals.breaker.state
-            line.gate.vitals.breaker.force("drained" if state == "drained" else "open", now)
+        if parent is not None and parent is not line and parent.gate.health.breaker.is_by_hand:
+            state = parent.gate.health.breaker.state
+            line.gate.health.breaker.force("drained" if state == "drained" else "open", now)
 
     def _account(self, target: Target, now: float) -> Account:
         """The account that pays; that of a provider's callers stands for all of them, and never fails."""
@@ -233,7 +233,7 @@ class Gates:
             if len(names) < MOST_NAMED:
                 return
             gate = self.lines[name].gate
-            is_ill = known.payer is None and not gate.vitals.breaker.is_clear and len(names) < 2 * MOST_NAMED
+            is_ill = known.payer is None and not gate.health.breaker.is_clear and len(names) < 2 * MOST_NAMED
             if is_ill or gate.used_at > known.looked_at or not self._forget(name):
                 names.keep(name, self._clock.monotonic())
 
@@ -241,7 +241,7 @@ class Gates:
         """Forgets a gate, unless somebody waits or runs there, it shares its health with others, or it was set by hand."""
         line = self.lines[name]
         gate = line.gate
-        breaker = gate.vitals.breaker
+        breaker = gate.health.breaker
         is_callers = self.names.is_callers(name)
         if len(line.waiters) or line.wanted or gate.in_flight or name in self.names.callers:
             return False

@@ -52,7 +52,7 @@ class HealthPropagation:
 
     def credential_refused(self, gate: Gate, now: float) -> None:
         """The provider does not take the credential: nobody uses it for a while, if it is one of the config's own."""
-        account = gate.vitals.account
+        account = gate.health.account
         if self._gates.pays(gate):
             account.is_refused = True
             account.breaker.trip("its credential is refused", now, self._draw())
@@ -63,7 +63,7 @@ class HealthPropagation:
         With nobody else to go to it stays in service: then the provider's own word is the answer, and once the model is
         there the next call is served.
         """
-        heard = gate.vitals.heard
+        heard = gate.health.heard
         if self._gates.names.is_callers(gate.name):
             return  # it may be this one caller's account that has no access
         was_known = heard.has_lost_model
@@ -73,8 +73,8 @@ class HealthPropagation:
         what = missing_model(self._gates.names.label(gate.name))
         if not was_known:
             log.warning("%s: %s; %s", gate.name, what, MISSING_REMEDY)
-        breaker = gate.vitals.breaker
-        if any(other.vitals.is_clear for other in plan if other is not gate):
+        breaker = gate.health.breaker
+        if any(other.health.is_clear for other in plan if other is not gate):
             breaker.trip(what, now, self._draw())
         elif not breaker.is_by_hand:
             breaker.trust("no other target is in service", now)
@@ -108,7 +108,7 @@ class HealthPropagation:
         now = self._clock.monotonic()
         gates = self._gates
         lines = gates.meant(name)
-        breakers = [line.gate.vitals.breaker for line in lines if not gates.names.is_callers(line.gate.name)]
+        breakers = [line.gate.health.breaker for line in lines if not gates.names.is_callers(line.gate.name)]
         if lines and not breakers and to != "closed":
             raise KeyError(name)  # a caller's own gate has pauses, and no breaker of its own
         if not lines:
@@ -134,14 +134,14 @@ class HealthPropagation:
         if line is None:
             return
         self._queue.freed(line)
-        if self._gates.names.callers and line.gate.vitals.is_probed:
+        if self._gates.names.callers and line.gate.health.is_probed:
             self._probe_ended(line.gate)
 
     def _probe_ended(self, gate: Gate) -> None:
         """A probe may have ended for which callers at other lines wait, too."""
-        vitals, now = gate.vitals, self._clock.monotonic()
+        health, now = gate.health, self._clock.monotonic()
         for line in self._gates.kin(gate.name):
-            if vitals.wait_s(now, _LOWEST) is None:
+            if health.wait_s(now, _LOWEST) is None:
                 return  # as many as may are on their way again
             self._queue.freed(line)
 
@@ -160,7 +160,7 @@ class HealthPropagation:
             if state in ("open", "drained"):
                 self._queue.shut(line)
                 self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
-                self._suspect_account(line.gate.vitals.account)
+                self._suspect_account(line.gate.health.account)
             else:
                 self._queue.freed(line)
 
@@ -171,7 +171,7 @@ class HealthPropagation:
             return
         used = [line.gate for line in self._gates.of_account(account) if now - line.gate.used_at < IN_USE_S]
         if len(used) > 1 and all(
-            gate.vitals.breaker.state == "open" and not gate.vitals.breaker.is_by_hand for gate in used
+            gate.health.breaker.state == "open" and not gate.health.breaker.is_by_hand for gate in used
         ):
             account.breaker.trip(f"all {len(used)} targets in use are open", now, self._draw())
 
@@ -180,7 +180,7 @@ class HealthPropagation:
 
         A caller's own credential concerns his own lines at most.
         """
-        account = gate.vitals.account
+        account = gate.health.account
         if not self._gates.pays(gate):
             lines = self._gates.of_payer(gate)
         elif scope == "key":
@@ -188,6 +188,6 @@ class HealthPropagation:
         else:
             group = account.name.partition("#")[0]
             lines = [
-                one for one in self._gates.lines.values() if one.gate.vitals.account.name.partition("#")[0] == group
+                one for one in self._gates.lines.values() if one.gate.health.account.name.partition("#")[0] == group
             ]
         return [line for line in lines if line.gate is not gate]

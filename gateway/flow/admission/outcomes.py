@@ -60,7 +60,7 @@ class AttemptOutcomes:
             wall_now = self._clock.wall()
             grant.answered(headers, now, wall_now, is_stream=call.stream, is_error=is_error, thinks=call.thinks)
             if not is_error:
-                grant.gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+                grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             self._health.freed(grant.gate.name)
 
     def refused(self, call: Call, diagnosis: Diagnosis, headers: RawHeaders) -> Refusal:
@@ -102,7 +102,7 @@ class AttemptOutcomes:
         else:
             grant.failed(now, is_overload=error_class is ErrorClass.TIMEOUT)
         if fault is not None:
-            gate.vitals.breaker.trip(fault, now, self._draw())
+            gate.health.breaker.trip(fault, now, self._draw())
         if error_class is ErrorClass.AUTH:
             self._health.credential_refused(gate, now)
         elif error_class is ErrorClass.MODEL_NOT_FOUND:
@@ -139,8 +139,8 @@ class AttemptOutcomes:
             gate = grant.gate
             if grant.headers is not None:
                 grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
-                if gate.vitals.tokens.spent:
-                    gate.vitals.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+                if gate.health.tokens.spent:
+                    gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
             else:
                 if not grant.is_judged:
                     self._judge_unended(call, grant, now)
@@ -158,8 +158,8 @@ class AttemptOutcomes:
         if call.outcome != CLIENT_GONE or last is None or last.ended_at is not None:
             grant.judge(CLIENT_GONE, now, 0.0)
             return
-        usual = usual_of(gate.vitals.heard.times(stream=call.stream, thinks=call.thinks))
-        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.vitals.heard.thinks)
+        usual = usual_of(gate.health.heard.times(stream=call.stream, thinks=call.thinks))
+        is_silent = is_deserted(now - last.heard_at, usual, thinks=call.thinks or gate.health.heard.thinks)
         grant.judge(ErrorClass.TIMEOUT if is_silent else CLIENT_GONE, now, self._draw())
 
     def _blamed(self, call: Call, grant: Grant, error_class: ErrorClass, now: float) -> str:
@@ -169,9 +169,9 @@ class AttemptOutcomes:
         is_callers = call.deadline_is_callers and now >= call.deadline - _WATCH_GRAIN_S
         if not is_callers and call.other_attempt is None:
             return error_class
-        vitals = grant.gate.vitals
-        unserved_s = 0.0 if call.other_attempt is None else vitals.heard.unserved_s(now)
-        usual = usual_of(vitals.heard.times(stream=call.stream, thinks=call.thinks))
-        thinks = call.thinks or vitals.heard.thinks
+        health = grant.gate.health
+        unserved_s = 0.0 if call.other_attempt is None else health.heard.unserved_s(now)
+        usual = usual_of(health.heard.times(stream=call.stream, thinks=call.thinks))
+        thinks = call.thinks or health.heard.thinks
         is_silent = is_evidence(now - call.attempts[-1].heard_at, usual, thinks=thinks, unserved_s=unserved_s)
-        return error_class if is_silent or vitals.is_probed or grant.is_late(now) else CALLERS_DEADLINE
+        return error_class if is_silent or health.is_probed or grant.is_late(now) else CALLERS_DEADLINE

@@ -175,7 +175,7 @@ class DelayQueue:
         line.waits_for = None
         while (turn := waiters.peek(now, counts_tokens=gate.counts_tokens)) is not None:
             ticket = turn.ticket
-            is_probe = gate.vitals.breaker.state == "half_open"
+            is_probe = gate.health.breaker.state == "half_open"
             if is_probe:  # who can best afford to fail tries it out, out of turn
                 ticket = waiters.youngest(-1) or ticket
             try:

@@ -48,8 +48,8 @@ class RetryBudgets:
         if budgets.denies(targets[0], last) is not None:
             return False
         if last.phase is not Phase.NOTHING_SENT:
-            vitals = self._gates.line(targets[0], call).gate.vitals
-            call.retry = Retry(vitals.retries, vitals.tokens, token_cost(call.model.retries, last, targets[0]))
+            health = self._gates.line(targets[0], call).gate.health
+            call.retry = Retry(health.retries, health.tokens, token_cost(call.model.retries, last, targets[0]))
         return True
 
     def cancel(self, call: Call) -> None:
@@ -61,7 +61,7 @@ class RetryBudgets:
     def hand_over(self, call: Call, grant: Grant, target: Target) -> None:
         """Hands what was booked to the grant of the next attempt, which learns whether the call has failed there before."""
         retry, call.retry = call.retry, None
-        if retry is not None and not retry.is_for(grant.gate.vitals.retries):
+        if retry is not None and not retry.is_for(grant.gate.health.retries):
             retry.cancel()  # it goes elsewhere
             retry = None
         grant.retry = retry
@@ -92,15 +92,15 @@ class CallBudgets:
         if last.phase is Phase.NOTHING_SENT:
             return None
         gate, retries = self._gates[target.name], self._retries
-        vitals = gate.vitals
-        active = max(gate.in_flight, int(vitals.busiest(self._now)))
-        if not vitals.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
+        health = gate.health
+        active = max(gate.in_flight, int(health.busiest(self._now)))
+        if not health.retries.allows(active, retries.budget_percent_of_active, retries.budget_min_concurrent):
             return "budget"
-        return None if vitals.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
+        return None if health.tokens.allows(token_cost(retries, last, target), retries.tokens) else "tokens"
 
     def doubt(self, target: Target) -> Doubt | None:
         """Returns what failed calls have found out of the target; None: too few have tried, it may be tried."""
-        return self._gates[target.name].vitals.doubt(self._now)
+        return self._gates[target.name].health.doubt(self._now)
 
     def denies_money(self) -> str | None:
         """Returns `money` or `key_budget` when another attempt would cost too much, else None."""

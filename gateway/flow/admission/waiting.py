@@ -77,7 +77,7 @@ class Waiting:
             if call.deadline_is_callers:  # an answer has to begin by then
                 latest -= min([option.line.gate.answer_s for option in options])
             prefer_until = call.received_at + call.model.holding.prefer_primary_for_s[call.lane]
-            if not any(option.line.gate.vitals.is_clear for option in options[:own]):
+            if not any(option.line.gate.health.is_clear for option in options[:own]):
                 prefer_until = now  # a target that is only just being tried again is nothing to wait for
             decision = decide(ready_at, own, now, latest, prefer_until)
             if decision.verdict is Verdict.REFUSE:

@@ -137,7 +137,7 @@ class HandNews:
     def _is_amiss(self, name: str) -> bool:
         """Whether there is anything that closing by hand would change: what is kept of it is heard at each start, too."""
         now = self._clock.monotonic()
-        return any(not line.gate.vitals.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
+        return any(not line.gate.health.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
 
     def lines_named(self, name: str) -> list[WaitingLine]:
         """Those that an operator means by the name: a gate's, a target's, or an account's."""
@@ -150,4 +150,4 @@ class HandNews:
         if name in self._gates.accounts and name not in self._gates.lines:
             return [self._gates.accounts[name].breaker]
         lines = self.lines_named(name)
-        return [line.gate.vitals.breaker for line in lines if not self._gates.names.is_callers(line.gate.name)]
+        return [line.gate.health.breaker for line in lines if not self._gates.names.is_callers(line.gate.name)]

@@ -200,9 +200,9 @@ class FleetNews:
         gate = line.gate
         if self._gates.names.is_callers(gate.name):
             return
-        account = gate.vitals.account
+        account = gate.health.account
         gate.news = self
-        gate.vitals.breaker.ask_leave = self._turns.ask
+        gate.health.breaker.ask_leave = self._turns.ask
         self._recall(gate.name)
         if self._is_shared(account) and account.breaker.ask_leave is None:
             account.breaker.ask_leave = self._turns.ask
@@ -220,7 +220,7 @@ class FleetNews:
     def _breaker(self, name: str) -> Breaker | None:
         line, account = self._gates.lines.get(name), self._gates.accounts.get(name)
         if line is not None:
-            return line.gate.vitals.breaker
+            return line.gate.health.breaker
         return None if account is None else account.breaker
 
     def _is_shared(self, account: Account) -> bool:

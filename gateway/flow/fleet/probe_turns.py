@@ -108,7 +108,7 @@ class ProbeTurns:
 
     def _slot_of(self, breaker: Breaker) -> str:
         line = self._gates.lines.get(breaker.name)
-        account = None if line is None else line.gate.vitals.account
+        account = None if line is None else line.gate.health.account
         is_accounts = account is not None and account.breaker.state != "closed" and account.name in self._gates.accounts
         return f"probe:{account.name if account is not None and is_accounts else breaker.name}"
 

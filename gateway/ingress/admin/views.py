@@ -43,7 +43,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
     gates = admission.gates
     for name, line in gates.lines.items():
         if not gates.names.is_callers(name):  # these share their target's
-            yield gates.names.label(name), line.gate.vitals.breaker.state
+            yield gates.names.label(name), line.gate.health.breaker.state
     for account, _ in _paid(admission):
         yield account.name, account.breaker.state
 
@@ -51,7 +51,7 @@ def breaker_states(admission: Admission) -> Iterator[tuple[str, str]]:
 def suspects(admission: Admission) -> Iterator[tuple[str, bool]]:
     """Yields whether each target is suspect, under its name in the config, which may come twice."""
     for name, line in admission.gates.lines.items():
-        yield admission.gates.names.label(name), line.gate.vitals.heard.suspicion is not None
+        yield admission.gates.names.label(name), line.gate.health.heard.suspicion is not None
 
 
 def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple[str, float]]:
@@ -60,22 +60,22 @@ def retry_levels(admission: Admission, policy: PolicySnapshot) -> Iterator[tuple
     for name, line in gates.lines.items():
         label = gates.names.label(name)
         if label in tokens:
-            yield label, line.gate.vitals.tokens.level(tokens[label])
+            yield label, line.gate.health.tokens.level(tokens[label])
 
 
 def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
     gate = line.gate
-    vitals = gate.vitals
+    health = gate.health
     return {
-        **_breaker(vitals.breaker, now),
-        "suspect": _suspect(vitals.heard.suspicion, now),
+        **_breaker(health.breaker, now),
+        "suspect": _suspect(health.heard.suspicion, now),
         "in_flight": gate.in_flight,
         "waiting": len(line.waiters),
-        "retries": {"in_flight": vitals.retries.in_flight, "tokens_left": round(vitals.tokens.level(tokens), 1)},
+        "retries": {"in_flight": health.retries.in_flight, "tokens_left": round(health.tokens.level(tokens), 1)},
         "time_to_first_byte": {
-            "streams": _times(vitals.first_byte, now),
-            "whole_answers": _times(vitals.whole_answer, now),
-            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(vitals.heard.thought().items())},
+            "streams": _times(health.first_byte, now),
+            "whole_answers": _times(health.whole_answer, now),
+            **{_THOUGHT[stream]: _times(times, now) for stream, times in sorted(health.heard.thought().items())},
         },
         "paused_s": _left(gate.pauses.ends_at, now),
         "quota_spent_s": _left(gate.pauses.quota_until, now),
@@ -84,7 +84,7 @@ def _target(line: WaitingLine, tokens: float, now: float) -> dict[str, Any]:
 
 def _warning(line: WaitingLine, label: str) -> str | None:
     """Returns what the operator has to mend at the target, and how, or None."""
-    if not line.gate.vitals.heard.has_lost_model:
+    if not line.gate.health.heard.has_lost_model:
         return None
     return f"{missing_model(label)}; {MISSING_REMEDY}"
 
@@ -147,7 +147,7 @@ def _times(latency: Latency, now: float) -> dict[str, Any]:
 
 
 def _payer(admission: Admission, line: WaitingLine) -> dict[str, str]:
-    account = line.gate.vitals.account
+    account = line.gate.health.account
     is_ours = admission.gates.accounts.get(account.name) is account
     return {"name": account.name if is_ours else "caller's own", "state": account.breaker.state}
 
@@ -156,7 +156,7 @@ def _paid(admission: Admission) -> list[tuple[Account, list[str]]]:
     """Returns the accounts of the config, each with the targets that it pays for; those without any are left out."""
     paid: dict[str, list[str]] = {}
     for name, line in admission.gates.shown():
-        paid.setdefault(line.gate.vitals.account.name, []).append(name)
+        paid.setdefault(line.gate.health.account.name, []).append(name)
     return [(account, paid[name]) for name, account in admission.gates.accounts.items() if name in paid]
 
 

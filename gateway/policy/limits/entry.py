@@ -38,9 +38,9 @@ def enter(
 
     An estimate of 0 or less: tokens are not counted. `answers` is False for calls whose answer has no tokens.
     """
-    vitals, pauses = gate.vitals, gate.pauses
-    breaker = vitals.breaker
-    if not gate.is_plain or keep_percent or not breaker.is_clear or not vitals.account.breaker.is_clear:
+    health, pauses = gate.health, gate.pauses
+    breaker = health.breaker
+    if not gate.is_plain or keep_percent or not breaker.is_clear or not health.account.breaker.is_clear:
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     # From here on `gate.cost_of`, `admit` and `take` as they come out where limits alone decide: what every call pays.
     margin = 0.0
@@ -133,8 +133,8 @@ def admit(
         levels.grow_burst(gate.limits, now, gate.discovery.let_in, gate.in_flight, keep_percent, keep_requests)
     if gate.discovery.search is not None:
         gate.discovery.search.want(now)
-    if not gate.vitals.is_clear:
-        gate.vitals.admit(now, rank)
+    if not gate.health.is_clear:
+        gate.health.admit(now, rank)
     return wait_for(gate, cost, now, keep_percent, keep_requests, keep_tokens, rank)
 
 
@@ -155,7 +155,7 @@ def take(gate: Gate, cost: Cost, now: float, estimate: int = 0, max_tokens: int 
     pauses.probed_at = gate.used_at = now
     gate.squares += cost.input_tokens * cost.input_tokens
     mark = _sample(gate, now) if now >= gate.learns_from else None
-    return Grant(gate, cost, now, mark, estimate, max_tokens, gate.vitals.take(now))
+    return Grant(gate, cost, now, mark, estimate, max_tokens, gate.health.take(now))
 
 
 def wait_for(
@@ -184,8 +184,8 @@ def wait_for(
     if gate.pauses.resume_cap is not None:
         wait_s = _longer(wait_s, gate.pauses.resume_cap.wait_s(now))
     wait_s = _longer(wait_s, gate.pauses.probe_wait_s(now))
-    if not gate.vitals.is_clear:
-        health_s = gate.vitals.wait_s(now, rank)
+    if not gate.health.is_clear:
+        health_s = gate.health.wait_s(now, rank)
         wait_s = _longer(wait_s, None if health_s == inf else health_s)  # inf: until a person says so
     return None if gate.is_full else wait_s
 
@@ -205,14 +205,14 @@ def ready_at(gate: Gate, cost: Cost, now: float, ahead: Cost = NOTHING, keep_per
     paused_until = gate.pauses.until
     if paused_until > now:
         moment = max(moment, paused_until + gate.limits.drain_s(ahead))
-    return moment if gate.vitals.is_clear else max(moment, gate.vitals.probe_at(now))
+    return moment if gate.health.is_clear else max(moment, gate.health.probe_at(now))
 
 
 def _sample(gate: Gate, now: float) -> tuple[float, ...] | None:
     """Notes of one call in LEARN_EVERY_S how busy the target is; returns what makes its answer's headers exact."""
     gate.learns_from = now + LEARN_EVERY_S
-    if gate.in_flight > gate.vitals.busiest(now):
-        gate.vitals.was_busy(gate.in_flight, now)
+    if gate.in_flight > gate.health.busiest(now):
+        gate.health.was_busy(gate.in_flight, now)
     return gate.limits.mark() if gate.counting.learns else None
 
 

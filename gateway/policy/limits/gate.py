@@ -101,6 +101,7 @@ class Gate:
         "counts_tokens",
         "discovery",
         "has_streams",
+        "health",
         "in_flight",
         "is_plain",
         "learns_from",
@@ -110,7 +111,6 @@ class Gate:
         "pauses",
         "squares",
         "used_at",
-        "vitals",
     )
 
     def __init__(
@@ -119,17 +119,17 @@ class Gate:
         limits: Limits,
         counting: Counting,
         now: float,
-        vitals: TargetHealth | None = None,
+        health: TargetHealth | None = None,
         share_out: ShareOut | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """Without `vitals` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits.
+        """Without `health` it has breakers of its own, under the built-in rules; with `share_out` replicas share its limits.
 
         `calibration` is that of the same model at the same target, for another caller.
         """
         self.name = name
         rules = BreakerRules()
-        self.vitals = vitals or TargetHealth(name, Account(name, rules, now), rules, now, None)
+        self.health = health or TargetHealth(name, Account(name, rules, now), rules, now, None)
         self.limits = LimitSet(Limits(), now, counting.style, counting.arrival_lag_s, share_out)
         self.calibration = calibration or Calibration(counting.first_output_tokens)
         self.pauses = Pauses()
@@ -204,8 +204,8 @@ class Gate:
         """Returns whether a call of this lane had better not wait: no quota, or an open breaker that it has no time for."""
         if self.pauses.quota_until > now:
             return True
-        probe_at = self.vitals.probe_at(now)
-        return probe_at == inf or (probe_at > now and not self.vitals.breaker.rules.hold_for_s[lane])
+        probe_at = self.health.probe_at(now)
+        return probe_at == inf or (probe_at > now and not self.health.breaker.rules.hold_for_s[lane])
 
     @property
     def is_full(self) -> bool:
@@ -223,7 +223,7 @@ class Gate:
     @property
     def latency(self) -> Latency:
         """Its times to first byte, as balancing reads them."""
-        return self.vitals.latency
+        return self.health.latency
 
     def cost_of(self, estimate: int, max_tokens: int | None, *, answers: bool = True) -> Cost:
         """Returns what a call of so many input tokens (as estimated, uncorrected) is charged when it is admitted.

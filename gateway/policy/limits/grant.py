@@ -91,8 +91,8 @@ class Grant:
     ) -> None:
         """Ends the attempt with a whole answer that has come: `answered`, `judge` and `settle` in one."""
         gate = self.gate
-        vitals, heard = gate.vitals, gate.vitals.heard
-        is_known = self.is_judged or self.permit.account is not None or not vitals.is_clear
+        health, heard = gate.health, gate.health.heard
+        is_known = self.is_judged or self.permit.account is not None or not health.is_clear
         if is_known or not gate.is_plain or not self.is_open or thinks or heard.thinks:
             self.answered(headers, now, wall_now(), thinks=thinks)
             self.settle(usage, now)
@@ -108,7 +108,7 @@ class Grant:
         heard.whole_answer.observe(took_s, now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_judged = self.is_told = True
-        vitals.breaker.succeeded(self.permit.own, now, None)
+        health.breaker.succeeded(self.permit.own, now, None)
         if usage is None or not self.estimate or limits.table.buckets is None:  # these headers may have changed them
             self.settle(usage, now)
             return
@@ -148,7 +148,7 @@ class Grant:
         An error comes faster than any answer: it teaches nothing else.
         """
         gate = self.gate
-        discovery, vitals = gate.discovery, gate.vitals
+        discovery, health = gate.discovery, gate.health
         discovery.let_in += 1
         if self.epoch == gate.pauses.epoch:
             gate.pauses.refusals_in_a_row = 0
@@ -159,13 +159,13 @@ class Grant:
         took_s = now - self.at
         if is_stream:
             self.first_byte_s = took_s
-        if thinks or vitals.heard.thinks:
-            vitals.heard.times(stream=is_stream, thinks=True).observe(took_s, now)
+        if thinks or health.heard.thinks:
+            health.heard.times(stream=is_stream, thinks=True).observe(took_s, now)
         elif is_stream:
-            vitals.first_byte.observe(took_s, now)
+            health.first_byte.observe(took_s, now)
         else:
-            vitals.whole_answer.observe(took_s, now)
-        if not is_stream or vitals.is_probed:  # a probe's first event is news enough
+            health.whole_answer.observe(took_s, now)
+        if not is_stream or health.is_probed:  # a probe's first event is news enough
             self._succeeded(now)
         gate.answer_s += (took_s - gate.answer_s) * (0.1 if gate.answer_s else 1.0)
         self.is_told = True
@@ -220,24 +220,24 @@ class Grant:
         gate = self.gate
         if error_class is None:
             self._succeeded(now)
-        elif self.retry is not None and self.is_again and not gate.vitals.is_probed:
+        elif self.retry is not None and self.is_again and not gate.health.is_probed:
             self.forget(now)  # one request that always fails is no outage, however often it is tried
         elif error_class in UNHEALTHY:
             self.is_judged = True
-            gate.vitals.latency.penalise(PENALTY_S, now)
-            gate.vitals.failed(self.permit, now, u, error_class)
+            gate.health.latency.penalise(PENALTY_S, now)
+            gate.health.failed(self.permit, now, u, error_class)
         else:
             self.forget(now)
 
     def is_late(self, now: float) -> bool:
         """Returns whether the call has waited longer than is usual here, whoever lost patience."""
-        return now - self.at >= self.gate.vitals.breaker.slow_after_s
+        return now - self.at >= self.gate.health.breaker.slow_after_s
 
     def forget(self, now: float) -> None:
         """Gives the breakers' permit back without news, unless they know already how it went."""
         if not self.is_judged:
             self.is_judged = True
-            self.gate.vitals.forget(self.permit, now)
+            self.gate.health.forget(self.permit, now)
 
     def end(self, actual: Cost, now: float) -> None:
         """Gives back to the limits what the attempt took beyond `actual`; the first end counts."""
@@ -258,4 +258,4 @@ class Grant:
     def _succeeded(self, now: float) -> None:
         if not self.is_judged:
             self.is_judged = True
-            self.gate.vitals.succeeded(self.permit, now, self.first_byte_s)
+            self.gate.health.succeeded(self.permit, now, self.first_byte_s)
