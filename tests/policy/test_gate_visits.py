@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.errors.classify import Diagnosis
@@ -73,6 +73,7 @@ def seen(gate: Gate, now: float) -> object:
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(LIMITS, COUNTINGS, STEPS)
 def test_one_visit_each_way_decides_as_the_long_way(limits: Limits, counting: Counting, steps: list[tuple]) -> None:  # type: ignore[type-arg]
     """Twin gates are led through the same life, one by the short way where that is open: they never differ."""

@@ -13,6 +13,7 @@ from gateway.policy.admission.fair_queue import FairQueue, Next
 from gateway.policy.limits import entry
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.gate import Gate
+from gateway.policy.limits.grant import Grant
 from tests.sim.cases import requests_site
 from tests.sim.oracle import Oracle, leftovers
 from tests.sim.provider import Fault
@@ -55,7 +56,7 @@ def test_it_sees_a_lane_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_a_pause_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider asked for 5 s."""
-    monkeypatch.setattr(Gate, "_hold_off", lambda *_: None)
+    monkeypatch.setattr(Gate, "pause", lambda *_: None)
 
     _, oracle = looked_at(faults=(Fault(1.0, 1.2, 429, retry_after_s=5.0),), until_s=4)
 
@@ -102,7 +103,7 @@ def test_it_sees_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sees_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that end without telling the queue."""
-    monkeypatch.setattr(Gate, "_end", lambda *_: None)
+    monkeypatch.setattr(Grant, "end", lambda *_: None)
     monkeypatch.setattr(DelayQueue, "leave", lambda *_: None)
 
     world, _ = looked_at(until_s=5)
