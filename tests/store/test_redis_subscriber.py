@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,47 @@ async def test_who_may_not_subscribe_says_so_once_and_once_when_it_may(
             await asyncio.gather(task, return_exceptions=True)
             await link.aclose()
             await boss.command("ACL", "DELUSER", namespace)
+
+
+class Swallowing:
+    """A client and its subscription, whose ping ends well although it is cancelled, as a write does on Python 3.11."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    def pubsub(self) -> Swallowing:
+        return self
+
+    async def subscribe(self, _channel: bytes) -> None:
+        """At once."""
+
+    async def get_message(self, timeout: float) -> dict[str, object] | None:  # noqa: ASYNC109 - as redis-py names it
+        await asyncio.sleep(0)
+        return {"type": "pong"} if self.asked.is_set() else None
+
+    async def ping(self) -> None:
+        self.asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        """At once."""
+
+
+async def test_a_subscription_ends_when_it_is_cancelled_whatever_swallows_that() -> None:
+    """Whoever closes the store waits for its end, and cancels it once."""
+    client = Swallowing()
+
+    async def connect() -> Any:
+        return client
+
+    task = asyncio.create_task(subscriber.Subscriber(connect, b"news", lambda _: None, lambda: None).run())
+    await client.asked.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ended = task.done()
+    task.cancel()
+
+    assert ended
+    assert task.cancelled()

@@ -80,6 +80,7 @@ class Subscriber:
             async with asyncio.timeout(PATIENCE_S):
                 await pubsub.subscribe(self._channel)
             while True:
+                _end_if_cancelled()
                 self._take(await _next(pubsub))
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
@@ -99,6 +100,17 @@ class Subscriber:
             if not self._has_told:
                 self._has_told = True
                 log.exception("what was heard from other replicas could not be taken, which is not said again")
+
+
+def _end_if_cancelled() -> None:
+    """Raises CancelledError if the task was cancelled and what it awaited has swallowed that.
+
+    redis-py writes within `asyncio.wait_for`, which does so up to Python 3.11 when the write ends in the same turn of the
+    loop (python/cpython#86296): nobody would cancel the task again, and whoever closes the store would wait for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _next(pubsub: PubSub) -> dict[str, Any]:
