@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -383,13 +384,15 @@ async def test_workers_share_their_limits(tmp_path: Path, provider: Provider) ->
             async with asyncio.timeout(PATIENCE_S):
                 while (await scrape(peers[1]))["gateway_replicas"] < 2:
                     pass
-            call = post(CHAT, None, f"authorization: Bearer {WEB_KEY}")
+            call, began_at = post(CHAT, None, f"authorization: Bearer {WEB_KEY}"), time.monotonic()
             answers = [(await peer.exchange(call)).status for _ in range(10) for peer in peers.values()]
+            refilled = int((time.monotonic() - began_at) * 6 / 60) + 1  # a machine may be so busy that it shows
             numbers = await scrape(peers[2])
     finally:
         redis.close()
 
-    assert Counter(answers) == {200: 6, 429: 14}
+    assert set(answers) == {200, 429}
+    assert 6 <= answers.count(200) <= min(6 + refilled, 11), "each alone would admit six"
     assert numbers["gateway_state_up"] == 1
 
 
