@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.learning.provider_headers import (
+    READING_OF,
     Learned,
     Reading,
     never_fits,
@@ -416,3 +417,14 @@ def test_a_hostile_body_costs_little(body: bytes) -> None:
     """Only its beginning is read, and no pattern goes back over it; this would hang for minutes otherwise."""
     assert retry_delay_s(429, [], body, NOW) is None
     assert never_fits(body) is False
+
+
+def test_readings_by_limit_are_those_that_their_table_names() -> None:
+    """The table is written out where each answer passes."""
+    readings = {field: Reading(float(number)) for number, field in enumerate(READING_OF.values())}
+
+    told = Learned()
+    for field, reading in readings.items():
+        setattr(told, field, reading)
+
+    assert dict(told.by_limit()) == {name: readings[field] for name, field in READING_OF.items()}

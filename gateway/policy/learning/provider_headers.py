@@ -120,7 +120,13 @@ class Learned:
 
     def by_limit(self) -> list[tuple[str, Reading]]:
         """The readings, by the names of limits."""
-        named = [(name, getattr(self, field)) for name, field in READING_OF.items()]
+        named = (  # as READING_OF names them, which would take a look-up by name for each answer
+            ("requests_per_min", self.requests),
+            ("requests_per_day", self.requests_per_day),
+            ("tokens_per_min", self.tokens),
+            ("input_tokens_per_min", self.input_tokens),
+            ("output_tokens_per_min", self.output_tokens),
+        )
         return [(name, reading) for name, reading in named if reading is not None]
 
 

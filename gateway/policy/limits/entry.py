@@ -62,12 +62,13 @@ def enter(
     limits = gate.limits
     table = limits.table
     buckets = table.buckets
-    tokens: float = input_tokens + output_tokens
+    tokens = input_tokens + output_tokens
     cost = tuple.__new__(Cost, (1, input_tokens, output_tokens))  # as Cost(…), without a call of Python's
+    amounts: tuple[float, ...] = (1, input_tokens, output_tokens, tokens)
     if tokens > table.smallest:
         cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
-        tokens = cost.input_tokens + cost.output_tokens
-    if buckets is None or not take_all(buckets, limits.taken, (*cost, tokens), margin, now):
+        amounts = (*cost, cost.input_tokens + cost.output_tokens)
+    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now):
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     gate.in_flight += 1
     pauses.sent_in_epoch += 1
