@@ -37,7 +37,7 @@ QUOTA_PROBE_S = 60.0
 QUOTA_LONGEST_S = 1800.0
 """A spent quota is tried again after so long, however far away its reset is: somebody may have added credit."""
 LONGEST_HOLD_S = 3600.0
-"""A rate limit that asks for more is no rate limit, but a spent quota (providers.md, 0.2)."""
+"""A rate limit that asks for more is no rate limit, but a spent quota."""
 ESTIMATE_TOLERANCE = 1.25
 """A call whose estimate is above a limit by less than this may still fit."""
 MARGIN = 3.75
