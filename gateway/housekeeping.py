@@ -182,7 +182,7 @@ class Housekeeping:
         """Sheds load where there is too much, after freed memory is given back."""
         shedding, queue, bounds = self.shedding, self.admission.queue, self.policies.current.queue
         resident, is_at_rest = resident_bytes(), not self.inflight and not queue.occupancy.calls
-        if self._give_back.is_due(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
+        if self._give_back.look(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
             await asyncio.to_thread(self._give_back.run)
             before, resident = resident, resident_bytes()
             self._give_back.done(now, before or 0, resident or 0)

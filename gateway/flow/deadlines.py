@@ -82,8 +82,8 @@ class AttemptDeadlines:
             self._expired.add(task)
             task.cancel()
 
-    def has_expired(self, task: Task | None) -> bool:
-        """Returns whether the CancelledError that the task has just caught came from here, and if so, uncancels the task."""
+    def uncancel_expired(self, task: Task | None) -> bool:
+        """Uncancels the task if the CancelledError that it has just caught came from here; returns whether nothing else did."""
         if task is None or task not in self._expired:
             return False
         self._expired.discard(task)

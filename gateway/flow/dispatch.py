@@ -96,7 +96,7 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         else:
             opened = await _read_opening(call, target, answer, content_type, clock)
     except asyncio.CancelledError:
-        if not watch.has_expired(task):
+        if not watch.uncancel_expired(task):
             raise
         phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
         _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)

@@ -164,8 +164,9 @@ class GiveBack:
         self._wait_s = SOONEST_S
         self._settled_bytes: int | None = None
 
-    def is_due(self, now: float, resident_bytes: int | None, limit: int | None, *, is_at_rest: bool) -> bool:
-        """Returns whether to give memory back now: it is nearly at `limit`, or a peak is over and no call is served."""
+    def look(self, now: float, resident_bytes: int | None, limit: int | None, *, is_at_rest: bool) -> bool:
+        """Notes how much memory is resident; returns whether to give some back: it is nearly at `limit`, or a peak is over and
+        no call is served."""
         if self._trim is None or resident_bytes is None or now < self._next_at:
             return False
         if limit and resident_bytes > EASY * limit:

@@ -17,7 +17,7 @@ def due(
     give_back: GiveBack, now: float, resident: int | None, limit: int | None = LIMIT, *, is_at_rest: bool = False
 ) -> bool:
     """Whether it is due, and done if it is; it brings nothing."""
-    is_due = give_back.is_due(now, resident, limit, is_at_rest=is_at_rest)
+    is_due = give_back.look(now, resident, limit, is_at_rest=is_at_rest)
     if is_due and resident is not None:
         give_back.done(now, resident, resident)
     return is_due

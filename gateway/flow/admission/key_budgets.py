@@ -105,9 +105,9 @@ class KeyBudgets:
         own_usd = 0.0 if call.reserved is None else call.reserved.usd
         if has_told:
             others_usd = self._flying_usd(name) - own_usd
-            return fits_budget(budget_usd, max(0.0, tally.total - own_usd - others_usd), others_usd, price)
-        left_usd = budget_usd - (tally.total - tally.untold)
-        return tally.untold <= left_usd / sharing.replicas or tally.total <= own_usd
+            return fits_budget(budget_usd, max(0.0, tally.read() - own_usd - others_usd), others_usd, price)
+        left_usd = budget_usd - (tally.read() - tally.untold)
+        return tally.untold <= left_usd / sharing.replicas or tally.read() <= own_usd
 
     def allows(self, call: Call, usd: float) -> bool:
         """Reserves what the call may cost in all, if its key allows that; returns whether it does."""
@@ -180,7 +180,7 @@ class KeyBudgets:
             return self._spending.spent(key, self.today())
         tally = self._tally(self._sharing, key)
         # Where nothing is known of the others, each may spend its part: as if all had spent what it has.
-        return tally.total if tally.is_known else tally.total * self._sharing.replicas
+        return tally.read() if tally.is_known else tally.read() * self._sharing.replicas
 
     def _tally(self, sharing: Sharing, key: str) -> FleetSum:
         day, known = self.today(), self._tallies.get(key)

@@ -66,9 +66,8 @@ class FleetSum:
         """Returns whether the store has told what others have added."""
         return self._is_known
 
-    @property
-    def total(self) -> float:
-        """Returns what was added here, and elsewhere as far as is known; the read also keeps the sum fresh."""
+    def read(self) -> float:
+        """Returns what was added here, and elsewhere as far as is known; from now on the sum is kept fresh."""
         self._is_read = True
         return self._own + self._elsewhere
 

@@ -77,15 +77,15 @@ class RateDiscovery:
         self.search.assume(_per_s(told_per_s), now)
         self.search.refused(now, now)
 
-    def is_confirmed(self, told_per_s: float) -> bool:
-        """Returns whether a search from a distrusted rate has come above it; then that is trusted again."""
+    def trust_if_confirmed(self, told_per_s: float) -> bool:
+        """Trusts a distrusted rate again if the search from it has come above it; returns whether it did."""
         if not self.is_distrusted or self.search is None or self.search.rate_per_s <= told_per_s:
             return False
         self.is_distrusted = False
         return True
 
-    def is_in_vain(self, told_per_s: float) -> bool:
-        """Returns whether going far slower than a distrusted rate does not help; then that is trusted again."""
+    def trust_if_in_vain(self, told_per_s: float) -> bool:
+        """Trusts a distrusted rate again if going far slower does not help; returns whether it did."""
         if not self.is_distrusted or self.search is None or self.search.rate_per_s >= _LEAST_SHARE * _per_s(told_per_s):
             return False
         self.is_distrusted, self._refused_share = False, 0.0

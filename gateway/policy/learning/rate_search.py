@@ -212,7 +212,7 @@ class RateSearch:
         if sent_at < self._cut_at:
             self._behind += sent_at > self._since
             return True
-        if not self._is_limit(sent_at):
+        if not self._judge(sent_at):
             return False
         before = _Before(self.rate_per_s, self._measured, self._window, self._is_searching)
         if self._is_searching:
@@ -235,8 +235,8 @@ class RateSearch:
         self._grown_at = max(self._grown_at, now)
         return True
 
-    def _is_limit(self, sent_at: float) -> bool:
-        """Whether there is a limit behind a refusal. Refusals come sooner than answers: who is in flight is let in."""
+    def _judge(self, sent_at: float) -> bool:
+        """Counts a refusal; returns whether a limit is behind it. Refusals are fast: the calls in flight count as let in."""
         strays = self.strays
         between = self.rate_per_s * (sent_at - max(self._refused_at, self._cut_at))
         self._refused_at = sent_at

@@ -171,7 +171,7 @@ class Grant:
         self.is_told = True
         if discovery.search is not None:
             discovery.search.succeeded(self.at, now)
-            if discovery.is_distrusted and discovery.is_confirmed(gate.limits.table.refills_per_s(requests=True)):
+            if discovery.is_distrusted and discovery.trust_if_confirmed(gate.limits.table.refills_per_s(requests=True)):
                 gate.review_rate(now)
         if gate.cap is not None and is_stream:
             gate.has_streams = True

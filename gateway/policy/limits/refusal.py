@@ -69,7 +69,7 @@ def _slow_down(grant: Grant, delay_s: float | None, now: float, *, is_for_tokens
     if delay_s is not None:
         gate.pause(pauses.believed_s(delay_s), now)
     if discovery.search is not None:
-        if discovery.is_distrusted and discovery.is_in_vain(table.refills_per_s(requests=True)):
+        if discovery.is_distrusted and discovery.trust_if_in_vain(table.refills_per_s(requests=True)):
             gate.review_rate(now)
         return
     if delay_s is None and is_first:

@@ -80,7 +80,7 @@ class ServerHealth:
         self.is_open, self.reason = False, reason
         self._doubted_at = time.monotonic()
         if self._doubted_at < self._calm_at:
-            self._is_gone(reason)
+            self._mark_gone(reason)
         else:
             self._tries = 0
         self.start()
@@ -93,9 +93,9 @@ class ServerHealth:
                 async with asyncio.timeout(self._patience_s()):
                     await self._probe()
             except Exception as error:  # noqa: BLE001 - any failure of the probe means that the server cannot be used
-                self._is_gone(reason_of(error))
+                self._mark_gone(reason_of(error))
             else:
-                self._is_back()
+                self._mark_back()
 
     def _delay_s(self) -> float:
         return delay_s(FIRST_DELAY_S, LAST_DELAY_S, self._tries - 1) if self._tries else 0.0
@@ -104,7 +104,7 @@ class ServerHealth:
         patience_s: float = min(MOST_PATIENCE_S, self._timeout_s * 2 ** min(self._tries - 1, 10))
         return max(self._timeout_s, patience_s)
 
-    def _is_gone(self, reason: str) -> None:
+    def _mark_gone(self, reason: str) -> None:
         self.reason = reason
         self._lost(reason)
         self._tell_of_trouble()
@@ -112,7 +112,7 @@ class ServerHealth:
             self.is_up, self.since = False, time.time()
             self._changed(False)
 
-    def _is_back(self) -> None:
+    def _mark_back(self) -> None:
         now = time.monotonic()
         self.is_open, self.reason = True, ""
         if self.reached.is_set():
