@@ -58,8 +58,8 @@ log = logging.getLogger("gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """The post of one worker among several that serve the same ports."""
+class WorkerContext:
+    """The context of one worker among several that serve the same ports."""
 
     number: int
     """From 1."""
@@ -76,11 +76,11 @@ class Gateway:
         environ: Mapping[str, str],
         *,
         log_stream: TextIO | None = None,
-        post: Post | None = None,
+        worker: WorkerContext | None = None,
     ) -> None:
         """Loads the config and binds the ports; the call log goes to `log_stream`, by default standard output.
 
-        Where there are several workers, `post` is that of this one. Raises ConfigError or OSError; nothing runs yet.
+        Where there are several workers, `worker` is the context of this one. Raises ConfigError or OSError; nothing runs yet.
         """
         self._settings = settings
         self._environ = environ
@@ -91,8 +91,8 @@ class Gateway:
         self._pools = Pools(self._emulators.start)
         self._inflight = InFlight()
         self._watch = AttemptDeadlines()
-        self._post = post
-        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, post.number if post else None)
+        self._worker = worker
+        self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, worker.number if worker else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
         first = self._load(1)
         self._host = self._host or first.server.host  # stays: what a reload says of it changes nothing
@@ -248,7 +248,7 @@ class Gateway:
         operations = [
             metrics_route(
                 self.registry,
-                self._post.gather if self._post else None,
+                self._worker.gather if self._worker else None,
                 lambda: is_local and not self._policies.current.keys,
             ),
             *state_routes(self._policies, self._admission, self._clock, self._show_config),
@@ -257,7 +257,7 @@ class Gateway:
             *object_routes(self._policies, self._pipeline.ownership),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
-        listen = self._post.listen if self._post else listen_on
+        listen = self._worker.listen if self._worker else listen_on
         if admin is None:
             front = build_front(edge, self._policies, health + operations, meter)
             return [HttpServer(front, listen(host, port), meter.refused)]
@@ -312,7 +312,7 @@ class Gateway:
     def _show_config(self) -> dict[str, Any]:
         last = self._reloading.last
         return {
-            **({"worker": self._post.number, "pid": os.getpid()} if self._post else {}),
+            **({"worker": self._worker.number, "pid": os.getpid()} if self._worker else {}),
             "in_force": describe(self.policy),
             "listening": [server.url for server in self._servers],
             "last_reload": asdict(last) if last else None,

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TextIO, cast
 import uvloop
 from prometheus_client.registry import Collector
 
-from gateway.app import Gateway, Post
+from gateway.app import Gateway, WorkerContext
 from gateway.errors import ConfigError, StoreUnusable
 from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
@@ -66,8 +66,8 @@ class Worker:
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         log_stream = cast("TextIO", LockedLog(sys.stdout, slot.log_lock))
-        post = Post(slot.number, self._listen, self._gather)
-        self._gateway = Gateway(settings, environ, log_stream=log_stream, post=post)
+        context = WorkerContext(slot.number, self._listen, self._gather)
+        self._gateway = Gateway(settings, environ, log_stream=log_stream, worker=context)
         if _fixed(self._gateway.policy) != _fixed(slot.policy):
             raise _changed()
 
