@@ -59,7 +59,7 @@ class Stage:
         deadline_s: float = 1000,
         seq: int = 0,
         keep: float = 0,
-        wider: Sequence[WaitingLine] = (),
+        fallback_options: Sequence[WaitingLine] = (),
         widen_s: float = inf,
         wake: Callable[[Held], None] | None = None,
     ) -> Held:
@@ -85,14 +85,15 @@ class Stage:
         )
         find = ref(held)
         options = [
-            Option(index, line, Cost(1, tokens, 0), keep, 0, None) for index, line in enumerate((*lines, *wider))
+            Option(index, line, Cost(1, tokens, 0), keep, 0, None)
+            for index, line in enumerate((*lines, *fallback_options))
         ]
         self.queue.hold(
             held,
             options[: len(lines)],
             options[0],
             is_back=seq > 0,
-            wider=options[len(lines) :],
+            fallback_options=options[len(lines) :],
             widen_at=now + widen_s,
         )
         return held
@@ -346,7 +347,7 @@ def test_fallbacks_are_used_from_their_moment_on() -> None:
     """Not before, though they are free; then at once."""
     stage = Stage()
     primary, fallback = stage.drained("p/m", rpm=1), stage.line("f/m", requests_per_min=60)
-    held = stage.hold(primary, wider=[fallback], widen_s=2)
+    held = stage.hold(primary, fallback_options=[fallback], widen_s=2)
 
     stage.clock.advance(1.999)
     assert stage.woken == []
@@ -362,8 +363,8 @@ def test_a_call_that_has_widened_still_has_its_deadline_and_its_place() -> None:
     """It waits in both lines; the first to free takes it, and if none does the deadline holds."""
     stage = Stage()
     primary, fallback = stage.drained("p/m", rpm=1), stage.drained("f/m", rpm=4)
-    first = stage.hold(primary, wider=[fallback], widen_s=2, deadline_s=50)
-    second = stage.hold(primary, wider=[fallback], widen_s=2, deadline_s=20)
+    first = stage.hold(primary, fallback_options=[fallback], widen_s=2, deadline_s=50)
+    second = stage.hold(primary, fallback_options=[fallback], widen_s=2, deadline_s=20)
 
     stage.clock.advance(19)
     assert first.option is not None
@@ -378,7 +379,7 @@ def test_a_call_that_has_widened_still_has_its_deadline_and_its_place() -> None:
 def test_a_preference_beyond_the_deadline_means_never() -> None:
     """The call waits for the primary alone, and expires at its deadline."""
     stage = Stage()
-    held = stage.hold(stage.drained(rpm=1), wider=[stage.line("f/m")], widen_s=5, deadline_s=5)
+    held = stage.hold(stage.drained(rpm=1), fallback_options=[stage.line("f/m")], widen_s=5, deadline_s=5)
 
     stage.clock.advance(5)
 
@@ -427,7 +428,9 @@ def test_there_is_no_preference_for_a_primary_that_can_never_serve() -> None:
     primary = stage.line("p/t", Counting(learns=False), tokens_per_min=600)
     assert entry.reserve(primary.gate, Cost(1, 600, 0), stage.clock.now) is not None
     fallback = stage.drained("f/m", rpm=2)
-    first, second = (stage.hold(primary, wider=[fallback], widen_s=5, tokens=500, deadline_s=40) for _ in range(2))
+    first, second = (
+        stage.hold(primary, fallback_options=[fallback], widen_s=5, tokens=500, deadline_s=40) for _ in range(2)
+    )
 
     primary.gate.configure(Limits(tokens_per_min=100), Counting(learns=False), stage.clock.now)
     stage.queue.freed_all()

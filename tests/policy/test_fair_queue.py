@@ -60,10 +60,10 @@ class Stand:
     def add(
         self, tenant: str = "a", tokens: float = 10, *, lane: Lane = "interactive", at: float = 0.0, keep: float = 0.0
     ) -> Ticket:
-        """One more at the end of its line, counted as at home there."""
+        """One more at the end of its line, counted there."""
         ticket = self.ticket(tenant, tokens, lane=lane, at=at, keep=keep)
         self.queue.add(ticket)
-        self.queue.settle_home(ticket)
+        self.queue.count_at_likely_line(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -634,21 +634,21 @@ class AgainstAModel(RuleBasedStateMachine):
         tenant=st.sampled_from("abc"),
         lane=st.sampled_from(LANES),
         tokens=st.sampled_from([0.1, 1 / 3, 7.0, 1e3, 1e6]),
-        is_home=st.booleans(),
+        is_likely=st.booleans(),
         at=st.floats(0, 10),
     )
-    def joins(self, tenant: str, lane: Lane, tokens: float, is_home: bool, at: float) -> None:
+    def joins(self, tenant: str, lane: Lane, tokens: float, is_likely: bool, at: float) -> None:
         ticket = self.stand.ticket(tenant, tokens, lane=lane, at=at)
         self.stand.queue.add(ticket)
-        self._stands(ticket, is_home)
+        self._stands(ticket, is_likely)
 
     @precondition(lambda self: self.away)
-    @rule(data=st.data(), is_home=st.booleans())
-    def comes_back(self, data: st.DataObject, is_home: bool) -> None:
+    @rule(data=st.data(), is_likely=st.booleans())
+    def comes_back(self, data: st.DataObject, is_likely: bool) -> None:
         ticket = self.away.pop(data.draw(st.integers(0, len(self.away) - 1)))
         self.stand.queue.add_back(ticket)
         self.returned.add(ticket)
-        self._stands(ticket, is_home)
+        self._stands(ticket, is_likely)
 
     @precondition(lambda self: self.lines)
     @rule(data=st.data())
@@ -734,9 +734,9 @@ class AgainstAModel(RuleBasedStateMachine):
     def _tenants(self, rank: int) -> set[str]:
         return {tenant for line_rank, tenant in self.lines if line_rank == rank} | {"a"}
 
-    def _stands(self, ticket: Ticket, is_home: bool) -> None:
-        if is_home:
-            self.stand.queue.settle_home(ticket)
+    def _stands(self, ticket: Ticket, is_likely: bool) -> None:
+        if is_likely:
+            self.stand.queue.count_at_likely_line(ticket)
             self.homes.add(ticket)
         line = self.lines.setdefault((ticket.place.rank, ticket.place.tenant), [])
         line.append(ticket)

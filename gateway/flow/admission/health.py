@@ -160,11 +160,11 @@ class HealthPropagation:
             if state in ("open", "drained"):
                 self._queue.shut(line)
                 self._queue.freed(line)  # whoever waits there for a probe that another line has sent waits for the next
-                self._suspect_account(line.gate.health.account)
+                self._trip_account_if_all_open(line.gate.health.account)
             else:
                 self._queue.freed(line)
 
-    def _suspect_account(self, account: Account) -> None:
+    def _trip_account_if_all_open(self, account: Account) -> None:
         """Trips the account's breaker when all of several targets in use are open: it is the account then, or the provider."""
         now = self._clock.monotonic()
         if account.name not in self._gates.accounts or not account.breaker.is_clear:

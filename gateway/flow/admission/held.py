@@ -64,7 +64,18 @@ class Option:
 class Held(Waiter):
     """One call that waits. `wake` is called once when it waits no more; then `left` says why."""
 
-    __slots__ = ("_joined_as", "deadline", "grant", "left", "model", "option", "size", "tickets", "wake", "wider")
+    __slots__ = (
+        "_joined_as",
+        "deadline",
+        "fallback_options",
+        "grant",
+        "left",
+        "model",
+        "option",
+        "size",
+        "tickets",
+        "wake",
+    )
 
     def __init__(
         self,
@@ -87,7 +98,7 @@ class Held(Waiter):
         self.grant: Grant | None = None
         self.option: Option | None = None
         self.tickets: list[QueueTicket] = []
-        self.wider: tuple[float, Sequence[Option]] = (inf, ())
+        self.fallback_options: tuple[float, Sequence[Option]] = (inf, ())
         """The moment from which on it may use other options, too, and these."""
         self._joined_as: tuple[Option, int] | None = None
 
@@ -95,16 +106,16 @@ class Held(Waiter):
         """Returns whether something is to be done with the call at this moment: no call that is gone has any."""
         return not self.is_gone
 
-    def joined(self, home: Option, position: int) -> None:
+    def joined(self, likely: Option, position: int) -> None:
         """Remembers its position in the line it will most likely leave by."""
-        self._joined_as = (home, position + home.line.served)
+        self._joined_as = (likely, position + likely.line.served)
 
     def position(self) -> int:
         """Returns how many go before it, and itself, as far as can be told; 1 is next."""
         if self._joined_as is None:
             return 1
-        home, turn = self._joined_as
-        return max(1, turn - home.line.served)
+        likely, turn = self._joined_as
+        return max(1, turn - likely.line.served)
 
     def eta_s(self, now: float) -> float:
         """Returns the seconds until its turn comes, as far as can be told."""

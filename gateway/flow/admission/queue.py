@@ -99,21 +99,21 @@ class DelayQueue:
         self,
         held: Held,
         options: Sequence[Option],
-        home: Option,
+        likely: Option,
         *,
         is_back: bool = False,
-        wider: Sequence[Option] = (),
+        fallback_options: Sequence[Option] = (),
         widen_at: float = inf,
     ) -> None:
-        """Lets the call wait for `options`, and from `widen_at` on for `wider` too; `home` is the likeliest of all."""
+        """Lets the call wait for `options`, from `widen_at` on for `fallback_options` too; `likely` is the likeliest of all."""
         now = self._clock.monotonic()
         self.occupancy.add(held.tenant, held.size, held.model, held.lane)
-        if wider and widen_at < held.deadline:
-            held.wider = (widen_at, wider)
-            for option in wider:
+        if fallback_options and widen_at < held.deadline:
+            held.fallback_options = (widen_at, fallback_options)
+            for option in fallback_options:
                 option.line.wanted += 1
-        self._wakeups.put(min(held.wider[0], held.deadline), held)
-        self._join_all(held, options, home, now, is_back=is_back)
+        self._wakeups.put(min(held.fallback_options[0], held.deadline), held)
+        self._join_all(held, options, likely, now, is_back=is_back)
         self._wakeups.arm()
 
     def leave(self, held: Held) -> None:
@@ -134,7 +134,7 @@ class DelayQueue:
         now = self._clock.monotonic()
         for ticket in line.waiters.tickets():
             held = ticket.held
-            if not held.is_gone and held.wider[1]:
+            if not held.is_gone and held.fallback_options[1]:
                 self._widen(held, now)
             if not held.is_gone and all(other.option.line.gate.is_shut(held.lane, now) for other in held.tickets):
                 self._end(held, Left.SHUT)
@@ -146,27 +146,27 @@ class DelayQueue:
             self.freed(line)
 
     def _join_all(
-        self, held: Held, options: Sequence[Option], home: Option | None, now: float, *, is_back: bool
+        self, held: Held, options: Sequence[Option], likely: Option | None, now: float, *, is_back: bool
     ) -> None:
         nexts = [option.line for option in options if is_back or option.line.waiters.is_first(held.rank)]
         for option in options:
-            self._join(held, option, is_home=option is home, is_back=is_back)
+            self._join(held, option, is_likely=option is likely, is_back=is_back)
         for line in nexts:  # only where it may be the next to go has anything changed
             self._serve(line, now)
 
-    def _join(self, held: Held, option: Option, *, is_home: bool, is_back: bool) -> None:
+    def _join(self, held: Held, option: Option, *, is_likely: bool, is_back: bool) -> None:
         standing = QueueTicket(held, option)
         held.tickets.append(standing)
         waiters = option.line.waiters
-        if is_home:
+        if is_likely:
             ahead = waiters.ahead(held.rank, held.tenant, standing.tokens)
             held.joined(option, 1 if is_back else 1 + round(ahead.requests))
         if is_back:
             waiters.add_back(standing)
         else:
             waiters.add(standing)
-        if is_home:
-            waiters.settle_home(standing)
+        if is_likely:
+            waiters.count_at_likely_line(standing)
 
     def _serve(self, line: WaitingLine, now: float) -> None:
         """Lets through whoever may go, in turn, and sets the line's next chance."""
@@ -213,7 +213,7 @@ class DelayQueue:
     def _never(self, ticket: QueueTicket) -> None:
         """It will never go by this line; perhaps by another."""
         held = ticket.held
-        if len(held.tickets) == 1 and not held.wider[1]:
+        if len(held.tickets) == 1 and not held.fallback_options[1]:
             self._end(held, Left.NEVER_FITS)
             return
         ticket.option.line.waiters.pop(ticket)
@@ -253,7 +253,7 @@ class DelayQueue:
         if isinstance(item, WaitingLine):
             item.wakes_at = inf
             self._serve(item, now)
-        elif item.wider[0] <= now:
+        elif item.fallback_options[0] <= now:
             self._widen(item, now)
         elif item.deadline <= now:  # else it was widened before its time
             self._expire(item, now)
@@ -273,8 +273,8 @@ class DelayQueue:
         self._join_all(held, options, None, now, is_back=False)
 
     def _take_wider(self, held: Held) -> Sequence[Option]:
-        options = held.wider[1]
-        held.wider = (inf, ())
+        options = held.fallback_options[1]
+        held.fallback_options = (inf, ())
         for option in options:
             option.line.wanted -= 1
         return options

@@ -90,9 +90,9 @@ class Waiting:
             # What was predicted free and is not (a slot of which nobody knows how long it is held) is waited for as well.
             is_narrow = own > 0 and (decision.verdict is Verdict.HOLD or 0 <= decision.choice < own)
             near = options[:own] if is_narrow else options
-            home = min(near, key=lambda option: ready_at[option.index])
+            likely = min(near, key=lambda option: ready_at[option.index])
             until = min(call.deadline, now + patience_s)
-            held = await self._hold(call, near, home, options[own:] if is_narrow else (), prefer_until, until)
+            held = await self._hold(call, near, likely, options[own:] if is_narrow else (), prefer_until, until)
             if held.grant is not None and held.option is not None:
                 return self._let_go(call, held.grant, targets[held.option.index])
             now = self._clock.monotonic()
@@ -123,8 +123,8 @@ class Waiting:
         self,
         call: Call,
         options: Sequence[Option],
-        home: Option,
-        wider: Sequence[Option],
+        likely: Option,
+        fallback_options: Sequence[Option],
         widen_at: float,
         until: float,
     ) -> Held:
@@ -143,12 +143,12 @@ class Waiting:
         )
         is_back = bool(call.attempts)  # it was let in before: there is room for it
         if not is_back and not self._queue.make_room(held):
-            wait_s = home.line.ready_at(home, held.rank, held.tenant, since) - since
+            wait_s = likely.line.ready_at(likely, held.rank, held.tenant, since) - since
             raise QueueFull(
                 "The gateway's queue is full; send less at a time, or raise max_calls and max_bytes in queue.yaml.",
                 retry_after_s=min(30.0, max(1.0, wait_s)),
             )
-        self._queue.hold(held, options, home, is_back=is_back, wider=wider, widen_at=widen_at)
+        self._queue.hold(held, options, likely, is_back=is_back, fallback_options=fallback_options, widen_at=widen_at)
         call.held = held
         try:
             await turn

@@ -129,9 +129,9 @@ class FairQueue(Generic[TicketT]):
         share = own.share_ahead(tenant, tokens)
         return Cost(*[max(0.0, part + mine * share) for part, mine in zip(above, own.sums, strict=True)])
 
-    def settle_home(self, ticket: TicketT) -> None:
+    def count_at_likely_line(self, ticket: TicketT) -> None:
         """Counts the call among those ahead here."""
-        ticket.is_home = True
+        ticket.is_likely = True
         self._lane(ticket.place.rank).count(ticket, 1)
 
     def depths(self) -> dict[tuple[Lane, str], int]:

@@ -35,14 +35,14 @@ class Waiter:
 class Ticket:
     """A place in the line of one gate; `cost` is what the call is charged there, `keep_percent` what it must leave over."""
 
-    __slots__ = ("cost", "is_home", "keep_percent", "place", "tokens")
+    __slots__ = ("cost", "is_likely", "keep_percent", "place", "tokens")
 
     def __init__(self, place: Waiter, cost: Cost, keep_percent: float) -> None:
         self.place = place
         self.cost = cost
         self.keep_percent = keep_percent
         self.tokens = max(1.0, cost.input_tokens + cost.output_tokens)
-        self.is_home = False
+        self.is_likely = False
         """It counts as one of those ahead here: of all its lines, the call will most likely leave by this one."""
 
 
@@ -50,7 +50,7 @@ TicketT = TypeVar("TicketT", bound=Ticket)
 
 
 class LaneLine(Generic[TicketT]):
-    """One lane: a ring of the tenants who wait, the first of them at his turn. `sums` counts those at home here.
+    """One lane: a ring of the tenants who wait, the first of them at his turn. `sums` counts calls at their likeliest line.
 
     In a round each tenant gets the same, about the size of a call: else those with large calls would get more.
     """
@@ -172,9 +172,9 @@ class LaneLine(Generic[TicketT]):
         line.deficit += self._quantum
 
     def _drop(self, line: TenantLine[TicketT], ticket: TicketT) -> None:
-        if ticket.is_home:
+        if ticket.is_likely:
             self.count(ticket, -1)
-            ticket.is_home = False
+            ticket.is_likely = False
         line.live -= 1
         self.live -= 1
         self._waiting -= not line.live
