@@ -184,8 +184,9 @@ class Reply:
     chunks: AsyncGenerator[bytes, None] | None = None
     close: Callable[[], Awaitable[None]] = _nothing_to_close
     pass_on: Callable[[Callable[[bytes], bool]], None] | None = None
-    """Lets blocks that need no reading go straight to the client, without a turn of its task: it is given what writes a
-    block, and returns False where the client has to be waited for. `chunks` has all others. None: `chunks` has all."""
+    """Takes a function that writes a block to the client, and lets blocks that need no reading go straight there, without a
+    turn of the call's task. Where that function returns False the client has to be waited for: the block then comes out of
+    `chunks`, as all others do. None: `chunks` has all."""
     shared: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Of its headers, those that are not about this one call: whoever else gets the answer gets them too."""
 

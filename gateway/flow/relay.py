@@ -167,7 +167,7 @@ class SseRelay:
                 on_end(outcome, said.usage or find_usage(said.last_plain), self._plain + said.events)
 
     def pass_on(self, write: Callable[[bytes], bool]) -> None:
-        """Let plain events go straight to `write` while `chunks` waits for the next; `Reply.pass_on` says what it returns.
+        """Let plain events go straight to `write` while `chunks` waits for the next, as `Reply.pass_on` tells.
 
         Where the provider's connection cannot do that, all of them come out of `chunks`.
         """

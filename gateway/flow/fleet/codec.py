@@ -18,14 +18,14 @@ _HEAD = 3
 _OPEN, _CLOSED, _REFUSED = 0x4F, 0x43, 0x52
 _HANDS: Mapping[str, Hand] = {"open": "open", "closed": "closed", "drained": "drained", "undone": None}
 Amount = tuple[float, float]
-"""So much, in so many seconds."""
+"""An amount, and the seconds over which it is counted."""
 
 
 class BreakerMove(NamedTuple):
-    """A breaker has moved by itself."""
+    """The move of a breaker that nobody set by hand."""
 
     is_open: bool
-    """Else it is closed."""
+    """True if it is open now, False if it is closed."""
     ejections: int
     reason: str
     is_refused: bool = False
@@ -42,7 +42,7 @@ def write_move(move: BreakerMove) -> bytes:
 
 
 def read_move(detail: bytes) -> BreakerMove | None:
-    """The inverse of `write_move`."""
+    """Reads what `write_move` has written."""
     if len(detail) < _HEAD or detail[0] not in (_OPEN, _CLOSED, _REFUSED):
         return None
     letter, ejections, percent = detail[:_HEAD]
@@ -56,7 +56,7 @@ def write_hand(to: Hand, token: str) -> bytes:
 
 
 def read_hand(detail: bytes) -> tuple[Hand, str] | None:
-    """What was done, and its token."""
+    """Returns the act and its token."""
     act, _, token = detail.decode(errors="replace").partition(" ")
     return (_HANDS[act], token) if act in _HANDS and token else None
 
@@ -67,7 +67,7 @@ def write_limits(limits: Mapping[str, Amount]) -> bytes:
 
 
 def read_limits(detail: bytes) -> dict[str, Amount]:
-    """Those that can be read."""
+    """Returns the limits that can be read."""
     limits = {}
     for part in detail.decode(errors="replace").split(";"):
         name, _, told = part.partition("=")

@@ -19,19 +19,19 @@ from gateway.policy.health.breaker import Breaker
 from gateway.ports import News, NewsItem
 
 HAND_S = 7 * 86_400.0
-"""So long what was done by hand is kept for those who come later; told anew after half of it, where it still holds."""
+"""Seconds for which an act by hand is kept for replicas that start later; it is told anew after half of them."""
 REMIND_S = 10.0
-"""What holds by hand is told again so often, unless it is kept: then the store tells nobody."""
+"""Seconds until what holds by hand is told again; a store that has kept it passes that on to nobody."""
 SLACK_S = 1.0
-"""When something was told is known no better."""
+"""Seconds by which the time of an act may be wrong."""
 HELD = ("open", "drained")
-"""What holds until a person says otherwise."""
+"""The acts that hold until a person undoes them."""
 ENDS = ("pause", "quota", "breaker")
-"""What is over when a target is closed by hand."""
+"""The kinds of news that are over when a target is closed by hand."""
 
 
 class _Act(NamedTuple):
-    """What was done by hand last, and when."""
+    """The last act by hand, and its time."""
 
     to: Hand
     token: str
@@ -41,22 +41,22 @@ class _Act(NamedTuple):
 class HandNews:
     """The acts of persons, told and heard; in the loop's thread."""
 
-    __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_news", "_outages", "acts")
+    __slots__ = ("_began_at", "_clock", "_ends", "_gates", "_has_reminder", "_health", "_news", "acts")
 
     def __init__(self, clock: Clock, news: News, admission: Admission, ends: KnownEnds) -> None:
         """`ends` is what is known of pauses, quotas and breakers: closing by hand ends them."""
         self._clock = clock
         self._news = news
         self._gates = admission.gates
-        self._outages = admission.health
+        self._health = admission.health
         self._ends = ends
         self._has_reminder = False
         self._began_at = clock.monotonic()
         self.acts: dict[str, _Act] = {}
-        """The last one, by the name that was acted on."""
+        """The last act, by the name that was acted on."""
 
     def forced(self, name: str, to: Hand) -> None:
-        """A person has done this here: the others are told."""
+        """Tells the other replicas what a person has done here."""
         if self._gates.names.is_callers(name):
             return
         act = _Act(to, token_hex(4), self._clock.monotonic())
@@ -82,7 +82,7 @@ class HandNews:
         self._news.tell(NewsItem("hand", name, left_s, write_hand(act.to, act.token)), lasts=True)
 
     def _remind(self) -> None:
-        """A store that has lost it keeps it again; one that has it tells nobody, as this ends no later."""
+        """Tells the store again what holds by hand, in case it has lost it; one that has kept it passes nothing on."""
         now = self._clock.monotonic()
         held = [(name, act) for name, act in self.acts.items() if act.to in HELD and self._is_held(name)]
         for name, act in held:
@@ -97,14 +97,14 @@ class HandNews:
         return any(breaker.is_by_hand for breaker in self._breakers_named(name))
 
     def _tell_over(self, name: str) -> None:
-        """Whoever comes later need not keep away any more."""
+        """Withdraws news that would keep replicas that start later away."""
         self._ends.forget(*ENDS, name=name)
         self._news.tell(NewsItem("pause", name, 0.0), lasts=True)
         self._news.tell(NewsItem("quota", name, 0.0), lasts=True)
         self._news.tell(NewsItem("breaker", name, 0.0, write_move(BreakerMove(False, 0, "closed by hand"))), lasts=True)
 
     def hear(self, item: NewsItem) -> bool:
-        """Another replica has told of an act; False: of a name that is not known here."""
+        """Does what a person has done at another replica; returns False for a name that is not known here."""
         read = read_hand(item.detail)
         if read is None:
             return True
@@ -119,34 +119,34 @@ class HandNews:
             return False
         self._note_act(item.name, act)
         if act.to != "closed":
-            self._outages.told_force(item.name, act.to)
+            self._health.told_force(item.name, act.to)
         elif act.at < self._began_at - SLACK_S:
             self._unhand(item.name)
         elif self._is_amiss(item.name):
             for line in self.lines_named(item.name):
                 self._ends.forget(*ENDS, name=line.gate.name)
-            self._outages.told_force(item.name, act.to)
+            self._health.told_force(item.name, act.to)
         return True
 
     def _unhand(self, name: str) -> None:
-        """It was closed before this process began: whatever has come since is not what was closed, but for older acts."""
+        """Undoes older acts on a name that was closed before this process began; what has come since is left as it is."""
         for breaker in self._breakers_named(name):
             if breaker.is_by_hand:
                 breaker.force("closed", self._clock.monotonic())
 
     def _is_amiss(self, name: str) -> bool:
-        """Whether there is anything that closing by hand would change: what is kept of it is heard at each start, too."""
+        """Returns whether closing by hand would change anything: an act that is kept is heard at each start, too."""
         now = self._clock.monotonic()
         return any(not line.gate.health.is_clear or line.gate.pauses.ends_at > now for line in self.lines_named(name))
 
     def lines_named(self, name: str) -> list[WaitingLine]:
-        """Those that an operator means by the name: a gate's, a target's, or an account's."""
+        """Returns the lines of the gates that an operator means by the name of a gate, a target or an account."""
         lines = self._gates.meant(name)
         account = self._gates.accounts.get(name)
         return lines or ([] if account is None else self._gates.of_account(account))
 
     def _breakers_named(self, name: str) -> list[Breaker]:
-        """Those that are set when an operator says the name."""
+        """Returns the breakers that an operator sets by the name."""
         if name in self._gates.accounts and name not in self._gates.lines:
             return [self._gates.accounts[name].breaker]
         lines = self.lines_named(name)

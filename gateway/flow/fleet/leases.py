@@ -28,11 +28,11 @@ from gateway.ports import Leases
 from gateway.words import LANES
 
 TICK_S = 0.25
-"""So often is looked what has to be told although nothing is needed."""
+"""Seconds between two looks for what has to be told although nothing is needed."""
 TRY_AGAIN_S = 0.25
-"""After a round that was not answered its shares live alone for so long."""
+"""Seconds for which shares live alone after a round of theirs was not answered."""
 BACK_WITHIN_S = 0.2
-"""Shares come back to the store spread over this time."""
+"""Seconds over which the return of shares to the store is spread."""
 _EARLY_S = 0.001  # timers are as exact as that
 _LEAST = 1e-9  # somebody waits, though not for this target alone
 _Part: TypeAlias = Share | FleetSum
@@ -72,23 +72,23 @@ class Sharing:
         self._incarnations = 0
         self._of_keys: dict[str, WeakSet[Share]] = {}
         self._active: dict[int, _Part] = {}
-        """Those that the store knows of, by identity; nobody else needs to keep them."""
+        """The parts that the store knows of, by identity; they are kept alive here."""
         self._needs_refill: list[_Part] = []
         self._rounds: set[asyncio.Future[Sequence[LeaseReply | None]]] = set()
         self._wanted: dict[str, Cost] = {}
-        """What the calls of a key wait for."""
+        """The cost that waiting calls of a key lack, by owner."""
         self._timer: Timer | None = None
         self._timer_at = inf
         self._tick_at = clock.monotonic()
 
     @property
     def replicas(self) -> int:
-        """How many use these limits, as last known."""
+        """Returns how many replicas use these limits, as last known."""
         return self._leases.replicas
 
     @property
     def is_up(self) -> bool:
-        """Whether the store is in reach."""
+        """Returns whether the store is in reach."""
         return self._is_up
 
     def of_target(self, gate: str) -> ShareOut:
@@ -101,7 +101,7 @@ class Sharing:
         return partial(self._share, f"key|{key}")
 
     def tally(self, key: str, what: str) -> FleetSum:
-        """What all replicas have used up of something of this key's; to be made once."""
+        """Makes the sum of what all replicas have used up of something of this key's; to be called once for each."""
         owner, now = f"tally|{key}", self._clock.monotonic()
         tally = FleetSum(owner, what, now, self._refill)
         self._shares.add(tally)
@@ -111,11 +111,11 @@ class Sharing:
         return tally
 
     def forget(self, tally: FleetSum) -> None:
-        """Nobody counts it any more."""
+        """Drops a sum that is not counted any more."""
         self._active.pop(id(tally), None)
 
     def changed(self, is_up: bool) -> None:
-        """The store is out of reach, or back."""
+        """Puts the shares on this replica's part when the store is out of reach, and joins it again when that is back."""
         if is_up == self._is_up:
             return
         self._is_up = is_up
@@ -134,7 +134,7 @@ class Sharing:
         self._queue.freed_all()
 
     async def fetch(self, key: str, cost: Cost, until: float) -> bool:
-        """Ask for what a call of this key lacks; False: there is no more to be had now, or not until then (monotonic)."""
+        """Asks for what a call of this key lacks; returns False if there is no more now, or no reply until then (monotonic)."""
         owner = f"key|{key}"
         with _waiting_for(self._wanted, owner, cost):
             shares = self._of_keys.get(owner, ())
@@ -144,13 +144,13 @@ class Sharing:
             return await self._rounds_end(until)
 
     async def learn(self, tally: FleetSum, until: float) -> None:
-        """Hear what has been added elsewhere, where nothing is known of it yet; not longer than until then (monotonic)."""
+        """Waits for what was added elsewhere if nothing is known of it yet, no longer than until then (monotonic)."""
         if not tally.is_known and not tally.is_alone:
             self._round([tally] if tally.needs_refill else [])
             await self._rounds_end(until)
 
     async def tell(self, tally: FleetSum, until: float) -> bool:
-        """Let the store know all that was added here, and hear what was elsewhere; False: not until then (monotonic)."""
+        """Tells the store what was added here, and hears what was elsewhere; returns False if not until then (monotonic)."""
         while tally.untold and not tally.is_alone and self._clock.monotonic() < until:
             if not tally.is_asked:
                 self._round([tally])
@@ -159,7 +159,7 @@ class Sharing:
         return not tally.untold
 
     async def _rounds_end(self, until: float) -> bool:
-        """Whether the rounds under way have been answered by then."""
+        """Waits for the rounds under way; returns whether they have been answered by then."""
         if not self._rounds:
             return False
         left_s = max(0.0, until - self._clock.monotonic())
@@ -167,7 +167,7 @@ class Sharing:
         return not late
 
     async def aclose(self) -> None:
-        """Give everything back that is held: others can use it."""
+        """Gives back all that is held, so that others can use it."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -211,7 +211,7 @@ class Sharing:
         return share.retry_at <= self._clock.monotonic() + _EARLY_S
 
     def _arm(self, when: float) -> None:
-        """Set the timer to the next round; one that is due is a moment away, so that several go together."""
+        """Sets the timer to the next round; one that is due is a moment away, so that several go together."""
         if when < self._timer_at and not self._is_over:
             if self._timer is not None:
                 self._timer.cancel()
@@ -235,7 +235,7 @@ class Sharing:
         return [share for share in self._active.values() if not share.needs_refill and share.is_due(now)]
 
     def _round(self, shares: list[_Part]) -> None:
-        """Ask for all of these in one go."""
+        """Asks for all of these in one round."""
         shares = [share for share in shares if not share.is_alone]
         self._needs_refill = [share for share in self._needs_refill if share.needs_refill]
         if not shares or self._is_over:
@@ -248,7 +248,7 @@ class Sharing:
         future.add_done_callback(partial(self._answered, shares))
 
     def _waiting(self, share: _Part) -> float:
-        """What those who wait would take of it."""
+        """Returns what the waiting calls would take of it."""
         kind, _, name = share.owner.partition("|")
         if kind == "key":
             return parts_of(self._wanted.get(share.owner, NOTHING))[share.part]
@@ -273,7 +273,7 @@ class Sharing:
         self._arm(self._tick_at)
 
     def _unanswered(self, shares: Sequence[_Part], now: float) -> None:
-        """The store did not answer: nobody waits for it a second time; in a moment it is asked again.
+        """Puts shares on their own part because the store did not answer; in a moment it is asked again.
 
         Whether it has counted the ask nobody knows, and it does not matter.
         """

@@ -37,11 +37,11 @@ from gateway.policy.limits.gate import BURST, Gate
 from gateway.ports import News, NewsItem
 
 LIMIT_S = 3600.0
-"""So long a learned limit is kept for those who come later; told again after half of it."""
+"""Seconds for which a learned limit is kept for replicas that start later; it is told again after half of them."""
 LIMIT_GRAIN_S = 1.0
-"""A gate's limits are told no more often, however often they change."""
+"""Seconds between two reports of a gate's limits, however often they change."""
 FIRST_GO = 0.9
-"""Others are told to leave a target alone for so much of the time: then it is not whoever has failed that tries first."""
+"""The part of an ejection that peers are told of: they may try before the replica whose calls have failed."""
 GRAIN_S, GRAIN = 0.05, 0.01
 """An end that is later by less than this, or by less than this share of what is left, is no news."""
 LEAST_LONGER = 0.5
@@ -51,7 +51,7 @@ Handler = Callable[[bytes], None]
 
 
 class FleetNews:
-    """Between the gates and breakers of this process and the news of the fleet; in the loop's thread."""
+    """Carries news between the gates and breakers of this process and the fleet; used in the loop's thread."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class FleetNews:
         self._clock = clock
         self._news = news
         self._gates = admission.gates
-        self._outages = admission.health
+        self._health = admission.health
         self._queue = admission.queue
-        self._turns = ProbeTurns(clock, news, self._gates, self._outages, self._queue, draw)
+        self._turns = ProbeTurns(clock, news, self._gates, self._health, self._queue, draw)
         self._handlers = {"vector": on_vector, "purge": on_purge}
         self._ends = KnownEnds()
         self._limits: dict[str, KnownLimits] = {}
         self._hands = HandNews(clock, news, admission, self._ends)
         self._unmet = UnmetNews()
         self._gates.on_open = self._meet
-        self._outages.on_change = self._breaker_changed
-        self._outages.on_force = self._hands.forced
+        self._health.on_change = self._breaker_changed
+        self._health.on_force = self._hands.forced
         for line in self._gates.lines.values():
             self._meet(line)
         news.listen(self.hear)
@@ -139,7 +139,7 @@ class FleetNews:
     # What is heard.
 
     def hear(self, item: NewsItem) -> None:
-        """Another replica has told this."""
+        """Acts on what another replica has told."""
         if not 0.0 <= item.left_s < inf:
             return
         handler = self._handlers.get(item.kind)
@@ -189,7 +189,7 @@ class FleetNews:
             FleetView(breaker).peer_closed(move.reason, now)
         elif item.left_s:
             if FleetView(breaker).peer_opened(now + item.left_s, move.ejections, move.reason, now, move.rate):
-                for line in self._outages.lines_of(item.name):
+                for line in self._health.lines_of(item.name):
                     self._queue.shut(line)  # whoever has waited for the probe would wait for the next
             if account is not None and breaker.state == "open":
                 account.is_refused = account.is_refused or move.is_refused
@@ -224,5 +224,5 @@ class FleetNews:
         return None if account is None else account.breaker
 
     def _is_shared(self, account: Account) -> bool:
-        """Whether it is one of the config's: a caller's own is nobody else's business."""
+        """Returns whether the account is one of the config's; one that a caller brings concerns no other replica."""
         return self._gates.accounts.get(account.name) is account

@@ -18,7 +18,7 @@ from gateway.ports import NewsItem
 CHANGED = 0.01
 """A limit that differs by less than this share is the same."""
 MOST_KEPT = 4096
-"""Ends, limits, hands and things heard of unknown gates, each."""
+"""The most ends, limits, hands and items of unknown gates that are kept, each."""
 
 About = tuple[str, str]
 """A kind of news, and the name it is about."""
@@ -26,13 +26,13 @@ About = tuple[str, str]
 
 @dataclass(slots=True)
 class KnownLimits:
-    """What is known of a target's limits, by name, and when it was told or heard last."""
+    """Keeps what is known of targets' limits, by name, and when it was told or heard last."""
 
     limits: dict[str, Amount] = field(default_factory=dict)
     at: float = -inf
 
     def changes(self, name: str, amount: Amount) -> bool:
-        """Notes the limit; whether it differs from what was known of it."""
+        """Notes the limit; returns whether it differs from what was known of it."""
         before = self.limits.get(name)
         if before is not None and before[1] == amount[1] and abs(before[0] - amount[0]) <= CHANGED * before[0]:
             return False
@@ -41,7 +41,7 @@ class KnownLimits:
 
 
 class KnownEnds:
-    """When pauses and quotas end, as told or heard; of breakers, until when peers were told to keep away (monotonic)."""
+    """Keeps the ends of pauses and quotas, as told or heard; of breakers, until when peers keep away (monotonic)."""
 
     __slots__ = ("ends",)
 
@@ -49,7 +49,7 @@ class KnownEnds:
         self.ends: dict[About, float] = {}
 
     def get(self, about: About) -> float:
-        """The latest end that is known; -inf: none."""
+        """Returns the latest end that is known; -inf: none."""
         return self.ends.get(about, -inf)
 
     def note(self, about: About, ends_at: float, now: float) -> None:
@@ -60,7 +60,7 @@ class KnownEnds:
         self.ends[about] = max(ends_at, self.ends.get(about, -inf))
 
     def forget(self, *kinds: str, name: str) -> None:
-        """These kinds of ends are over for the name."""
+        """Drops these kinds of ends for the name, which are over."""
         for kind in kinds:
             self.ends.pop((kind, name), None)
 
@@ -94,7 +94,7 @@ class UnmetNews:
             self.items[about] = _Unmet(now + item.left_s, next(self._orders), item)
 
     def take(self, name: str, now: float) -> list[NewsItem]:
-        """What was kept for the name and is not over, in the order in which it came; it is kept no more."""
+        """Takes out what was kept for the name and returns what of it is not over, in the order in which it came."""
         if not self.items:
             return []
         kept = [self.items.pop((kind, name), None) for kind in ("limit", "pause", "quota", "breaker", "hand")]

@@ -20,12 +20,12 @@ from gateway.policy.health.fleet_view import FleetView
 from gateway.ports import News
 
 SLOT_S = 5.0
-"""So long a slot is held by one who does not say otherwise: a replica that dies costs the others no more."""
+"""Seconds for which a slot is held unless it is given back: a replica that dies costs the others no more."""
 RENEW_S = SLOT_S / 2
 LOOK_AGAIN_S = 0.25
-"""So long, or twice as long, after somebody else had the turn."""
+"""Seconds, or twice as many, until a slot is asked for again after another replica got it."""
 FEW = 100
-"""Whoever joins a line in the hope of a probe is among so many; longer lines are of those who can wait."""
+"""The longest line that a call joins in the hope of a probe; longer ones are of calls that can wait."""
 
 
 class ProbeTurns:
@@ -52,16 +52,16 @@ class ProbeTurns:
         self._held: dict[str, tuple[str, Timer]] = {}  # by the breaker's name: its slot, and when to look after it
 
     def ask(self, breaker: Breaker) -> None:
-        """It would let a probe through."""
+        """Asks the fleet whether this replica may probe the target of the breaker."""
         slot = self._slot_of(breaker)
         answer = self._news.take_slot(slot, SLOT_S)
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda done: self._answered(breaker, slot, is_ours=_said(done)))
+            answer.add_done_callback(lambda done: self._answered(breaker, slot, is_ours=_is_granted(done)))
         else:
             self._answered(breaker, slot, is_ours=answer)
 
     def state_changed(self, breaker: Breaker) -> None:
-        """It is in another state: what it found out is known."""
+        """Gives the slot of a breaker back when its state has changed, because the result of its probes is known."""
         if breaker.state != "half_open":
             self._give_up(breaker)
 
@@ -100,7 +100,7 @@ class ProbeTurns:
         return any(slot == held for held, _ in self._held.values())
 
     def _release_waiters(self, breaker: Breaker) -> None:
-        """Nobody has to wait for a probe of somebody else's."""
+        """Releases the calls that wait here for the probe of another replica."""
         if breaker.state == "open":
             for line in self._health.lines_of(breaker.name):
                 if len(line.waiters) <= FEW:
@@ -113,6 +113,6 @@ class ProbeTurns:
         return f"probe:{account.name if account is not None and is_accounts else breaker.name}"
 
 
-def _said(answer: asyncio.Future[bool]) -> bool:
-    """Whoever gets no answer is on its own."""
+def _is_granted(answer: asyncio.Future[bool]) -> bool:
+    """Returns the store's answer; where it gives none, True: this replica probes by itself."""
     return answer.cancelled() or answer.exception() is not None or answer.result()
