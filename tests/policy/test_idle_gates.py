@@ -50,7 +50,7 @@ def test_the_longest_unused_goes_first() -> None:
 def test_thousands_take_little_room() -> None:
     """At most 256 bytes each, with every limit of theirs used up in part."""
     remembered = Remembered(SALT)
-    names = [f"openai/gpt-4o@{number:032x}" for number in range(MOST_REMEMBERED // 16)]
+    names = [f"openai/gpt-4o@{number:032x}" for number in range(MOST_REMEMBERED // 8)]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

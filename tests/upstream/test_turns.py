@@ -100,8 +100,8 @@ async def test_a_full_piece_waits_for_its_turn_before_the_next_is_read() -> None
     held = [connect() for _ in range(READERS)]
     shared = held[0][3].turns
     read_on = 0
-    for connection, _, _, pool in held:
-        pool.turns = shared
+    for connection, _, _, _ in held:
+        connection._turns = shared
         connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 10000000\r\n\r\n")
         connection.data_received(b"x" * http1_pool.READ_BYTES)
     assert all(wire.is_paused() for _, _, wire, _ in held)
