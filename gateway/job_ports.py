@@ -1,0 +1,198 @@
+"""The ports of durable work: jobs, files and blobs, implemented in `store/` and wired together in `app.py`.
+
+Unlike the store of answers, whose failures cost a cache hit, these say the truth or raise JobsUnavailable: what is accepted is
+durable, and what is not durable is not accepted. Every method that writes about claimed work is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+from gateway.policy.jobs.job import (
+    Accepted,
+    Answer,
+    ChunkPlan,
+    ChunkResult,
+    ClaimAsk,
+    ClaimedWork,
+    FileQuery,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    LineResult,
+    NewJob,
+    StoredFile,
+    WriteResult,
+)
+from gateway.words import Lane
+
+
+class JobStore(Protocol):
+    """Jobs and their pieces of work. Every method but the last four raises JobsUnavailable.
+
+    The store's own clock says what is due. A transition and all that follows from it (the next chunk, the end) is one step:
+    a crash leaves either all of it or nothing.
+    """
+
+    lease_s: float
+    """A claim ends after so long without `renew`; infinite where a crash of the worker is a crash of the store."""
+    promise: str
+    """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
+        ...
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due to this worker: the urgent first, then in the order in which they became ready.
+
+        A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are not given
+        (but FINALISE always).
+        """
+        ...
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Extends claims, and says what has been asked of their jobs meanwhile."""
+        ...
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` (None: now) on.
+
+        `is_attempt` counts it as an attempt of the job; otherwise `claims` goes back by one: nothing has happened. Where the job is
+        to stop, and no piece of it is claimed any more, a `call` ends so and a batch goes on to FINALISE.
+        """
+        ...
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the batch is in stage RUN, and its first `plan.parallel` chunks are ready."""
+        ...
+
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
+        ...
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, by whomever, in the order of lines."""
+        ...
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go.
+
+        The next chunk is ready, or FINALISE when it was the last, or the job is to stop and nothing else of it is claimed.
+        """
+        ...
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        ...
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete, for FINALISE of a batch that stopped early."""
+        ...
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, in one step."""
+        ...
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job; None: there is none, or it is another tenant's. An ended job stays as it is.
+
+        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, and a batch of which nothing is claimed goes on to
+        FINALISE. PAUSE and RESUME withhold its pieces from claims.
+        """
+        ...
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        ...
+
+    async def answer(self, job_id: str, tenant: str | None) -> Answer | None:
+        """Returns the stored answer of a `call` that has one."""
+        ...
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first."""
+        ...
+
+    async def add_file(self, file: StoredFile) -> None:
+        """Keeps a file, durably; one with the same id is replaced."""
+        ...
+
+    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
+        ...
+
+    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more."""
+        ...
+
+    async def remove_file(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away from its tenant; its blob stays while a job that is not at its end reads it."""
+        ...
+
+    async def take_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, once each: of removed and expired files, of forgotten jobs."""
+        ...
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets jobs that ended before `before`, with answers and results; returns how many. Their files have lives of their own."""
+        ...
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called in the loop's thread when work became ready here or elsewhere."""
+        ...
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs, by (segment, lane, "ready" | "later" | "claimed"), as last known."""
+        ...
+
+    def tick(self) -> None:
+        """Is called about once a second: lets deadlines pass, and does a little of what else is due."""
+        ...
+
+    async def aclose(self) -> None:
+        """Writes all that was taken, and takes nothing more."""
+        ...
+
+
+class BlobWriter(Protocol):
+    """A blob in the making. It is nobody's until `commit`."""
+
+    async def write(self, data: bytes) -> None:
+        """Adds bytes; may wait for the disk. Raises JobsUnavailable, after which only `abort` may follow."""
+        ...
+
+    async def commit(self) -> int:
+        """Gives the blob its name, durably, in place of an older one; returns its bytes. Raises JobsUnavailable."""
+        ...
+
+    async def abort(self) -> None:
+        """Throws away what was written; may follow `commit`, and then does nothing."""
+        ...
+
+
+class Blobs(Protocol):
+    """Named bytes that outlive the process. Names are made by us: letters, digits, `-`, `_`, `.` and `/`."""
+
+    async def writer(self, name: str) -> BlobWriter:
+        """Begins a blob. Raises JobsUnavailable, also where less than the free space to be kept is left."""
+        ...
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Yields the bytes from `start` on, at most `length` of them, in pieces. Raises JobsUnavailable; FileNotFoundError if gone."""
+        ...
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Removes blobs, those that are there. Raises JobsUnavailable."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends what is under way."""
+        ...

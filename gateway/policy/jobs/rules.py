@@ -1,0 +1,93 @@
+"""The compiled `jobs` section of the config and of `jobs.yaml`. Sizes are bytes, times seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Where jobs and their files are kept, and the bounds of both; read at start only."""
+
+    store: str = "off"
+    """`sqlite:///` with an absolute path, `memory` (a demonstration: lost with the process), or `off`."""
+    files: str = ""
+    """The folder of blobs, an absolute path."""
+    takes_files: bool = True
+    """Files and batches are ours; False: they go on to the provider of `passthrough`."""
+    works: bool = True
+    """This gateway runs jobs; False: it only takes them."""
+    max_file_bytes: int = 512 * 1024 * 1024
+    max_bytes: int = 50 * 1024**3
+    max_bytes_per_tenant: int = 20 * 1024**3
+    min_free_bytes: int = 1024**3
+    max_open_jobs: int = 1_000_000
+    max_open_jobs_per_tenant: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRules:
+    """The jobs of one cost class, and their share of this gateway."""
+
+    name: str
+    below_usd: float | None = None
+    """Jobs whose estimated cost is below; None: all that no earlier segment takes."""
+    weight: float = 1.0
+    concurrency: int = 100
+    """Pieces of work that run at a time in one gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How batches run."""
+
+    max_lines: int = 50_000
+    max_bytes: int = 200 * 1024 * 1024
+    mixed_models: bool = True
+    window: int = 200
+    """Lines of one gateway that run or wait for a commit at a time."""
+    parallel_chunks: int = 4
+    slice_s: float = 10.0
+    """A chunk that takes longer lets others go first."""
+    brake_after: int = 20
+    """So many lines in a row that fail with a class of `brake_classes` pause the batch."""
+    brake_classes: frozenset[str] = frozenset(("auth", "permission", "not_found", "model_not_found", "quota_exhausted"))
+    cancel_grace_s: float = 30.0
+    service_tier: str | None = None
+    """Sent with each line that names none: `flex` is half price where a provider has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRules:
+    """One set of jobs.yaml."""
+
+    attempts: int = 5
+    backoff_base_s: float = 30.0
+    backoff_factor: float = 2.0
+    backoff_max_s: float = 900.0
+    by_cost: Sequence[tuple[float, float, int]] = ()
+    """(above USD, below USD, attempts): the first that fits caps the attempts of a job by what one costs."""
+    lease_s: float = 15.0
+    drain_s: float = 30.0
+    segments: Sequence[SegmentRules] = (
+        SegmentRules("fast", below_usd=0.01, weight=3.0, concurrency=400),
+        SegmentRules("slow"),
+    )
+    keep_jobs_s: float = 7 * 86_400.0
+    keep_files_s: float = 30 * 86_400.0
+    dedupe_for_s: float = 86_400.0
+    batches: BatchRules = BatchRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """All that a policy says of jobs."""
+
+    settings: JobSettings = JobSettings()
+    sets: Mapping[str, JobRules] = field(default_factory=lambda: {"default": JobRules()})
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether this gateway has a store of jobs."""
+        return self.settings.store != "off"

@@ -1,0 +1,1 @@
+"""Stores of blobs: the bytes of uploaded files and of answers."""
