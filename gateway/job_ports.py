@@ -11,7 +11,6 @@ from typing import Protocol
 
 from gateway.policy.jobs.job import (
     Accepted,
-    Answer,
     ChunkPlan,
     ChunkResult,
     ClaimAsk,
@@ -26,6 +25,7 @@ from gateway.policy.jobs.job import (
     JobQuery,
     LineResult,
     NewJob,
+    StoredAnswer,
     StoredFile,
     WriteResult,
 )
@@ -51,8 +51,8 @@ class JobStore(Protocol):
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due to this worker: the urgent first, then in the order in which they became ready.
 
-        A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are not given
-        (but FINALISE always).
+        A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are
+        not given (but FINALISE always).
         """
         ...
 
@@ -65,8 +65,8 @@ class JobStore(Protocol):
     ) -> WriteResult:
         """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` (None: now) on.
 
-        `is_attempt` counts it as an attempt of the job; otherwise `claims` goes back by one: nothing has happened. Where the job is
-        to stop, and no piece of it is claimed any more, a `call` ends so and a batch goes on to FINALISE.
+        `is_attempt` counts it as an attempt of the job; otherwise `claims` goes back by one: nothing has happened. Where
+        the job is to stop, and no piece of it is claimed any more, a `call` ends so and a batch goes on to FINALISE.
         """
         ...
 
@@ -104,8 +104,8 @@ class JobStore(Protocol):
     async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
         """Asks something of a job; None: there is none, or it is another tenant's. An ended job stays as it is.
 
-        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, and a batch of which nothing is claimed goes on to
-        FINALISE. PAUSE and RESUME withhold its pieces from claims.
+        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, and a batch of which nothing is claimed
+        goes on to FINALISE. PAUSE and RESUME withhold its pieces from claims.
         """
         ...
 
@@ -113,7 +113,7 @@ class JobStore(Protocol):
         """Returns a job; None: there is none, or it is another tenant's."""
         ...
 
-    async def answer(self, job_id: str, tenant: str | None) -> Answer | None:
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
         """Returns the stored answer of a `call` that has one."""
         ...
 
@@ -138,11 +138,11 @@ class JobStore(Protocol):
         ...
 
     async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, once each: of removed and expired files, of forgotten jobs."""
+        """Returns names of blobs that nothing refers to any more: of removed and expired files, of forgotten jobs."""
         ...
 
     async def forget_ended(self, before: float, most: int) -> int:
-        """Forgets jobs that ended before `before`, with answers and results; returns how many. Their files have lives of their own."""
+        """Forgets jobs that ended before `before`, with their answers; returns how many. Their files live on."""
         ...
 
     def on_ready(self, wake: Callable[[], None]) -> None:
@@ -186,7 +186,7 @@ class Blobs(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Yields the bytes from `start` on, at most `length` of them, in pieces. Raises JobsUnavailable; FileNotFoundError if gone."""
+        """Yields the bytes from `start` on, at most `length` of them. Raises JobsUnavailable; FileNotFoundError if gone."""
         ...
 
     async def remove(self, names: Sequence[str]) -> None:

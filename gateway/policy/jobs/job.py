@@ -121,7 +121,7 @@ class Job:
     attempts: int = 0
     started_at: float | None = None
     ended_at: float | None = None
-    tally: Tally = Tally()
+    tally: Tally = field(default_factory=Tally)
     last_error: JobError | None = None
     marks: Mapping[str, Any] = field(default_factory=dict)
     """What it has left behind on its way, as JSON: times of its stages, ids of its files, the problems of its input."""
@@ -234,7 +234,7 @@ class ChunkResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredAnswer:
     """The stored answer of a `call`, given again as it came."""
 
     status: int
@@ -248,7 +248,7 @@ class JobEnd:
 
     state: JobState
     error: JobError | None = None
-    answer: Answer | None = None
+    answer: StoredAnswer | None = None
     tally: Tally | None = None
     """Replaces the job's, where given."""
     marks: Mapping[str, Any] = field(default_factory=dict)
