@@ -49,7 +49,7 @@ class JobStore(Protocol):
         ...
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
-        """Gives pieces that are due to this worker: the urgent first, then in the order in which they became ready.
+        """Gives pieces that are due to this worker: of the highest lane, in that the urgent, then by readiness.
 
         A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are
         not given (but FINALISE always).

@@ -163,10 +163,9 @@ class Accepted(NamedTuple):
 
 
 class ClaimAsk(NamedTuple):
-    """How many pieces of work a worker has room for."""
+    """How many pieces of work of one segment a worker has room for."""
 
     segment: str
-    lane: Lane
     most: int
 
 

@@ -33,7 +33,6 @@ class SegmentRules:
     name: str
     below_usd: float | None = None
     """Jobs whose estimated cost is below; None: all that no earlier segment takes."""
-    weight: float = 1.0
     concurrency: int = 100
     """Pieces of work that run at a time in one gateway."""
 
@@ -71,7 +70,7 @@ class JobRules:
     lease_s: float = 15.0
     drain_s: float = 30.0
     segments: Sequence[SegmentRules] = (
-        SegmentRules("fast", below_usd=0.01, weight=3.0, concurrency=400),
+        SegmentRules("fast", below_usd=0.01, concurrency=400),
         SegmentRules("slow"),
     )
     keep_jobs_s: float = 7 * 86_400.0
