@@ -1,0 +1,139 @@
+"""The life of a job of kind `call`: one stored request, tried until it is answered, has failed for good, or is to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gateway.clock import Clock
+from gateway.job_ports import JobStore
+from gateway.jobs.one_call import CallServer, Served
+from gateway.jobs.ports import StoredRequest
+from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally
+from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
+from gateway.policy.jobs.rules import JobRules
+from gateway.words import Usage
+
+MOST_CRASHES = 3
+"""A job whose worker has died so often while it ran is not run again."""
+log = logging.getLogger("gateway.jobs")
+
+
+class CallJobs:
+    """Runs jobs of kind `call`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        server: CallServer,
+        clock: Clock,
+        rules_of: Callable[[Job], JobRules],
+        draw: Callable[[], float],
+    ) -> None:
+        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1)."""
+        self._store = store
+        self._server = server
+        self._clock = clock
+        self._rules_of = rules_of
+        self._draw = draw
+
+    async def run(self, running: RunningWork) -> None:
+        """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
+        work, job = running.work, running.work.job
+        if work.claims > MOST_CRASHES:
+            error = JobError("worker_crashed", f"its worker died {MOST_CRASHES} times while it ran", self._clock.wall())
+            await self._finish(running, JobEnd(JobState.FAILED, error, tally=_tally(is_ok=False)))
+            return
+        serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
+        stopping = asyncio.create_task(running.stopping.wait())
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and running.is_draining:
+                await serving  # the worker cancels it when the grace is over
+            if serving.done():
+                await self._ended(running, serving.result())
+            else:
+                await _end(serving)
+                await self._stopped(running)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._broken_off(running, serving))
+            raise
+        finally:
+            stopping.cancel()
+
+    async def _ended(self, running: RunningWork, served: Served) -> None:
+        job = running.work.job
+        outcome, retry_after_s = served.verdict
+        now = self._clock.wall()
+        if outcome is Outcome.DONE or outcome is Outcome.PERMANENT:
+            is_ok = outcome is Outcome.DONE
+            state = JobState.SUCCEEDED if is_ok else JobState.FAILED
+            tally = _tally(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
+            await self._finish(running, JobEnd(state, served.error, served.answer, tally))
+        elif outcome is Outcome.INTERRUPTED:
+            await self._give_back(running, None, None, is_attempt=False)
+        elif outcome is Outcome.PUT_OFF:
+            await self._give_back(running, now + (retry_after_s or 0.0), served.error, is_attempt=False)
+        else:
+            rules, attempts = self._rules_of(job), job.attempts + 1
+            wait_s = max(backoff_s(rules, attempts, self._draw()), retry_after_s or 0.0)
+            if attempts < min(job.max_attempts, attempts_allowed(rules, served.cost_usd)):
+                await self._give_back(running, now + wait_s, served.error, is_attempt=True)
+            else:
+                tally = _tally(is_ok=False, cost_usd=served.cost_usd)
+                await self._finish(running, JobEnd(JobState.FAILED, served.error, served.answer, tally))
+
+    async def _stopped(self, running: RunningWork) -> None:
+        """The job is to end, or is paused: its call was broken off."""
+        if running.ends_as is None:
+            await self._give_back(running, None, None, is_attempt=False)
+        else:
+            await self._finish(running, JobEnd(running.ends_as, tally=_tally(is_ok=False)))
+
+    async def _broken_off(self, running: RunningWork, serving: asyncio.Task[Served]) -> None:
+        """This process stops, or another worker has the job: nothing came of it here."""
+        await _end(serving)
+        if not running.is_ours:
+            return
+        with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+            await self._store.give_back(running.work, run_at=None, is_attempt=False)
+
+    async def _give_back(
+        self, running: RunningWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
+    ) -> None:
+        give_back = self._store.give_back
+        await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
+
+    async def _finish(self, running: RunningWork, end: JobEnd) -> None:
+        await running.write(lambda: self._store.finish(running.work, end))
+
+
+def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
+    """Returns the request that a job of kind `call` stands for."""
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in job.about.get("headers", ())]
+    return StoredRequest(
+        id=job.id,
+        endpoint=job.about["endpoint"],
+        body=body,
+        headers=headers,
+        key=job.key,
+        tenant=job.tenant,
+        lane=job.lane,
+        deadline_s=max(0.0, job.deadline - now),
+    )
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task and waits until it has ended, however."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _tally(*, is_ok: bool, usage: Usage | None = None, cost_usd: float | None = None) -> Tally:
+    tokens = usage or Usage(0, 0)
+    return Tally(1, int(is_ok), int(not is_ok), tokens.input, tokens.cached, tokens.output, cost_usd or 0.0)

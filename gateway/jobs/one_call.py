@@ -1,0 +1,98 @@
+"""One request through the pipeline for a job, to its last byte, and what that came to: shared by calls and lines.
+
+It must not know jobs' stores. A stream is read to its end: whoever fetches the result gets it as it would have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.call import Call, Reply
+from gateway.clock import Clock
+from gateway.errors import GatewayError, InternalError
+from gateway.flow.settle import known_usd
+from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
+from gateway.policy.jobs.job import JobError, StoredAnswer
+from gateway.policy.jobs.outcomes import Outcome, Verdict, verdict_of_error, verdict_of_status
+from gateway.words import Usage
+
+MOST_ANSWER_BYTES = 64 * 1024 * 1024
+"""A longer answer is not kept: it fails for good."""
+TOO_LARGE = "answer_too_large"
+JSON = (("content-type", "application/json"),)
+log = logging.getLogger("gateway.jobs")
+
+
+@dataclass(slots=True)
+class Served:
+    """What one try of one request came to."""
+
+    verdict: Verdict
+    answer: StoredAnswer | None = None
+    """As the caller would have got it; None: it was broken off."""
+    error: JobError | None = None
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    """What its attempts have cost; None: not priced."""
+
+
+class CallServer:
+    """Serves stored requests."""
+
+    def __init__(self, make_call: MakeCall, serve: ServeCall, clock: Clock) -> None:
+        self._make_call = make_call
+        self._serve = serve
+        self._clock = clock
+
+    async def serve(self, request: StoredRequest, on_call: list[Call] | None = None) -> Served:
+        """Serves one request; cancelling it stops the call. `on_call` gets the call as soon as there is one."""
+        call: Call | None = None
+        try:
+            call = await self._make_call(request)
+            call.task = asyncio.current_task()
+            if on_call is not None:
+                on_call.append(call)
+            reply = await self._serve(call)
+            answer = await _read(reply)
+        except GatewayError as error:
+            if isinstance(error, InternalError):
+                log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
+            return self._refused(call, error)
+        verdict = verdict_of_status(answer.status)
+        if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
+            verdict = Verdict(Outcome.TRANSIENT)
+        served = Served(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
+        if verdict.outcome is not Outcome.DONE:
+            served.error = JobError(call.outcome, f"the answer was {answer.status}", self._clock.wall())
+        return served
+
+    def _refused(self, call: Call | None, error: GatewayError) -> Served:
+        told = JobError(error.code or error.type, error.message, self._clock.wall())
+        body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        answer = StoredAnswer(error.status, JSON, orjson.dumps({"error": body}))
+        return Served(
+            verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
+        )
+
+
+async def _read(reply: Reply) -> StoredAnswer:
+    body = reply.body
+    if reply.chunks is not None:
+        parts, size = [], 0
+        try:
+            async for chunk in reply.chunks:
+                size += len(chunk)
+                if size > MOST_ANSWER_BYTES:
+                    raise GatewayError(
+                        f"The answer has more than {MOST_ANSWER_BYTES} bytes, and is not kept.", code=TOO_LARGE
+                    )
+                parts.append(chunk)
+        finally:
+            await reply.close()
+        body = b"".join(parts)
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.shared]
+    return StoredAnswer(reply.status, headers, body)

@@ -1,0 +1,43 @@
+"""What the worker needs of the edge: calls made of stored requests."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from gateway.call import Call, Reply
+from gateway.words import Lane
+
+
+class StoredRequest(NamedTuple):
+    """A request as a job keeps it. No credential: the job runs on the keys of the config."""
+
+    id: str
+    """Of the call that is made of it, for logs and traces."""
+    endpoint: str
+    """Such as `/v1/chat/completions`."""
+    body: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    """The caller's headers that may go to a provider."""
+    key: str
+    """The name of the key that pays."""
+    tenant: str
+    lane: Lane
+    deadline_s: float
+    """From now: the job's own time that is left."""
+
+
+class MakeCall(Protocol):
+    """Makes calls of stored requests, under the policy that is in force when they run."""
+
+    async def __call__(self, request: StoredRequest) -> Call:
+        """Returns the call. Raises GatewayError as the edge would, also when the key is gone or may not use the model."""
+        ...
+
+
+class ServeCall(Protocol):
+    """The pipeline's `handle`."""
+
+    def __call__(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        """Serves the call. Raises GatewayError."""
+        ...

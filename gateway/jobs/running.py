@@ -1,0 +1,67 @@
+"""A piece of work while this worker has it: what its job has been asked for meanwhile, and the writes that must not be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from gateway.clock import Clock
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ClaimedWork, JobState, WriteResult
+
+log = logging.getLogger("gateway.jobs")
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
+"""Seconds until a store that could not write is asked again: the first delay, doubled up to the second."""
+
+
+class RunningWork:
+    """One claimed piece and the task that works on it. `stopping` is set once nothing more of it shall begin."""
+
+    def __init__(self, work: ClaimedWork, clock: Clock) -> None:
+        self.work = work
+        self._clock = clock
+        self.is_ours = True
+        self.is_draining = False
+        """The process is on its way out."""
+        self.ends_as: JobState | None = work.job.ends_as
+        self.stopping = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def note(self, result: WriteResult) -> bool:
+        """Heeds a store's answer; returns whether the piece is still this worker's. Once it is not, its task is cancelled."""
+        if not result.is_ours:
+            if self.is_ours:
+                self.is_ours = False
+                log.warning("job %s: another worker has its piece %d now", self.work.job.id, self.work.piece)
+            if self.task is not None and self.task is not asyncio.current_task():
+                self.task.cancel("claim lost")
+            return False
+        self.ends_as = result.ends_as or self.ends_as
+        if result.ends_as is not None or result.is_paused:
+            self.stopping.set()
+        return True
+
+    def drain(self) -> None:
+        """Asks for an orderly end: what runs may finish, the rest is given back."""
+        self.is_draining = True
+        self.stopping.set()
+
+    async def write(self, write: Callable[[], Awaitable[WriteResult]]) -> bool:
+        """Writes until the store has it, however long it cannot: a result that was paid for waits in memory meanwhile.
+
+        Returns whether the piece is still this worker's.
+        """
+        return self.note(await until_kept(write, self._clock))
+
+
+async def until_kept(write: Callable[[], Awaitable[WriteResult]], clock: Clock) -> WriteResult:
+    """Repeats a write until the store can do it."""
+    delay_s = FIRST_RETRY_S
+    while True:
+        try:
+            return await write()
+        except JobsUnavailable:
+            await clock.sleep(delay_s)
+            delay_s = min(LAST_RETRY_S, 2 * delay_s)

@@ -1,0 +1,144 @@
+"""The worker: claims pieces of jobs and runs them, as many at a time as their segments may. Read this first.
+
+    claim -> run (a call; or check, chunk, finalise of a batch) -> commit, finish or give back
+
+The worker is the gateway itself: whatever a job does is a call through the pipeline. It must not know how jobs are kept.
+Invariants: a piece that was claimed is ended by its runner or given back; a failure of a runner is logged, and ends nothing
+else; nothing is claimed that is not run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+
+from gateway.clock import Clock
+from gateway.job_ports import JobStore
+from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ClaimAsk, ClaimedWork
+from gateway.policy.jobs.rules import SegmentRules
+
+log = logging.getLogger("gateway.jobs")
+
+LOOK_S = 1.0
+"""So often the store is asked for work when nothing wakes the worker, and what was asked of running jobs is looked at."""
+LONGEST_PAUSE_S = 10.0
+"""The longest wait before a store that cannot be asked is asked again."""
+RENEWALS = 3
+"""A claim is renewed so often within its lease."""
+
+RunPiece = Callable[[RunningWork], Awaitable[None]]
+
+
+class Worker:
+    """Runs pieces of work in one event loop, from `start` to `aclose`."""
+
+    def __init__(
+        self, store: JobStore, run: RunPiece, clock: Clock, segments: Callable[[], Sequence[SegmentRules]]
+    ) -> None:
+        """`run` ends the claim of its piece in any case; `segments` gives the rules in force."""
+        self._store = store
+        self._run = run
+        self._clock = clock
+        self._segments = segments
+        self._wake = asyncio.Event()
+        self._running: dict[tuple[str, int], RunningWork] = {}
+        self._is_draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def running(self) -> int:
+        """Returns the number of pieces that run."""
+        return len(self._running)
+
+    def start(self) -> None:
+        """Claims and runs work from now on."""
+        self._store.on_ready(self._wake.set)
+        self._tasks = [asyncio.create_task(self._claim_always()), asyncio.create_task(self._renew_always())]
+
+    async def drain(self, grace_s: float) -> None:
+        """Claims nothing more, and waits until what runs has ended, at most `grace_s`; the rest is given back."""
+        self._is_draining = True
+        for running in list(self._running.values()):
+            running.drain()
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for task in late:
+                task.cancel("shutdown")
+            if late:
+                await asyncio.wait(late)
+
+    async def aclose(self) -> None:
+        """Ends at once; what runs is given back."""
+        await self.drain(0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _claim_always(self) -> None:
+        pause_s = LOOK_S
+        while not self._is_draining:
+            self._wake.clear()
+            try:
+                works = await self._claim()
+                pause_s = LOOK_S
+            except JobsUnavailable:  # the store has logged why
+                works, pause_s = (), min(LONGEST_PAUSE_S, 2 * pause_s)
+            for work in works:
+                self._begin(work)
+            if not works:
+                await self._sleep_until_woken(pause_s)
+
+    async def _claim(self) -> Sequence[ClaimedWork]:
+        busy = Counter(running.work.job.segment for running in self._running.values())
+        asks = [ClaimAsk(rules.name, rules.concurrency - busy[rules.name]) for rules in self._segments()]
+        asks = [ask for ask in asks if ask.most > 0]
+        return await self._store.claim(asks) if asks else ()
+
+    async def _sleep_until_woken(self, longest_s: float) -> None:
+        timer = self._clock.call_at(self._clock.monotonic() + longest_s, self._wake.set)
+        await self._wake.wait()
+        timer.cancel()
+
+    def _begin(self, work: ClaimedWork) -> None:
+        running = RunningWork(work, self._clock)
+        self._running[work.job.id, work.piece] = running
+        if self._is_draining:
+            running.drain()
+        running.task = asyncio.create_task(self._run_one(running))
+
+    async def _run_one(self, running: RunningWork) -> None:
+        work = running.work
+        try:
+            await self._run(running)
+        except asyncio.CancelledError:
+            log.debug("job %s: its piece %d was broken off", work.job.id, work.piece)
+        except Exception:
+            log.exception("job %s: its piece %d failed here and is given back", work.job.id, work.piece)
+            run_at = self._clock.wall() + LONGEST_PAUSE_S
+            await running.write(lambda: self._store.give_back(work, run_at=run_at, is_attempt=True))
+        finally:
+            self._running.pop((work.job.id, work.piece), None)
+            self._wake.set()  # there is room for another
+
+    async def _renew_always(self) -> None:
+        """Keeps claims, and hears what is asked of the jobs that run."""
+        lease_s = self._store.lease_s
+        every_s = LOOK_S if lease_s == inf else min(LOOK_S, lease_s / RENEWALS)
+        while True:
+            await self._clock.sleep(every_s)
+            present = list(self._running.values())
+            if not present:
+                continue
+            try:
+                results = await self._store.renew([running.work for running in present])
+            except JobsUnavailable:
+                continue
+            for running, result in zip(present, results, strict=True):
+                if running.task is not None and not running.task.done():
+                    running.note(result)

@@ -1,0 +1,84 @@
+"""What becomes of a piece of work: done, failed for good, tried again later, put off, or broken off.
+
+A table, asked once per attempt. Being refused for want of room is no attempt: the work is put off until there may be room.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from gateway.errors import (
+    AdmissionDenied,
+    CallerFault,
+    DeadlineExceeded,
+    GatewayError,
+    ShuttingDown,
+)
+from gateway.policy.jobs.rules import JobRules
+
+PUT_OFF_S: Final = 5.0
+"""The wait of a call that was refused by somebody who could not say for how long."""
+LONGEST_PUT_OFF_S: Final = 300.0
+"""Whatever the refusal says: a limit may have been raised, a quota paid for."""
+_TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
+
+
+class Outcome(Enum):
+    """What has become of one try."""
+
+    DONE = "done"
+    PERMANENT = "permanent"
+    """It would fail again: its answer is kept as it is."""
+    TRANSIENT = "transient"
+    """It may succeed later, and counts as an attempt."""
+    PUT_OFF = "put off"
+    """There was no room for it: it has not been tried."""
+    INTERRUPTED = "interrupted"
+    """The worker stops: it counts as nothing."""
+
+
+class Verdict(NamedTuple):
+    """An outcome, and how long to wait before the next try where somebody has said so."""
+
+    outcome: Outcome
+    retry_after_s: float | None = None
+
+
+def verdict_of_status(status: int) -> Verdict:
+    """Returns what an HTTP answer means for the work that asked for it."""
+    if 200 <= status < 300:
+        return Verdict(Outcome.DONE)
+    if status >= 500 or status in _TRANSIENT_STATUSES:
+        return Verdict(Outcome.TRANSIENT)
+    return Verdict(Outcome.PERMANENT)
+
+
+def verdict_of_error(error: GatewayError) -> Verdict:
+    """Returns what one of the gateway's own errors means for the work that met it."""
+    if isinstance(error, ShuttingDown):
+        return Verdict(Outcome.INTERRUPTED)
+    if isinstance(error, AdmissionDenied | DeadlineExceeded):
+        told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
+        return Verdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
+    if isinstance(error, CallerFault) and not error.should_retry:
+        return Verdict(Outcome.PERMANENT)
+    return Verdict(Outcome.TRANSIENT, error.retry_after_s)
+
+
+def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:
+    """Returns how long to wait after so many failed attempts, at least 1; `draw` is uniform from [0, 1): full jitter.
+
+    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+    longest_s = min(rules.backoff_max_s, rules.backoff_base_s * rules.backoff_factor ** min(attempts - 1, 32))
+    return longest_s * draw
+
+
+def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
+    """Returns how often a job is tried whose attempt costs so much; None: it is not priced."""
+    if cost_usd is not None:
+        for above_usd, below_usd, attempts in rules.by_cost:
+            if above_usd < cost_usd < below_usd:
+                return attempts
+    return rules.attempts
