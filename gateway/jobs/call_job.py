@@ -74,7 +74,7 @@ class CallJobs:
             is_ok = outcome is Outcome.DONE
             state = JobState.SUCCEEDED if is_ok else JobState.FAILED
             tally = _tally(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
-            await self._finish(running, JobEnd(state, served.error, served.answer, tally))
+            await self._finish(running, JobEnd(state, served.error, served.answer, tally, is_attempt=True))
         elif outcome is Outcome.INTERRUPTED:
             await self._give_back(running, None, None, is_attempt=False)
         elif outcome is Outcome.PUT_OFF:
@@ -86,7 +86,9 @@ class CallJobs:
                 await self._give_back(running, now + wait_s, served.error, is_attempt=True)
             else:
                 tally = _tally(is_ok=False, cost_usd=served.cost_usd)
-                await self._finish(running, JobEnd(JobState.FAILED, served.error, served.answer, tally))
+                await self._finish(
+                    running, JobEnd(JobState.FAILED, served.error, served.answer, tally, is_attempt=True)
+                )
 
     async def _stopped(self, running: RunningWork) -> None:
         """The job is to end, or is paused: its call was broken off."""

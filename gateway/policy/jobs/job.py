@@ -252,6 +252,8 @@ class JobEnd:
     """Replaces the job's, where given."""
     marks: Mapping[str, Any] = field(default_factory=dict)
     """Added to the job's."""
+    is_attempt: bool = False
+    """It ends by an attempt, which counts as one of the job's."""
 
 
 class JobQuery(NamedTuple):

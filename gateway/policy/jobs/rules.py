@@ -62,6 +62,8 @@ class JobRules:
     """One set of jobs.yaml."""
 
     attempts: int = 5
+    deadline_s: float = 86_400.0
+    """Of a job that names none, from its `run_at` on."""
     backoff_base_s: float = 30.0
     backoff_factor: float = 2.0
     backoff_max_s: float = 900.0
