@@ -34,13 +34,15 @@ class CallJobs:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
+        changed: Callable[[str], None],
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1)."""
+        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1); `changed` hears of each change."""
         self._store = store
         self._server = server
         self._clock = clock
         self._rules_of = rules_of
         self._draw = draw
+        self._changed = changed
 
     async def run(self, running: RunningWork) -> None:
         """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
@@ -113,6 +115,7 @@ class CallJobs:
 
     async def _finish(self, running: RunningWork, end: JobEnd) -> None:
         await running.write(lambda: self._store.finish(running.work, end))
+        self._changed(running.work.job.id)
 
 
 def request_of(job: Job, body: bytes, now: float) -> StoredRequest:

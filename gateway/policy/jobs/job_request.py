@@ -21,10 +21,9 @@ MOST_METADATA, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512
 URGENT_FROM: Final = 7
 """Of the priorities 0 to 9."""
 USUAL_PRIORITY: Final = 5
-FIELDS: Final = frozenset(
-    ("endpoint", "body", "run_at", "delay", "priority", "lane", "deadline", "max_attempts")
-    + ("dedupe_key", "debounce", "metadata")
-)
+FIELDS: Final = frozenset((
+    "endpoint", "body", "run_at", "delay", "priority", "lane", "deadline", "max_attempts", "dedupe_key", "debounce", "metadata",
+))  # fmt: skip
 OPTIONS: Final = frozenset(
     (b"prefer", b"x-gateway-run-at", b"x-gateway-debounce", b"x-gateway-dedupe", b"x-gateway-priority")
 )

@@ -1,0 +1,104 @@
+"""The engine of durable work in this process: its store and its worker, opened when they are first needed.
+
+A gateway that has never taken a job makes no file. Where jobs are there already it opens them at its start, to go on with
+them. What cannot be opened turns jobs off, and nothing else: the log says why, and the next request tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gateway.clock import Clock
+from gateway.errors import StoreUnusable
+from gateway.job_ports import JobStore
+from gateway.jobs.worker import Worker
+from gateway.policy.jobs.errors import JobsUnavailable
+
+RETRY_S = 5.0
+"""Seconds until a store that could not be opened is tried again."""
+log = logging.getLogger("gateway.jobs")
+
+
+class JobEngine:
+    """Opens, runs and closes the store of jobs and the worker on it."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], JobStore],
+        has_jobs: Callable[[], bool],
+        make_worker: Callable[[JobStore], Worker] | None,
+        clock: Clock,
+    ) -> None:
+        """`open_store` may take long and raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere."""
+        self._open_store = open_store
+        self._has_jobs = has_jobs
+        self._make_worker = make_worker
+        self._clock = clock
+        self._opening = asyncio.Lock()
+        self._store: JobStore | None = None
+        self._worker: Worker | None = None
+        self._is_closed = False
+        self._tried_at: float | None = None
+        self.problem = ""
+        """Why there are no jobs at present; empty: there are, or nobody has asked for any yet."""
+
+    @property
+    def opened(self) -> JobStore | None:
+        """Returns the store, if it is open."""
+        return self._store
+
+    @property
+    def running(self) -> int:
+        """Returns the number of pieces that run here."""
+        return 0 if self._worker is None else self._worker.running
+
+    async def start(self) -> None:
+        """Goes on with the jobs that are there."""
+        if self._has_jobs():
+            try:
+                await self.store()
+            except JobsUnavailable:
+                return  # the log says why
+
+    async def store(self) -> JobStore:
+        """Returns the store, opened if it is not yet. Raises JobsUnavailable."""
+        if self._store is not None:
+            return self._store
+        async with self._opening:
+            if self._store is None:
+                self._store = await self._open()
+        return self._store
+
+    def tick(self) -> None:
+        """Is called about once a second."""
+        if self._store is not None:
+            self._store.tick()
+
+    async def drain(self, grace_s: float) -> None:
+        """Lets what runs end, at most for `grace_s`, and gives the rest back; then the store closes."""
+        self._is_closed = True
+        if self._worker is not None:
+            await self._worker.drain(grace_s)
+            await self._worker.aclose()
+        if self._store is not None:
+            await self._store.aclose()
+
+    async def _open(self) -> JobStore:
+        now = self._clock.monotonic()
+        if self._is_closed or (self._tried_at is not None and now - self._tried_at < RETRY_S):
+            raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.")
+        self._tried_at = now
+        try:
+            store = await asyncio.to_thread(self._open_store)
+        except (StoreUnusable, OSError) as error:
+            if str(error) != self.problem:
+                log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
+            self.problem = str(error)
+            raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.") from error
+        self.problem = ""
+        if self._make_worker is not None:
+            self._worker = self._make_worker(store)
+            self._worker.start()
+        return store

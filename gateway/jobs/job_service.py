@@ -1,0 +1,176 @@
+"""What routes may ask of jobs: to take one, to show it, to wait for it, to stop it. The tenant is given by the edge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from hashlib import sha256
+
+import orjson
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.errors import NotFound
+from gateway.jobs.engine import JobEngine
+from gateway.jobs.watchers import Watchers
+from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
+from gateway.policy.jobs.job import (
+    Accepted,
+    Job,
+    JobFlag,
+    JobKind,
+    JobPage,
+    JobQuery,
+    JobState,
+    NewJob,
+    StoredAnswer,
+)
+from gateway.policy.jobs.job_request import URGENT_FROM, JobOptions
+from gateway.policy.jobs.rules import JobRules, SegmentRules
+
+NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
+
+
+class JobService:
+    """Takes and shows jobs of kind `call`."""
+
+    def __init__(
+        self,
+        engine: JobEngine,
+        clock: Clock,
+        rules: Callable[[], JobRules],
+        price_of: Callable[[Call], float | None],
+        new_id: Callable[[], str],
+    ) -> None:
+        """`price_of` estimates what an attempt of a call costs in US dollars; `rules` gives those in force."""
+        self._engine = engine
+        self._clock = clock
+        self._rules = rules
+        self._price_of = price_of
+        self._new_id = new_id
+        self.watchers = Watchers(clock)
+
+    async def accept(self, call: Call, options: JobOptions) -> Accepted:
+        """Makes a durable job of a call that the edge has checked.
+
+        Raises JobsUnavailable, TooManyJobs, DedupeConflict, and JobNeedsProviderKey where only the caller's own credential
+        would open its providers, because no credential is ever stored.
+        """
+        refuse_callers_credential(call)
+        store = await self._engine.store()
+        (accepted,) = await store.accept([self._new_job(call, options)])
+        if accepted.is_conflict:
+            raise DedupeConflict(
+                "The dedupe key belongs to a job with another payload; use another key, or wait until it is forgotten.",
+                param="dedupe_key",
+            )
+        self.watchers.changed(accepted.job.id)
+        return accepted
+
+    async def find(self, job_id: str, tenant: str) -> Job:
+        """Returns a job of the tenant's, at most a second old. Raises NotFound."""
+        job = await self.watchers.look(await self._engine.store(), job_id, tenant)
+        if job is None:
+            raise NotFound(NOT_THERE)
+        return job
+
+    async def answer(self, job_id: str, tenant: str) -> tuple[Job, StoredAnswer | None]:
+        """Returns a job and its stored answer; None: there is none yet, or never will be. Raises NotFound."""
+        store = await self._engine.store()
+        job = await store.find(job_id, tenant)
+        if job is None:
+            raise NotFound(NOT_THERE)
+        return job, await store.answer(job_id, tenant) if job.state.is_end else None
+
+    async def wait(self, job: Job, wait_s: float) -> Job:
+        """Returns the job when it has ended, or as it is after `wait_s`."""
+        store = await self._engine.store()
+        ends_at = self._clock.monotonic() + wait_s
+        while not job.state.is_end and (left_s := ends_at - self._clock.monotonic()) > 0:
+            await self.watchers.wait(job.id, left_s)
+            job = await self.watchers.look(store, job.id, job.tenant) or job
+        return job
+
+    async def changes(self, job_id: str, tenant: str, after: int) -> AsyncIterator[Job]:
+        """Yields the job whenever it has changed, until its end. Raises NotFound."""
+        await self.find(job_id, tenant)
+        async for job in self.watchers.changes(await self._engine.store(), job_id, tenant, after):
+            yield job
+
+    async def cancel(self, job_id: str, tenant: str) -> Job:
+        """Asks a job to stop; one that has ended stays as it is. Raises NotFound."""
+        store = await self._engine.store()
+        job = await store.flag(job_id, tenant, JobFlag.CANCEL)
+        if job is None:
+            raise NotFound(NOT_THERE)
+        self.watchers.changed(job_id)
+        return job
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of the tenant's jobs, newest first."""
+        return await (await self._engine.store()).list_jobs(query)
+
+    def _new_job(self, call: Call, options: JobOptions) -> NewJob:
+        rules, now = self._rules(), self._clock.wall()
+        debounce = options.debounce
+        run_at = now if options.run_at is None else max(now, options.run_at)
+        if debounce is not None:
+            run_at = max(run_at, now + debounce.wait_s)
+        dedupe_key = options.dedupe_key or (call.idempotency_key or b"").decode("latin-1")
+        endpoint = f"/v1{call.endpoint.path}"
+        job = Job(
+            id=self._new_id(),
+            kind=JobKind.CALL,
+            tenant=call.tenant,
+            key=call.key.name,
+            lane=call.lane,
+            segment=segment_of(rules.segments, self._price_of(call)),
+            is_urgent=options.priority >= URGENT_FROM,
+            model=call.model_name,
+            state=JobState.SCHEDULED if run_at > now else JobState.QUEUED,
+            created_at=now,
+            run_at=run_at,
+            deadline=options.deadline or run_at + rules.deadline_s,
+            max_attempts=options.max_attempts or rules.attempts,
+            about={
+                "endpoint": endpoint,
+                "priority": options.priority,
+                "metadata": dict(options.metadata),
+                "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
+            },
+        )
+        return NewJob(
+            job=job,
+            payload=call.body,
+            fingerprint=sha256(orjson.dumps([endpoint, call.lane]) + b"\0" + call.body).digest(),
+            dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
+            dedupe_until=now + rules.dedupe_for_s,
+            debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
+            debounce_wait_s=debounce.wait_s if debounce else 0.0,
+            debounce_max_s=debounce.max_s if debounce else 0.0,
+        )
+
+
+def refuse_callers_credential(call: Call) -> None:
+    """Raises JobNeedsProviderKey for a call that came with a credential of the caller's own, which its providers would need."""
+    if call.credential is None:
+        return
+    providers = {target.provider for target in call.model.plan}
+    bare = sorted(name for name in providers if call.policy.providers[name].api_key is None)
+    if len(bare) == len(providers):
+        group = call.policy.providers[bare[0]].group
+        raise JobNeedsProviderKey(
+            f"The provider '{group}' is paid with the caller's own credential here, and a job keeps none; set "
+            f"providers.{group}.api_key in the gateway's config, or send a plain call."
+        )
+
+
+def segment_of(segments: Sequence[SegmentRules], price_usd: float | None) -> str:
+    """Returns the name of the first segment that takes jobs of this price; the last one takes all."""
+    for segment in segments:
+        if segment.below_usd is None or (price_usd is not None and price_usd < segment.below_usd):
+            return segment.name
+    return segments[-1].name
+
+
+def _digest(tenant: str, use: str, key: str) -> bytes:
+    return sha256(orjson.dumps([tenant, use, key])).digest()

@@ -1,0 +1,81 @@
+"""Those who wait for news of jobs: one look at the store a second for each job, however many watch it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from gateway.clock import Clock
+from gateway.job_ports import JobStore
+from gateway.policy.jobs.job import Job
+
+LOOK_S = 1.0
+MOST_KEPT = 10_000
+"""Jobs whose last look is remembered."""
+
+
+class Look:
+    """The last look at a job, under way or done."""
+
+    __slots__ = ("at", "task")
+
+    def __init__(self, task: asyncio.Task[Job | None], at: float) -> None:
+        self.task = task
+        self.at = at
+
+
+class Watchers:
+    """Answers polls and waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looks: dict[str, Look] = {}
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    async def look(self, store: JobStore, job_id: str, tenant: str | None) -> Job | None:
+        """Returns the job as it is, or was at most a second ago; None: there is none, or it is another tenant's.
+
+        Polls of one job share a look; whoever leaves does not end it for the others. Raises JobsUnavailable.
+        """
+        now = self._clock.monotonic()
+        look = self._looks.get(job_id)
+        if look is None or (look.task.done() and (now - look.at >= LOOK_S or look.task.exception() is not None)):
+            if len(self._looks) >= MOST_KEPT:
+                self._looks.clear()
+            look = self._looks[job_id] = Look(asyncio.create_task(_find(store, job_id)), now)
+        job = await asyncio.shield(look.task)
+        return job if job is not None and tenant in (None, job.tenant) else None
+
+    def changed(self, job_id: str) -> None:
+        """Wakes who waits for news of the job, and makes the next look a new one: it has changed in this process."""
+        self._looks.pop(job_id, None)
+        waiting = self._waiting.pop(job_id, None)
+        if waiting is not None:
+            waiting.set()
+
+    async def wait(self, job_id: str, longest_s: float) -> None:
+        """Returns when the job may have changed: at once where that happens here, after a second where it may be elsewhere."""
+        waiting = self._waiting.setdefault(job_id, asyncio.Event())
+        timer = self._clock.call_at(self._clock.monotonic() + min(LOOK_S, longest_s), lambda: self.changed(job_id))
+        try:
+            await waiting.wait()
+        finally:
+            timer.cancel()
+
+    async def changes(self, store: JobStore, job_id: str, tenant: str | None, after: int) -> AsyncIterator[Job]:
+        """Yields the job whenever its revision is another than before, first where it is not `after`, until its end."""
+        revision = after
+        while True:
+            job = await self.look(store, job_id, tenant)
+            if job is None:
+                return
+            if job.revision != revision:
+                revision = job.revision
+                yield job
+            if job.state.is_end:
+                return
+            await self.wait(job_id, LOOK_S)
+
+
+async def _find(store: JobStore, job_id: str) -> Job | None:
+    return await store.find(job_id, None)
