@@ -19,6 +19,7 @@ from gateway.config.reading.fields import is_loopback, is_pattern
 from gateway.config.reading.problems import Document, Path, Problem, printable
 from gateway.config.reading.source import read_document
 from gateway.config.schema import ConfigFile
+from gateway.config.sections.jobs import job_notices, job_settings
 from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of
 from gateway.config.sections.notices import find_notices
 from gateway.config.sections.objects import object_notices, object_rules
@@ -35,6 +36,7 @@ from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
+from gateway.policy.jobs.rules import Jobs
 from gateway.policy.snapshot import Key, PolicySnapshot, Provider, Target
 
 ANONYMOUS = Key(name="anonymous", tenant="anonymous", digest=b"")
@@ -69,6 +71,7 @@ def load_snapshot(
     routes = check_routes(document, config, policies)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
+    jobs = job_settings(document, config, state)
     if problems:
         raise _config_error(problems)
 
@@ -103,10 +106,12 @@ def load_snapshot(
         passthrough=passthrough,
         passthrough_admin=relayed is not None and relayed.admin,
         objects=objects,
+        jobs=Jobs(jobs, policies.jobs),
         notices=(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
             *object_notices(objects, state),
+            *job_notices(jobs),
             *(tokenizers.notices if tokenizers else ()),
         ),
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),

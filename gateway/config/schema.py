@@ -98,6 +98,7 @@ class ConfigFile(Entry):
     models: Section = {}
     passthrough: Any = None
     objects: Any = None
+    jobs: Any = None
     keys: list[Any] = []
 
 
@@ -220,6 +221,7 @@ class ModelEntry(Entry):
     breakers: Text = "default"
     timeouts: Text = "default"
     cache: Text = "default"
+    jobs: Text = "default"
     thinks: Flag | None = None
 
 

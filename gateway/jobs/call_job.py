@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.clock import Clock
 from gateway.job_ports import JobStore
-from gateway.jobs.one_call import CallServer, Served
+from gateway.jobs.one_call import CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
@@ -68,7 +68,7 @@ class CallJobs:
         finally:
             stopping.cancel()
 
-    async def _ended(self, running: RunningWork, served: Served) -> None:
+    async def _ended(self, running: RunningWork, served: TryResult) -> None:
         job = running.work.job
         outcome, retry_after_s = served.verdict
         now = self._clock.wall()
@@ -99,7 +99,7 @@ class CallJobs:
         else:
             await self._finish(running, JobEnd(running.ends_as, tally=_tally(is_ok=False)))
 
-    async def _broken_off(self, running: RunningWork, serving: asyncio.Task[Served]) -> None:
+    async def _broken_off(self, running: RunningWork, serving: asyncio.Task[TryResult]) -> None:
         """This process stops, or another worker has the job: nothing came of it here."""
         await _end(serving)
         if not running.is_ours:

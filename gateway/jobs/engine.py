@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gateway.clock import Clock
 from gateway.errors import StoreUnusable
 from gateway.job_ports import JobStore
-from gateway.jobs.worker import Worker
+from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.errors import JobsUnavailable
 
 RETRY_S = 5.0
@@ -28,7 +28,7 @@ class JobEngine:
         self,
         open_store: Callable[[], JobStore],
         has_jobs: Callable[[], bool],
-        make_worker: Callable[[JobStore], Worker] | None,
+        make_worker: Callable[[JobStore], JobWorker] | None,
         clock: Clock,
     ) -> None:
         """`open_store` may take long and raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere."""
@@ -38,7 +38,7 @@ class JobEngine:
         self._clock = clock
         self._opening = asyncio.Lock()
         self._store: JobStore | None = None
-        self._worker: Worker | None = None
+        self._worker: JobWorker | None = None
         self._is_closed = False
         self._tried_at: float | None = None
         self.problem = ""

@@ -17,7 +17,7 @@ from gateway.errors import GatewayError, InternalError
 from gateway.flow.settle import known_usd
 from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
 from gateway.policy.jobs.job import JobError, StoredAnswer
-from gateway.policy.jobs.outcomes import Outcome, Verdict, verdict_of_error, verdict_of_status
+from gateway.policy.jobs.outcomes import Outcome, WorkVerdict, verdict_of_error, verdict_of_status
 from gateway.words import Usage
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
@@ -28,10 +28,10 @@ log = logging.getLogger("gateway.jobs")
 
 
 @dataclass(slots=True)
-class Served:
+class TryResult:
     """What one try of one request came to."""
 
-    verdict: Verdict
+    verdict: WorkVerdict
     answer: StoredAnswer | None = None
     """As the caller would have got it; None: it was broken off."""
     error: JobError | None = None
@@ -48,7 +48,7 @@ class CallServer:
         self._serve = serve
         self._clock = clock
 
-    async def serve(self, request: StoredRequest, on_call: list[Call] | None = None) -> Served:
+    async def serve(self, request: StoredRequest, on_call: list[Call] | None = None) -> TryResult:
         """Serves one request; cancelling it stops the call. `on_call` gets the call as soon as there is one."""
         call: Call | None = None
         try:
@@ -64,17 +64,17 @@ class CallServer:
             return self._refused(call, error)
         verdict = verdict_of_status(answer.status)
         if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
-            verdict = Verdict(Outcome.TRANSIENT)
-        served = Served(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
+            verdict = WorkVerdict(Outcome.TRANSIENT)
+        served = TryResult(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
         if verdict.outcome is not Outcome.DONE:
             served.error = JobError(call.outcome, f"the answer was {answer.status}", self._clock.wall())
         return served
 
-    def _refused(self, call: Call | None, error: GatewayError) -> Served:
+    def _refused(self, call: Call | None, error: GatewayError) -> TryResult:
         told = JobError(error.code or error.type, error.message, self._clock.wall())
         body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
         answer = StoredAnswer(error.status, JSON, orjson.dumps({"error": body}))
-        return Served(
+        return TryResult(
             verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
         )
 

@@ -34,7 +34,7 @@ RENEWALS = 3
 RunPiece = Callable[[RunningWork], Awaitable[None]]
 
 
-class Worker:
+class JobWorker:
     """Runs pieces of work in one event loop, from `start` to `aclose`."""
 
     def __init__(

@@ -17,7 +17,10 @@ from typing import Literal
 from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.health.rules import BreakerRules
-from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
+from gateway.policy.jobs.rules import JobRules, Jobs
+from gateway.policy.limits.estimate import ChargeRule
+from gateway.policy.limits.limits import CONTINUOUS, Style
+from gateway.policy.limits.rules import Limits
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice, Tiers
@@ -192,6 +195,8 @@ class Model:
     """How one of its own targets is chosen."""
     retries: Retries = field(default_factory=Retries)
     caching: Caching = field(default_factory=Caching)
+    jobs: JobRules = field(default_factory=JobRules, repr=False)
+    """How its jobs are tried."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     for_callers: Model | None = None
@@ -310,6 +315,8 @@ class PolicySnapshot:
     """Also those that manage the account."""
     objects: ObjectRules | None = None
     """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
+    jobs: Jobs = field(default_factory=Jobs)
+    """Durable work: where it is kept, and how it runs."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

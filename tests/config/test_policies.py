@@ -156,7 +156,7 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
         (
             "zzz.yaml",
             "",
-            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, queue.yaml, "
+            "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, jobs.yaml, queue.yaml, "
             "retries.yaml, timeouts.yaml",
         ),
         ("timeouts.yaml", "", "rules/timeouts.yaml: is empty"),

@@ -14,6 +14,7 @@ from gateway.config.policies.admission import AdmissionRules, read_admission
 from gateway.config.policies.breakers import read_breakers
 from gateway.config.policies.cache import CachePolicies, read_caching
 from gateway.config.policies.errors import ErrorTables, read_error_tables
+from gateway.config.policies.jobs import read_jobs
 from gateway.config.policies.queue import QueuePolicies, read_queue
 from gateway.config.policies.retries import read_retries
 from gateway.config.policies.timeouts import Timeouts, read_timeouts
@@ -21,11 +22,20 @@ from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean
 from gateway.config.reading.source import read_document
 from gateway.policy.health.rules import BreakerRules
+from gateway.policy.jobs.rules import JobRules
 from gateway.policy.retry.rules import Retries
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
-FILES: Final = ("admission.yaml", "breakers.yaml", "cache.yaml", "queue.yaml", "retries.yaml", "timeouts.yaml")
+FILES: Final = (
+    "admission.yaml",
+    "breakers.yaml",
+    "cache.yaml",
+    "jobs.yaml",
+    "queue.yaml",
+    "retries.yaml",
+    "timeouts.yaml",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class PolicySets:
     breakers: Mapping[str, BreakerRules]
     timeouts: Mapping[str, Timeouts]
     cache: CachePolicies
+    jobs: Mapping[str, JobRules]
     errors: ErrorTables
     documents: tuple[Document, ...]
 
@@ -75,6 +86,7 @@ def read_policies(
         read_breakers(documents.get("breakers.yaml")),
         read_timeouts(documents.get("timeouts.yaml")),
         read_caching(documents.get("cache.yaml"), beside),
+        read_jobs(documents.get("jobs.yaml")),
         errors,
         (*documents.values(), *errors.documents),
     )

@@ -100,6 +100,7 @@ def _check_names(document: Document, config: ConfigFile, name: str, entry: Model
         ("breakers", entry.breakers, policies.breakers),
         ("timeouts", entry.timeouts, policies.timeouts),
         ("cache", entry.cache, policies.cache.sets),
+        ("jobs", entry.jobs, policies.jobs),
     )
     for field, picked, known in sets:
         if picked not in known:
@@ -171,6 +172,7 @@ def _model(
         choice=entry.choose,
         retries=policies.retries[entry.retries],
         caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
+        jobs=policies.jobs[entry.jobs],
         include_usage=policies.admission[entry.admission].include_usage,
     )
     return bind_credentials(model, groups)

@@ -62,3 +62,22 @@ class JobNeedsProviderKey(CallerFault):
     """The job could only run with the caller's own credential, which is never stored."""
 
     code = "job_needs_provider_key"
+
+
+class NoResult(GatewayError):
+    """The job has ended without an answer to give."""
+
+    status = 409
+    type = "invalid_request_error"
+    should_retry: bool | None = False
+    code = "job_without_result"
+
+
+class TooManyReaders(GatewayError):
+    """As many streams of job events are open as may be."""
+
+    status = 429
+    type = "rate_limit_error"
+    should_retry: bool | None = True
+    retry_after_s = 5.0
+    code = "too_many_event_readers"

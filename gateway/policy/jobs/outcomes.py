@@ -38,32 +38,32 @@ class Outcome(Enum):
     """The worker stops: it counts as nothing."""
 
 
-class Verdict(NamedTuple):
+class WorkVerdict(NamedTuple):
     """An outcome, and how long to wait before the next try where somebody has said so."""
 
     outcome: Outcome
     retry_after_s: float | None = None
 
 
-def verdict_of_status(status: int) -> Verdict:
+def verdict_of_status(status: int) -> WorkVerdict:
     """Returns what an HTTP answer means for the work that asked for it."""
     if 200 <= status < 300:
-        return Verdict(Outcome.DONE)
+        return WorkVerdict(Outcome.DONE)
     if status >= 500 or status in _TRANSIENT_STATUSES:
-        return Verdict(Outcome.TRANSIENT)
-    return Verdict(Outcome.PERMANENT)
+        return WorkVerdict(Outcome.TRANSIENT)
+    return WorkVerdict(Outcome.PERMANENT)
 
 
-def verdict_of_error(error: GatewayError) -> Verdict:
+def verdict_of_error(error: GatewayError) -> WorkVerdict:
     """Returns what one of the gateway's own errors means for the work that met it."""
     if isinstance(error, ShuttingDown):
-        return Verdict(Outcome.INTERRUPTED)
+        return WorkVerdict(Outcome.INTERRUPTED)
     if isinstance(error, AdmissionDenied | DeadlineExceeded):
         told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
-        return Verdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
+        return WorkVerdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
     if isinstance(error, CallerFault) and not error.should_retry:
-        return Verdict(Outcome.PERMANENT)
-    return Verdict(Outcome.TRANSIENT, error.retry_after_s)
+        return WorkVerdict(Outcome.PERMANENT)
+    return WorkVerdict(Outcome.TRANSIENT, error.retry_after_s)
 
 
 def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:
@@ -78,7 +78,9 @@ def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:
 def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
     """Returns how often a job is tried whose attempt costs so much; None: it is not priced."""
     if cost_usd is not None:
-        for above_usd, below_usd, attempts in rules.by_cost:
-            if above_usd < cost_usd < below_usd:
-                return attempts
+        for rule in rules.by_cost:
+            if (rule.above_usd is None or cost_usd > rule.above_usd) and (
+                rule.below_usd is None or cost_usd < rule.below_usd
+            ):
+                return rule.attempts
     return rules.attempts

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.policy.retry.rules import CostRule
+
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """Where jobs and their files are kept, and the bounds of both; read at start only."""
 
-    store: str = "off"
-    """`sqlite:///` with an absolute path, `memory` (a demonstration: lost with the process), or `off`."""
+    store: str = ""
+    """The absolute path of the SQLite file; empty: this gateway takes no jobs."""
     files: str = ""
     """The folder of blobs, an absolute path."""
     takes_files: bool = True
@@ -50,11 +52,9 @@ class BatchRules:
     slice_s: float = 10.0
     """A chunk that takes longer lets others go first."""
     brake_after: int = 20
-    """So many lines in a row that fail with a class of `brake_classes` pause the batch."""
+    """So many lines in a row that fail with a class of `brake_classes` slow the batch down to single tries."""
     brake_classes: frozenset[str] = frozenset(("auth", "permission", "not_found", "model_not_found", "quota_exhausted"))
     cancel_grace_s: float = 30.0
-    service_tier: str | None = None
-    """Sent with each line that names none: `flex` is half price where a provider has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,15 @@ class JobRules:
     backoff_base_s: float = 30.0
     backoff_factor: float = 2.0
     backoff_max_s: float = 900.0
-    by_cost: Sequence[tuple[float, float, int]] = ()
-    """(above USD, below USD, attempts): the first that fits caps the attempts of a job by what one costs."""
-    lease_s: float = 15.0
-    drain_s: float = 30.0
+    by_cost: Sequence[CostRule] = (CostRule(2, above_usd=0.25), CostRule(10, below_usd=0.0001))
+    """The first that fits says how often a job is tried whose attempt costs so much."""
     segments: Sequence[SegmentRules] = (
         SegmentRules("fast", below_usd=0.01, concurrency=400),
         SegmentRules("slow"),
     )
     keep_jobs_s: float = 7 * 86_400.0
     keep_files_s: float = 30 * 86_400.0
+    """Of files whose upload names no time of its own."""
     dedupe_for_s: float = 86_400.0
     batches: BatchRules = BatchRules()
 
@@ -89,6 +88,11 @@ class Jobs:
     sets: Mapping[str, JobRules] = field(default_factory=lambda: {"default": JobRules()})
 
     @property
+    def default(self) -> JobRules:
+        """Returns the rules of jobs whose model picks no set, and those that concern all jobs at once."""
+        return self.sets["default"]
+
+    @property
     def is_on(self) -> bool:
         """Tells whether this gateway has a store of jobs."""
-        return self.settings.store != "off"
+        return bool(self.settings.store)

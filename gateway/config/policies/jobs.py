@@ -1,0 +1,153 @@
+"""Reads `jobs.yaml`: how durable work is tried, shared out and kept, by set.
+
+A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe_for`) only the set `default` can say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.policies.retries import CostEntry
+from gateway.config.reading.check import check, check_part, check_sets
+from gateway.config.reading.fields import (
+    Attempts,
+    Count,
+    Duration,
+    Factor,
+    Flag,
+    PositiveDuration,
+    Section,
+    Size,
+    Usd,
+    said,
+)
+from gateway.config.reading.problems import Document, did_you_mean
+from gateway.config.schema import Entry
+from gateway.errors import ErrorClass
+from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
+from gateway.policy.retry.rules import CostRule
+
+_BUILT_IN: Final = JobRules()
+_BATCHES: Final = BatchRules()
+_OF_ALL: Final = ("segments", "keep", "dedupe_for")
+
+
+class JobsSet(Entry):
+    """A set of jobs.yaml. Keep the defaults in step with policies/jobs.yaml."""
+
+    attempts: Attempts = _BUILT_IN.attempts
+    deadline: PositiveDuration = _BUILT_IN.deadline_s
+    backoff: Section = Field(default_factory=dict)
+    by_cost: list[Any] | None = None
+    segments: Section | None = None
+    keep: Section = Field(default_factory=dict)
+    dedupe_for: Duration = _BUILT_IN.dedupe_for_s
+    batches: Section = Field(default_factory=dict)
+
+
+class JobBackoffEntry(Entry):
+    base: PositiveDuration = _BUILT_IN.backoff_base_s
+    factor: Factor = _BUILT_IN.backoff_factor
+    max: PositiveDuration = _BUILT_IN.backoff_max_s
+    jitter: Literal["full"] = "full"
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.base > self.max:
+            raise said("max must not be less than base")
+        return self
+
+
+class SegmentEntry(Entry):
+    below_usd: Usd | None = None
+    concurrency: Count = 100
+
+
+class KeepEntry(Entry):
+    jobs: PositiveDuration = _BUILT_IN.keep_jobs_s
+    files: PositiveDuration = _BUILT_IN.keep_files_s
+
+
+class BatchesEntry(Entry):
+    max_lines: Count = _BATCHES.max_lines
+    max_bytes: Size = _BATCHES.max_bytes
+    mixed_models: Flag = _BATCHES.mixed_models
+    window: Count = _BATCHES.window
+    parallel_chunks: Count = _BATCHES.parallel_chunks
+    slice: PositiveDuration = _BATCHES.slice_s
+    brake: Section = Field(default_factory=dict)
+    cancel_grace: Duration = _BATCHES.cancel_grace_s
+
+
+class BrakeEntry(Entry):
+    after: Count = _BATCHES.brake_after
+    classes: list[str] | None = None
+
+
+def read_jobs(document: Document | None) -> dict[str, JobRules]:
+    """Reads every set of jobs.yaml; None: the file does not exist."""
+    return {name: _rules(document, name, entry) for name, entry in check_sets(JobsSet, document).items()}
+
+
+def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
+    if document is not None and name != "default":
+        for one in _OF_ALL:
+            if one in entry.model_fields_set:
+                document.complain((name, one), "concerns all jobs at once: only the set `default` can say it")
+    backoff = check_part(JobBackoffEntry, document, (name, "backoff"))
+    keep = check_part(KeepEntry, document, (name, "keep"))
+    return JobRules(
+        attempts=entry.attempts,
+        deadline_s=entry.deadline,
+        backoff_base_s=backoff.base,
+        backoff_factor=backoff.factor,
+        backoff_max_s=backoff.max,
+        by_cost=_by_cost(document, name, entry),
+        segments=_segments(document, name, entry),
+        keep_jobs_s=keep.jobs,
+        keep_files_s=keep.files,
+        dedupe_for_s=entry.dedupe_for,
+        batches=_batches(document, name),
+    )
+
+
+def _by_cost(document: Document | None, name: str, entry: JobsSet) -> tuple[CostRule, ...]:
+    if entry.by_cost is None or document is None:
+        return () if "attempts" in entry.model_fields_set else tuple(_BUILT_IN.by_cost)
+    found = [check(CostEntry, document, (name, "by_cost", index)) for index in range(len(entry.by_cost))]
+    return tuple(CostRule(one.attempts, one.above_usd, one.below_usd) for one in found if one is not None)
+
+
+def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[SegmentRules, ...]:
+    """Returns the segments in their order; the last one takes every job."""
+    if not entry.segments or document is None:
+        return tuple(_BUILT_IN.segments)
+    found = {one: check_part(SegmentEntry, document, (name, "segments", one)) for one in entry.segments}
+    last = list(found)[-1]
+    if found[last].below_usd is not None:
+        document.complain(
+            (name, "segments", last, "below_usd"), "the last segment takes all other jobs: leave it out there"
+        )
+    return tuple(SegmentRules(one, part.below_usd, part.concurrency) for one, part in found.items())
+
+
+def _batches(document: Document | None, name: str) -> BatchRules:
+    entry = check_part(BatchesEntry, document, (name, "batches"))
+    brake = check_part(BrakeEntry, document, (name, "batches", "brake"))
+    for index, one in enumerate(brake.classes or ()):
+        if document is not None and one not in list(ErrorClass):
+            path = (name, "batches", "brake", "classes", index)
+            document.complain(path, f"unknown class of errors{did_you_mean(one, list(ErrorClass))}")
+    return BatchRules(
+        max_lines=entry.max_lines,
+        max_bytes=entry.max_bytes,
+        mixed_models=entry.mixed_models,
+        window=entry.window,
+        parallel_chunks=entry.parallel_chunks,
+        slice_s=entry.slice,
+        brake_after=brake.after,
+        brake_classes=_BATCHES.brake_classes if brake.classes is None else frozenset(brake.classes),
+        cancel_grace_s=entry.cancel_grace,
+    )

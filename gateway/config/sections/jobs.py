@@ -1,0 +1,81 @@
+"""Reads `jobs`: where durable work and its files are kept, and how much of both there may be."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from gateway.config.reading.check import check
+from gateway.config.reading.fields import SQLITE, Count, Flag, Size, Text
+from gateway.config.reading.problems import Document, Path
+from gateway.config.schema import ConfigFile, Entry
+from gateway.config.sections.sections import beside
+from gateway.policy.jobs.rules import JobSettings
+
+OFF: Final = "off"
+STATE: Final = "state"
+FILE: Final = "gateway-jobs.db"
+"""Made in the working directory at first use where `state` is memory."""
+_BUILT_IN: Final = JobSettings()
+_HERE: Path = ("jobs",)
+
+
+class JobsEntry(Entry):
+    """The section `jobs`; `jobs: off` turns them off."""
+
+    store: Text = STATE
+    files: Text | None = None
+    work: Flag = _BUILT_IN.works
+    max_file: Size = _BUILT_IN.max_file_bytes
+    max_bytes: Size = _BUILT_IN.max_bytes
+    max_bytes_per_tenant: Size = _BUILT_IN.max_bytes_per_tenant
+    min_free: Size = _BUILT_IN.min_free_bytes
+    max_open: Count = _BUILT_IN.max_open_jobs
+    max_open_per_tenant: Count = _BUILT_IN.max_open_jobs_per_tenant
+
+    @classmethod
+    def spelled_out(cls, data: object) -> object:
+        """Accepts `off` alone; YAML 1.1 reads that word as false."""
+        return {"store": OFF} if data is False or data == OFF else data
+
+
+def job_settings(document: Document, config: ConfigFile, state: str) -> JobSettings:
+    """Returns the settings of jobs; `state` is the compiled store of the state that outlives a call."""
+    entry = check(JobsEntry, document, _HERE) or JobsEntry()
+    store = _store(document, entry, state)
+    files = beside(document, entry.files) if entry.files is not None else f"{store}.files"
+    return JobSettings(
+        store=store,
+        files=os.path.abspath(files) if store else "",
+        takes_files=bool(store) and (config.jobs is not None or config.passthrough is None),
+        works=entry.work,
+        max_file_bytes=entry.max_file,
+        max_bytes=entry.max_bytes,
+        max_bytes_per_tenant=entry.max_bytes_per_tenant,
+        min_free_bytes=entry.min_free,
+        max_open_jobs=entry.max_open,
+        max_open_jobs_per_tenant=entry.max_open_per_tenant,
+    )
+
+
+def _store(document: Document, entry: JobsEntry, state: str) -> str:
+    """Returns the path of the file; empty: no jobs."""
+    if entry.store == OFF:
+        return ""
+    if entry.store.startswith(SQLITE) and entry.store.removeprefix(SQLITE).strip("/"):
+        return os.path.abspath(beside(document, entry.store.removeprefix(SQLITE)))
+    if entry.store != STATE:
+        document.complain((*_HERE, "store"), "must be state, off, or sqlite:///FILE")
+        return ""
+    if state.startswith(SQLITE):
+        return f"{state.removeprefix(SQLITE)}.jobs"
+    return os.path.abspath(FILE) if state == "memory" else ""
+
+
+def job_notices(settings: JobSettings) -> list[str]:
+    """Returns what is worth a word at start."""
+    if settings.store and not settings.takes_files:
+        return [
+            "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
+        ]
+    return []

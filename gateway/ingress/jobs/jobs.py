@@ -1,0 +1,180 @@
+"""`/v1/jobs`: durable calls, by their own resource: to create, list, show, follow, stop, and fetch the result of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from gateway.clock import Clock
+from gateway.errors import InvalidRequest
+from gateway.ingress import parse
+from gateway.ingress.admin.operations import read_object
+from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
+from gateway.ingress.routes import json_response
+from gateway.jobs.job_service import JobService
+from gateway.jobs.ports import MakeCall, StoredRequest
+from gateway.policy.jobs.errors import NoResult, TooManyReaders
+from gateway.policy.jobs.job import JobQuery, JobState
+from gateway.policy.jobs.job_object import show_job, show_page
+from gateway.policy.jobs.job_request import read_options
+from gateway.policy.openai.headers import request_headers
+from gateway.policy.snapshot import Key, Policies
+from gateway.words import Lane
+
+EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
+MOST_EVENT_READERS = 1000
+MOST_LISTED = 100
+_PROBE_ID = "job"
+
+
+class JobRoutes:
+    """The routes of jobs."""
+
+    def __init__(self, policies: Policies, jobs: JobService, make_call: MakeCall, clock: Clock) -> None:
+        self._policies = policies
+        self._jobs = jobs
+        self._make_call = make_call
+        self._clock = clock
+        self._forwarded = request_headers()
+        self._readers = 0
+
+    def routes(self) -> list[BaseRoute]:
+        """Returns the routes, with and without `/v1`."""
+        table = (
+            ("/jobs", self.create, "POST"),
+            ("/jobs", self.list_jobs, "GET"),
+            ("/jobs/{id}", self.show, "GET"),
+            ("/jobs/{id}/cancel", self.cancel, "POST"),
+            ("/jobs/{id}/result", self.result, "GET"),
+            ("/jobs/{id}/events", self.events, "GET"),
+        )
+        return [Route(prefix + path, act, methods=[method]) for prefix in ("/v1", "") for path, act, method in table]
+
+    async def create(self, request: Request) -> Response:
+        """Takes a job: 202, or 200 for one that is there already."""
+        index, key, credential = self._caller(request)
+        asked = await read_object(request, self._policies.current.server.max_body_bytes, EXAMPLE)
+        endpoint, body = asked.get("endpoint"), asked.get("body")
+        if not isinstance(endpoint, str) or not isinstance(body, dict):
+            param = "body" if isinstance(endpoint, str) else "endpoint"
+            raise InvalidRequest(f"The field '{param}' is missing or of another type; send {EXAMPLE}.", param=param)
+        options = read_options(asked, self._clock.wall())
+        headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
+        stored = StoredRequest(
+            id=_PROBE_ID,
+            endpoint=endpoint,
+            body=orjson.dumps(body),
+            headers=headers,
+            key=key.name,
+            tenant=parse.choose_tenant(key, index),
+            lane=_lane(key, index, asked.get("lane")),
+            deadline_s=parse.MAX_DEADLINE_S,
+        )
+        call = await self._make_call(stored)
+        call.credential = credential
+        call.idempotency_key = parse.idempotency_key(index, call.endpoint)
+        accepted = await self._jobs.accept(call, options)
+        response = json_response(show_job(accepted.job), 202 if accepted.is_new else 200)
+        response.raw_headers[:] = [
+            *((name, value) for name, value in response.raw_headers if name == b"content-length"),
+            *accepted_headers(accepted.job),
+        ]
+        if accepted.debounced:
+            response.headers["x-gateway-debounced"] = str(accepted.debounced)
+        return response
+
+    async def list_jobs(self, request: Request) -> Response:
+        """Lists the tenant's jobs, newest first."""
+        index, key, _ = self._caller(request)
+        query = request.query_params
+        limit = query.get("limit", "20")
+        if not limit.isdigit() or not 1 <= int(limit[:6]) <= MOST_LISTED:
+            raise InvalidRequest(
+                f"The parameter 'limit' must be a whole number from 1 to {MOST_LISTED}.", param="limit"
+            )
+        states = [_state(one) for one in query.get("status", "").split(",") if one]
+        metadata = {
+            name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
+        }
+        tenant = parse.choose_tenant(key, index)
+        asked = JobQuery(tenant, None, states, query.get("after"), int(limit), metadata)
+        return json_response(show_page(await self._jobs.list_jobs(asked)))
+
+    async def show(self, request: Request) -> Response:
+        """Shows a job, at most a second old."""
+        job = await self._jobs.find(request.path_params["id"], self._tenant(request))
+        response = json_response(show_job(job))
+        if not job.state.is_end:
+            response.headers["openai-poll-after-ms"] = dict(accepted_headers(job))[b"openai-poll-after-ms"].decode()
+        return response
+
+    async def cancel(self, request: Request) -> Response:
+        """Asks a job to stop; one that has ended is shown as it is."""
+        return json_response(show_job(await self._jobs.cancel(request.path_params["id"], self._tenant(request))))
+
+    async def result(self, request: Request) -> Response:
+        """Gives the stored answer as the provider gave it; 202 with the job while there is none."""
+        job, answer = await self._jobs.answer(request.path_params["id"], self._tenant(request))
+        if answer is not None:
+            response = Response(answer.body, answer.status)
+            response.raw_headers[:] = [*stored_headers(job, answer), (b"content-length", b"%d" % len(answer.body))]
+            return response
+        if job.state.is_end:
+            why = job.last_error.message if job.last_error is not None else "nothing came of it"
+            raise NoResult(f"The job has ended as '{job.state}' without an answer: {why}.")
+        response = json_response(show_job(job), 202)
+        response.raw_headers[:] = [
+            *((name, value) for name, value in response.raw_headers if name == b"content-length"),
+            *accepted_headers(job),
+        ]
+        return response
+
+    async def events(self, request: Request) -> Response:
+        """Streams the job whenever it changes, as server-sent events with its revision as their id, until its end."""
+        tenant, job_id = self._tenant(request), request.path_params["id"]
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isdigit() and len(last) < 16 else -1
+        if self._readers >= MOST_EVENT_READERS:
+            raise TooManyReaders(
+                f"{MOST_EVENT_READERS} streams of job events are open, which is the limit; poll instead."
+            )
+        await self._jobs.find(job_id, tenant)  # what is not there is said before the stream begins
+        headers = {"cache-control": "no-cache"}
+        return StreamingResponse(self._events(job_id, tenant, after), headers=headers, media_type="text/event-stream")
+
+    async def _events(self, job_id: str, tenant: str, after: int) -> AsyncIterator[bytes]:
+        self._readers += 1
+        try:
+            async for job in self._jobs.changes(job_id, tenant, after):
+                yield b"event: job\nid: %d\ndata: %b\n\n" % (job.revision, orjson.dumps(show_job(job)))
+        finally:
+            self._readers -= 1
+
+    def _caller(self, request: Request) -> tuple[dict[bytes, bytes], Key, bytes | None]:
+        index = parse.index_headers(request.scope["headers"])
+        key, credential = parse.authenticate(self._policies.current, index)
+        return index, key, credential
+
+    def _tenant(self, request: Request) -> str:
+        index, key, _ = self._caller(request)
+        return parse.choose_tenant(key, index)
+
+
+def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:
+    """The lane that the body names, or the header, or the key's own. Raises InvalidRequest, Forbidden."""
+    if asked is None:
+        return parse.choose_lane(key, index)
+    return parse.choose_lane(key, {b"x-gateway-lane": str(asked).encode()})
+
+
+def _state(name: str) -> JobState:
+    try:
+        return JobState(name)
+    except ValueError:
+        known = ", ".join(JobState)
+        raise InvalidRequest(f"The parameter 'status' takes {known}, divided by commas.", param="status") from None

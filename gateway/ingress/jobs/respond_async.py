@@ -1,0 +1,61 @@
+"""`Prefer: respond-async` on any POST: the call is a durable job first; its caller waits as long as it said (RFC 7240, 4.1).
+
+Done in time, the answer is the usual one, and says that it outlived nothing; else 202, with the place where it will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+
+import orjson
+
+from gateway.call import Call, Reply
+from gateway.clock import Clock
+from gateway.jobs.job_service import JobService
+from gateway.policy.jobs.job import Job, StoredAnswer
+from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job
+from gateway.policy.jobs.job_request import read_option_headers
+
+APPLIED = (b"preference-applied", b"respond-async")
+
+
+class AsyncAnswers:
+    """Answers calls whose callers need not wait."""
+
+    def __init__(self, jobs: JobService, clock: Clock) -> None:
+        self._jobs = jobs
+        self._clock = clock
+
+    async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
+        """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
+        options = read_option_headers(index, self._clock.wall())
+        accepted = await self._jobs.accept(call, options)
+        job = await self._jobs.wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
+        if job.state.is_end:
+            job, answer = await self._jobs.answer(job.id, job.tenant)
+            if answer is not None:
+                return Reply(answer.status, [*stored_headers(job, answer), APPLIED], answer.body)
+        headers = [*accepted_headers(job), APPLIED]
+        if accepted.debounced:
+            headers.append((b"x-gateway-debounced", b"%d" % accepted.debounced))
+        return Reply(202, headers, orjson.dumps(show_job(job)))
+
+
+def accepted_headers(job: Job) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of a 202: where the job is, and when to look."""
+    wait_s = POLL_AFTER_S
+    return [
+        (b"content-type", b"application/json"),
+        (b"location", b"/v1/jobs/%b" % job.id.encode()),
+        (b"retry-after", b"%d" % ceil(wait_s)),
+        (b"openai-poll-after-ms", b"%d" % (wait_s * 1000)),
+        (b"x-gateway-job", job.id.encode()),
+        (b"x-request-id", job.id.encode()),
+    ]
+
+
+def stored_headers(job: Job, answer: StoredAnswer) -> list[tuple[bytes, bytes]]:
+    """Returns the headers with which a stored answer is given again."""
+    own = (b"x-gateway-job", job.id.encode()), (b"x-request-id", job.id.encode())
+    return [*((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers), *own]
