@@ -41,7 +41,7 @@ from gateway.ingress.http.server import HttpServer, listen_on
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.routes import build_app, build_front
 from gateway.policy.snapshot import Policies, PolicySnapshot
-from gateway.process_memory import container_bytes
+from gateway.process.memory import container_bytes
 from gateway.semantic.embedders import Embedders
 from gateway.semantic.opening import open_local, open_semantic
 from gateway.settings import Settings

@@ -22,7 +22,7 @@ from gateway.ingress.http.server import HttpServer
 from gateway.ingress.inflight import InFlight
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.ports import SharedStore, Store
-from gateway.process_memory import find_trim, resident_bytes
+from gateway.process.memory import GiveBack, find_trim, resident_bytes
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 

@@ -17,7 +17,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 WORDS = {"words", "exchange", "errors", "clock", "splice"}
 CORE = WORDS | {"policy", "call", "ports", "job_ports"}
 EDGES = {"ingress", "jobs", "config", "upstream", "store", "telemetry", "calllog", "settings", "emulator"}
-EVERYTHING = CORE | {"flow", "semantic", "process_memory", "interpreter"} | EDGES
+EVERYTHING = CORE | {"flow", "semantic", "process"} | EDGES
 ADAPTERS = {"upstream", "store", "telemetry", "calllog"}
 MAY_IMPORT = {
     **dict.fromkeys(WORDS, WORDS),
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "job_ports": WORDS | {"policy"},
     "flow": CORE | {"semantic"},
     "semantic": CORE,
-    "process_memory": {"flow"},
+    "process": {"flow"},
     "ingress": CORE | {"flow", "jobs"},
     "jobs": CORE | {"flow"},
     "config": CORE,
@@ -36,11 +36,10 @@ MAY_IMPORT = {
     "telemetry": CORE | {"calllog"},
     "calllog": CORE,
     "settings": set(),
-    "interpreter": set(),
     "emulator": {"clock"},
     "housekeeping": EVERYTHING,
     "app": EVERYTHING | {"housekeeping"},
-    "workers": {"app", "errors", "ingress", "interpreter", "policy", "settings"},
+    "workers": {"app", "errors", "ingress", "policy", "process", "settings"},
     "demo": {"app", "emulator", "settings", "upstream"},
     "cli": EVERYTHING | {"demo", "workers"},
     "__main__": {"cli"},

@@ -8,9 +8,10 @@ import logging
 import signal
 from collections.abc import Mapping
 
-from gateway import __version__, interpreter
+from gateway import __version__
 from gateway.app import Gateway
 from gateway.policy.snapshot import PolicySnapshot, Server
+from gateway.process import interpreter
 from gateway.settings import Settings
 
 log = logging.getLogger("gateway")

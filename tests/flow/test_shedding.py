@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
 from gateway.policy.snapshot import QueueBounds
-from gateway.process_memory import container_bytes, resident_bytes
+from gateway.process.memory import container_bytes, resident_bytes
 from gateway.words import LANES
 
 GIB = 1024**3

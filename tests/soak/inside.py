@@ -29,7 +29,7 @@ from typing import Any
 import uvloop
 
 from gateway.cli.main import main
-from gateway.process_memory import find_trim
+from gateway.process.memory import find_trim
 from tests.soak.support import rss_kib
 
 _SUMMARY = re.compile(r"# bytes in allocated blocks += +([\d,]+)")

@@ -1,0 +1,1 @@
+"""The process that the gateway runs in: its memory, its interpreter."""
