@@ -134,11 +134,13 @@ class JobStore(Protocol):
         ...
 
     async def remove_file(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant; its blob stays while a job that is not at its end reads it."""
+        """Takes a file away from its tenant; its blob stays while a job that is not at its end reads it (`NewJob.reads`)."""
         ...
 
     async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more: of removed and expired files, of forgotten jobs."""
+        """Returns names of blobs that nothing refers to any more, each once: of removed, replaced and expired files, of chunks
+        of ended jobs.
+        """
         ...
 
     async def forget_ended(self, before: float, most: int) -> int:

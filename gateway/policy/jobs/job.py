@@ -138,6 +138,8 @@ class NewJob:
     """The body of its request; of a batch nothing."""
     first_piece: int = 0
     """0 for a call, CHECK for a batch."""
+    reads: str = ""
+    """The name of the blob that it reads, such as a batch's input file; it stays until the job ends."""
     fingerprint: bytes = b""
     """The digest of what was asked for: another payload under the same dedupe key is a conflict."""
     dedupe_key: bytes = b""
