@@ -1,1 +1,1 @@
-"""Stores of jobs: memory as the reference, SQLite as the embedded engine."""
+"""Stores of jobs."""

@@ -1,0 +1,251 @@
+"""The store of jobs in memory: the reference that says what every store of jobs has to do, and a demonstration.
+
+Short, synchronous inside, and lost with the process. The steps from one job to the next are in `transitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from math import inf
+
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import (
+    CHECK,
+    Accepted,
+    ChunkPlan,
+    ChunkResult,
+    ClaimAsk,
+    ClaimedWork,
+    FileQuery,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    LineResult,
+    NewJob,
+    StoredAnswer,
+    StoredFile,
+    WriteResult,
+)
+from gateway.store.jobs import transitions
+from gateway.store.jobs.memory_acceptance import MemoryAcceptance
+from gateway.store.jobs.memory_files import MemoryJobFiles
+from gateway.store.jobs.memory_pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
+from gateway.words import Lane
+
+
+class MemoryJobStore:
+    """Implements `gateway.job_ports.JobStore`."""
+
+    lease_s = inf
+    promise = "kept in memory: lost with the process"
+
+    def __init__(self, wall: Callable[[], float], bounds: OpenBounds | None = None) -> None:
+        self._wall = wall
+        self._jobs: dict[str, MemoryJob] = {}
+        """By id, in the order in which they came."""
+        self._files = MemoryJobFiles(wall)
+        self._wakes: list[Callable[[], None]] = []
+        self._pieces = MemoryPieces(self._wake, self._files.discard)
+        self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
+        self._fences = count(1)
+        self._is_open = True
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, all or none of them. Raises TooManyJobs, and JobsUnavailable once it is closed."""
+        if not self._is_open:
+            raise JobsUnavailable("Jobs cannot be kept now: the gateway is stopping.")
+        return self._acceptance.accept_all(jobs, self._wall())
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
+        now = self._wall()
+        for kept in self._jobs.values():
+            self._pieces.promote(kept, now)
+        works: list[ClaimedWork] = []
+        for ask in asks:
+            given = 0
+            for kept, piece in self._pieces.ready(self._jobs.values(), ask.segment):
+                if given == ask.most:
+                    break
+                if piece.state != "ready":  # its job was stopped by the deadline a moment ago
+                    continue
+                if kept.job.deadline <= now and not transitions.is_past_stopping(kept.job):
+                    self._pieces.expire(kept, now)
+                    continue
+                piece.state, piece.fence, piece.claims = "claimed", next(self._fences), piece.claims + 1
+                kept.job = transitions.started(kept.job, now)
+                works.append(ClaimedWork(kept.job, piece.number, piece.fence, piece.claims, kept.payload))
+                given += 1
+        return works
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Says what has been asked of the jobs meanwhile; no claim ends by itself."""
+        found = [self._claimed(work) for work in works]
+        return [NOT_OURS if kept is None else written(kept.job) for kept in found]
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+        kept = self._claimed(work)
+        if kept is None:
+            return NOT_OURS
+        now = self._wall()
+        kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
+        claims = kept.pieces[work.piece].claims - (not is_attempt)
+        self._pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
+        self._pieces.stop_if_asked(kept, now)
+        return written(kept.job)
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        kept = self._claimed(work)
+        if kept is None or work.piece != CHECK:
+            return NOT_OURS
+        self._pieces.begin(kept, plan, marks, self._wall())
+        return written(kept.job)
+
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
+        kept = self._claimed(work)
+        if kept is None:
+            return NOT_OURS
+        there = kept.lines.setdefault(work.piece, {})
+        fresh = {result.line: result for result in reversed(results) if result.line not in there}
+        there.update(fresh)
+        if fresh:
+            kept.pieces[work.piece].claims = 0
+            kept.job = transitions.changed(kept.job, tally=transitions.counted(kept.job.tally, list(fresh.values())))
+        return written(kept.job)
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, in the order of lines."""
+        kept = self._jobs.get(work.job.id)
+        return [] if kept is None else sorted(kept.lines.get(work.piece, {}).values())
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on."""
+        kept = self._claimed(work)
+        if kept is None or work.piece < 0:
+            return NOT_OURS
+        self._pieces.complete(kept, result, self._wall())
+        return written(kept.job)
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        kept = self._jobs.get(job_id)
+        return [] if kept is None else sorted(kept.chunks.values())
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete."""
+        kept = self._jobs.get(work.job.id)
+        return [] if kept is None else sorted(line for lines in kept.lines.values() for line in lines.values())
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds."""
+        kept = self._claimed(work)
+        if kept is None:
+            return NOT_OURS
+        now = self._wall()
+        self._pieces.end(kept, end, now)
+        for new in following:
+            self._acceptance.accept(new, now)
+        return written(kept.job)
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job; an ended job stays as it is."""
+        kept = self._visible(job_id, tenant)
+        if kept is None:
+            return None
+        if not kept.job.state.is_end:
+            self._pieces.flag(kept, flag, self._wall())
+        return kept.job
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        kept = self._visible(job_id, tenant)
+        return None if kept is None else kept.job
+
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
+        """Returns the stored answer of a `call` that has one."""
+        kept = self._visible(job_id, tenant)
+        return None if kept is None else kept.answer
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+        seen = [one.job for one in reversed(self._jobs.values()) if query.tenant in (None, one.job.tenant)]
+        if query.after is not None:
+            ids = [job.id for job in seen]
+            seen = seen[ids.index(query.after) + 1 :] if query.after in ids else []
+        found = [job for job in seen if transitions.matches(job, query)]
+        return JobPage(found[: query.limit], len(found) > query.limit)
+
+    async def add_file(self, file: StoredFile) -> None:
+        """Keeps a file; one with the same id is replaced."""
+        self._files.add(file)
+
+    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
+        return self._files.find(file_id, tenant)
+
+    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more."""
+        return self._files.list(query)
+
+    async def remove_file(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away from its tenant; its blob stays while an open job reads it."""
+        return self._files.remove(file_id, tenant)
+
+    async def take_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, each once."""
+        return self._files.take_garbage(most, {one.reads for one in self._jobs.values() if not one.job.state.is_end})
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets the jobs that ended first, before `before`, with their answers."""
+        past = [job for job in (one.job for one in self._jobs.values()) if (job.ended_at or inf) < before]
+        gone = [job.id for job in sorted(past, key=lambda job: job.ended_at or inf)[:most]]
+        for job_id in gone:
+            del self._jobs[job_id]
+        self._acceptance.forget_gone()
+        return len(gone)
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called when work became ready."""
+        self._wakes.append(wake)
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs."""
+        return self._pieces.depth(self._jobs.values())
+
+    def tick(self) -> None:
+        """Lets deadlines pass and scheduled jobs become due."""
+        now = self._wall()
+        for kept in list(self._jobs.values()):
+            if kept.job.deadline <= now and not transitions.is_past_stopping(kept.job):
+                self._pieces.expire(kept, now)
+            self._pieces.promote(kept, now)
+        self._acceptance.tick(now)
+
+    async def aclose(self) -> None:
+        """Takes nothing more."""
+        self._is_open = False
+
+    def _visible(self, job_id: str, tenant: str | None) -> MemoryJob | None:
+        kept = self._jobs.get(job_id)
+        return kept if kept is not None and tenant in (None, kept.job.tenant) else None
+
+    def _claimed(self, work: ClaimedWork) -> MemoryJob | None:
+        """Returns the job of a claim that holds."""
+        kept = self._jobs.get(work.job.id)
+        piece = None if kept is None else kept.pieces.get(work.piece)
+        return kept if piece is not None and piece.state == "claimed" and piece.fence == work.fence else None
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            wake()

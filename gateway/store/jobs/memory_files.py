@@ -1,0 +1,71 @@
+"""The files of the store of jobs in memory, and the blobs that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from gateway.policy.jobs.job import FileQuery, StoredFile
+
+
+class MemoryJobFiles:
+    """Knows files by id, in the order in which they came."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._files: dict[str, StoredFile] = {}
+        self._gone: set[str] = set()
+        """The ids of removed files: they keep their places, so that a list can go on behind one of them."""
+        self._garbage: dict[str, None] = {}
+
+    def add(self, file: StoredFile) -> None:
+        """Keeps a file; the blob of one that it replaces is garbage, unless it is the same."""
+        old = self._files.get(file.id)
+        if old is not None and old.blob != file.blob:
+            self.discard([old.blob])
+        self._files[file.id] = file
+        self._gone.discard(file.id)
+
+    def find(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file of the tenant that has neither been removed nor expired."""
+        file = self._files.get(file_id)
+        return file if file is not None and file.tenant == tenant and self._is_there(file) else None
+
+    def list(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""
+        places = list(self._files.values())
+        if query.is_newest_first:
+            places.reverse()
+        places = [file for file in places if file.tenant == query.tenant]
+        if query.after is not None:
+            ids = [file.id for file in places]
+            places = places[ids.index(query.after) + 1 :] if query.after in ids else []
+        found = [file for file in places if self._is_there(file) and query.purpose in (None, file.purpose)]
+        return found[: query.limit], len(found) > query.limit
+
+    def remove(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away; returns whether there was one."""
+        file = self.find(file_id, tenant)
+        if file is None:
+            return False
+        self._gone.add(file_id)
+        self.discard([file.blob])
+        return True
+
+    def discard(self, blobs: Sequence[str]) -> None:
+        """Notes blobs that are garbage as soon as nothing refers to them."""
+        self._garbage.update(dict.fromkeys(blob for blob in blobs if blob))
+
+    def take_garbage(self, most: int, read: Collection[str]) -> Sequence[str]:
+        """Returns blobs that nothing refers to, and forgets them; `read` are those that open jobs read."""
+        for file in self._files.values():
+            if file.id not in self._gone and not self._is_there(file):
+                self._gone.add(file.id)
+                self.discard([file.blob])
+        used = {file.blob for file in self._files.values() if self._is_there(file)}
+        taken = [blob for blob in self._garbage if blob not in used and blob not in read][:most]
+        for blob in taken:
+            del self._garbage[blob]
+        return taken
+
+    def _is_there(self, file: StoredFile) -> bool:
+        return file.id not in self._gone and (file.expires_at is None or file.expires_at > self._wall())

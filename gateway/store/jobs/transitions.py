@@ -1,0 +1,153 @@
+"""What becomes of a job, whichever store keeps it: small steps from one job to the next, without storage.
+
+Invariants: an end never changes; the revision grows with every step that changes a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from gateway.policy.jobs.errors import TooManyJobs
+from gateway.policy.jobs.job import (
+    FINALISE,
+    Job,
+    JobEnd,
+    JobError,
+    JobKind,
+    JobQuery,
+    JobState,
+    LineResult,
+    NewJob,
+    Stage,
+    Tally,
+    WriteResult,
+)
+
+PieceState = Literal["ready", "later", "claimed", "withheld"]
+"""A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""
+
+NOT_OURS = WriteResult(is_ours=False)
+PAYLOAD_KEPT = (JobState.FAILED, JobState.EXPIRED)
+"""The payloads of jobs that end so are kept until the jobs are forgotten, so that they can be run again."""
+
+
+class OpenBounds(NamedTuple):
+    """How many jobs may be open, which are those that have not ended."""
+
+    in_all: int = 1_000_000
+    per_tenant: int = 100_000
+
+    def refusal(self, open_in_all: int, open_of_tenant: int) -> TooManyJobs | None:
+        """Returns the refusal of jobs with which so many would be open; None: they may be."""
+        if open_of_tenant > self.per_tenant:
+            return TooManyJobs(
+                f"This tenant may have {self.per_tenant} open jobs. Wait until some have ended, or cancel some.",
+                limit="jobs per tenant",
+            )
+        if open_in_all > self.in_all:
+            return TooManyJobs(
+                f"This gateway takes {self.in_all} open jobs. Wait until some have ended.", limit="jobs in all"
+            )
+        return None
+
+
+def changed(job: Job, **fields: Any) -> Job:
+    """Returns the job with other values, one revision further; the same job where nothing differs."""
+    if all(getattr(job, name) == value for name, value in fields.items()):
+        return job
+    return replace(job, **fields, revision=job.revision + 1)
+
+
+def taken_in(job: Job, now: float) -> Job:
+    """Returns a new job as a store keeps it: by the store's clock it is due or not."""
+    return replace(job, state=JobState.SCHEDULED if job.run_at > now else JobState.QUEUED)
+
+
+def debounced(old: Job, new: NewJob, now: float) -> Job:
+    """Returns the job that takes the place of a scheduled one with the same debounce key, and keeps its id."""
+    run_at = min(now + new.debounce_wait_s, old.created_at + new.debounce_max_s)
+    job = replace(
+        new.job,
+        id=old.id,
+        created_at=old.created_at,
+        run_at=run_at,
+        is_paused=old.is_paused,
+        revision=old.revision + 1,
+    )
+    return taken_in(job, now)
+
+
+def due(job: Job) -> Job:
+    """Returns the job once its time has come."""
+    return changed(job, state=JobState.QUEUED) if job.state is JobState.SCHEDULED else job
+
+
+def started(job: Job, now: float) -> Job:
+    """Returns the job after a claim: the first one starts it."""
+    if job.state is JobState.RUNNING:
+        return job
+    return changed(job, state=JobState.RUNNING, started_at=now if job.started_at is None else job.started_at)
+
+
+def tried(job: Job, error: JobError | None, *, is_attempt: bool) -> Job:
+    """Returns the job after a claim that came to nothing."""
+    return changed(job, attempts=job.attempts + is_attempt, last_error=error or job.last_error)
+
+
+def finalising(job: Job) -> Job:
+    """Returns a batch whose lines are done, or shall not be."""
+    return changed(due(job), stage=Stage.FINALISE)
+
+
+def ended(job: Job, end: JobEnd, now: float) -> Job:
+    """Returns the job at its end."""
+    return changed(
+        job,
+        state=end.state,
+        ended_at=now,
+        last_error=end.error or job.last_error,
+        tally=end.tally or job.tally,
+        marks={**job.marks, **end.marks},
+    )
+
+
+def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:
+    """Returns the tally with these results in it, which have not been counted before."""
+    failed = sum(result.is_failed for result in results)
+    return tally._replace(
+        completed=tally.completed + len(results) - failed,
+        failed=tally.failed + failed,
+        input_tokens=tally.input_tokens + sum(result.input_tokens for result in results),
+        cached_tokens=tally.cached_tokens + sum(result.cached_tokens for result in results),
+        output_tokens=tally.output_tokens + sum(result.output_tokens for result in results),
+        cost_usd=tally.cost_usd + sum(result.cost_usd for result in results),
+    )
+
+
+def is_past_stopping(job: Job) -> bool:
+    """Tells whether a deadline has no say any more: the job has ended, is to stop, or is being put together."""
+    return job.state.is_end or job.ends_as is not None or (job.kind is JobKind.BATCH and job.stage is Stage.FINALISE)
+
+
+def waiting(job: Job, piece: int, ready_at: float, now: float) -> PieceState:
+    """Returns the state of a piece that nobody has."""
+    if piece != FINALISE and (job.is_paused or job.ends_as is not None):
+        return "withheld"
+    return "later" if ready_at > now else "ready"
+
+
+def written(job: Job) -> WriteResult:
+    """Returns the answer to a write about a claim that holds."""
+    return WriteResult(True, job.ends_as, job.is_paused)
+
+
+def matches(job: Job, query: JobQuery) -> bool:
+    """Tells whether a job of the right tenant is one that the query asks for."""
+    metadata = job.about.get("metadata") or {}
+    return (
+        query.kind in (None, job.kind)
+        and (not query.states or job.state in query.states)
+        and all(metadata.get(name) == value for name, value in query.metadata.items())
+    )
