@@ -104,8 +104,8 @@ class JobStore(Protocol):
     async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
         """Asks something of a job; None: there is none, or it is another tenant's. An ended job stays as it is.
 
-        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, and a batch of which nothing is claimed
-        goes on to FINALISE. PAUSE and RESUME withhold its pieces from claims.
+        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, its time is the mark `cancelling_at`, and
+        a batch of which nothing is claimed goes on to FINALISE. PAUSE and RESUME withhold its pieces from claims.
         """
         ...
 

@@ -12,14 +12,11 @@ from collections.abc import Iterable
 
 from gateway.errors import Forbidden
 from gateway.ingress.peek import form_boundary
+from gateway.policy.openai.model_fields import other_model_field
 from gateway.policy.openai.multipart import parts_in_steps
 from gateway.policy.snapshot import Key
 from gateway.words import Endpoint
 
-CHOOSES_A_MODEL = frozenset(
-    ("model", "models", "provider", "route", "fallbacks", "preset", "engine", "deployment_id", "model_id", "model_list")
-)
-"""Fields, in lower case, by which some provider chooses the model."""
 _EXTENDED_NAME = re.compile(rb";\s*name\*", re.IGNORECASE)
 
 
@@ -32,9 +29,9 @@ def refuse_other_readings(
     """
     if endpoint.request == "multipart":
         fields = _form_fields(key, body, form_boundary(index.get(b"content-type", b"")))
-    for name in fields:
-        if name != "model" and name.casefold() in CHOOSES_A_MODEL:
-            _refuse(key, name)
+    other = other_model_field(fields)
+    if other is not None:
+        _refuse(key, other)
 
 
 def _form_fields(key: Key, body: bytes, boundary: bytes) -> list[str]:

@@ -153,7 +153,7 @@ class MemoryPieces:
 
     def _stop(self, kept: MemoryJob, as_state: JobState, now: float) -> None:
         if kept.job.ends_as is None:
-            kept.job = transitions.changed(kept.job, ends_as=as_state)
+            kept.job = transitions.stopping(kept.job, as_state, now)
             self._withhold(kept, now)
             self.stop_if_asked(kept, now)
 

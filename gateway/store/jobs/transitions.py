@@ -96,6 +96,12 @@ def tried(job: Job, error: JobError | None, *, is_attempt: bool) -> Job:
     return changed(job, attempts=job.attempts + is_attempt, last_error=error or job.last_error)
 
 
+def stopping(job: Job, ends_as: JobState, now: float) -> Job:
+    """Returns the job once it is to stop; that it is to be cancelled has its time in `marks`, as a batch shows it."""
+    marks = {**job.marks, "cancelling_at": now} if ends_as is JobState.CANCELLED else job.marks
+    return changed(job, ends_as=ends_as, marks=marks)
+
+
 def finalising(job: Job) -> Job:
     """Returns a batch whose lines are done, or shall not be."""
     return changed(due(job), stage=Stage.FINALISE)

@@ -1,0 +1,84 @@
+"""Batches as the Batch API shows them: https://platform.openai.com/docs/api-reference/batch/object.
+
+Every field is there, null where there is nothing to tell: SDKs of some languages know no absent ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.policy.jobs.batch_lines import LineProblem
+from gateway.policy.jobs.job import Job, JobState, Stage, Tally
+
+ENDED: Final[Mapping[JobState, str]] = {
+    JobState.SUCCEEDED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+    JobState.EXPIRED: "expired",
+}
+
+
+def batch_object(job: Job) -> dict[str, Any]:
+    """Returns a job of kind `batch` as JSON."""
+    status, about, marks = batch_status(job), job.about, job.marks
+    ended_at = {ENDED[state]: job.ended_at for state in ENDED if state is job.state}
+    errors = marks.get("errors")
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": about["endpoint"],
+        "model": job.model or _only(marks.get("models")),
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": about["input_file_id"],
+        "completion_window": about["completion_window"],
+        "status": status,
+        "output_file_id": marks.get("output_file_id"),
+        "error_file_id": marks.get("error_file_id"),
+        "created_at": int(job.created_at),
+        "in_progress_at": _whole(marks.get("in_progress_at")),
+        "expires_at": int(job.deadline),
+        "finalizing_at": _whole(marks.get("finalizing_at")),
+        "completed_at": _whole(ended_at.get("completed")),
+        "failed_at": _whole(ended_at.get("failed")),
+        "expired_at": _whole(ended_at.get("expired")),
+        "cancelling_at": _whole(marks.get("cancelling_at")),
+        "cancelled_at": _whole(ended_at.get("cancelled")),
+        "request_counts": {"total": job.tally.total, "completed": job.tally.completed, "failed": job.tally.failed},
+        "usage": _usage(job.tally),
+        "metadata": about.get("metadata") or None,
+    }
+
+
+def batch_status(job: Job) -> str:
+    """Returns OpenAI's word for how far a batch has come."""
+    if job.state.is_end:
+        return ENDED[job.state]
+    if job.ends_as is JobState.CANCELLED:
+        return "cancelling"
+    if job.stage is Stage.CHECK:
+        return "validating"
+    return "finalizing" if job.stage is Stage.FINALISE else "in_progress"
+
+
+def problem_objects(problems: Sequence[LineProblem]) -> list[dict[str, Any]]:
+    """Returns what is wrong with a batch's input as its mark `errors` has it."""
+    return [{"code": one.code, "message": one.message, "param": one.param, "line": one.line} for one in problems]
+
+
+def _usage(tally: Tally) -> dict[str, Any]:
+    return {
+        "input_tokens": tally.input_tokens,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens},
+        "output_tokens": tally.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},  # of lines only these totals are kept
+        "total_tokens": tally.input_tokens + tally.output_tokens,
+    }
+
+
+def _only(models: object) -> str | None:
+    return models[0] if isinstance(models, list) and len(models) == 1 else None
+
+
+def _whole(at: float | None) -> int | None:
+    return None if at is None else int(at)

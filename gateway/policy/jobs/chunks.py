@@ -1,0 +1,22 @@
+"""How a batch is divided: chunks are what workers claim, small enough that batches and tenants take turns."""
+
+from __future__ import annotations
+
+from gateway.policy.jobs.job import ChunkPlan
+from gateway.policy.jobs.rules import BatchRules
+
+CHUNKS = 64
+"""A batch of middling size has so many."""
+LEAST_LINES, MOST_LINES = 16, 256
+"""Of a chunk: fewer would cost more than they save, and more would keep others waiting."""
+
+
+def plan_chunks(total: int, rules: BatchRules) -> ChunkPlan:
+    """Returns the division of `total` lines: clamp(total / 64, 16, 256) in each chunk, the last one what is left."""
+    return ChunkPlan(total, min(max(total // CHUNKS, LEAST_LINES), MOST_LINES), rules.parallel_chunks)
+
+
+def lines_of(plan: ChunkPlan, chunk: int) -> range:
+    """Returns the numbers of a chunk's lines, from 0."""
+    start = chunk * plan.lines_per_chunk
+    return range(start, min(start + plan.lines_per_chunk, plan.total))

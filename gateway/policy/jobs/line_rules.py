@@ -1,0 +1,62 @@
+"""What the lines of one batch may ask for, under the policy in force: the key that pays, its models, their providers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.policy.jobs.batch_lines import LineProblem, LineRules
+from gateway.policy.openai.model_fields import other_model_field
+from gateway.policy.snapshot import Key, Model, PolicySnapshot
+
+
+def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: bool) -> LineRules:
+    """Returns the rules of a batch's lines; `endpoint` is below the base URL.
+
+    `is_callers`: the batch came with a credential of the caller's own, which is not stored.
+    """
+    faults: dict[str, LineProblem | None] = {}
+
+    def fault_of_model(name: str) -> LineProblem | None:
+        if name not in faults:
+            if len(faults) >= 4096:
+                faults.clear()
+            faults[name] = _fault_of_model(policy, key, name, is_callers=is_callers)
+        return faults[name]
+
+    return LineRules(endpoint, fault_of_model, _fault_of_fields if key.allows is not None else None)
+
+
+def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
+    """Returns a provider's name in the config if all providers of the model have no credential of the gateway's."""
+    providers = [policy.providers[target.provider] for target in model.plan]
+    if not providers or any(provider.api_key is not None for provider in providers):
+        return None
+    return providers[0].group or providers[0].name
+
+
+def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: bool) -> LineProblem | None:
+    model = policy.find_model(name)
+    if model is None:
+        return _fault("model_not_found", f"The model '{name}' does not exist; GET /v1/models lists those that do.")
+    if key.allows is not None and not key.allows.match(name):
+        return _fault("model_not_found", f"The key '{key.name}' may not use the model '{name}'.")
+    bare = bare_provider(policy, model) if is_callers else None
+    if bare is not None:
+        return _fault(
+            "job_needs_provider_key",
+            f"The provider '{bare}' is paid with the caller's own credential here, and a batch keeps none; set "
+            f"providers.{bare}.api_key in the gateway's config.",
+        )
+    return None
+
+
+def _fault_of_fields(body: dict[str, Any]) -> LineProblem | None:
+    other = other_model_field(body)
+    if other is None:
+        return None
+    message = f"The batch's key may use some models only, and by '{other}' a provider may choose another; leave it out."
+    return LineProblem("invalid_request", message, f"body.{other}")
+
+
+def _fault(code: str, message: str) -> LineProblem:
+    return LineProblem(code, message, "body.model")
