@@ -60,7 +60,7 @@ def cache_why(options: argparse.Namespace) -> int:
 
 def state_backup(options: argparse.Namespace) -> int:
     """Copies the state file of a running gateway, and checks the copy."""
-    from gateway.store.sqlite.schema import damage_of  # no other command needs sqlite
+    from gateway.store.sqlite.opening import damage_of  # no other command needs sqlite
 
     return _ask(options, lambda client: save(client.backup(), options.file, damage_of), showing.saved)
 

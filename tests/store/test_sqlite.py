@@ -19,7 +19,8 @@ from gateway.errors import StoreUnusable
 from gateway.policy.snapshot import StoreBounds
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite import answers, eviction, file, schema, thread
-from gateway.store.sqlite.schema import open_file
+from gateway.store.sqlite.opening import open_file
+from gateway.store.sqlite.schema import STATE_FILE
 from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
 from tests.store.sqlite_support import Disk, connect_hastily
@@ -156,7 +157,7 @@ def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_and_left_as_it_is(path: str, damage: bytes | None) -> None:
     """One that never was ours, and one of whose pages some were overwritten."""
     if damage is None:
-        db, _ = open_file(path, connect=connect_hastily)
+        db, _ = open_file(path, STATE_FILE, connect=connect_hastily)
         db.close()
         whole = Path(path).read_bytes()
         damage = whole[:4096] + b"\xa5" * (len(whole) - 4096)
@@ -179,11 +180,11 @@ def test_a_file_of_another_program_is_refused(path: str) -> None:
 
 def test_a_file_of_a_newer_release_is_refused(path: str) -> None:
     """With both versions, and what to do."""
-    db, _ = open_file(path, connect=connect_hastily)
+    db, _ = open_file(path, STATE_FILE, connect=connect_hastily)
     db.execute("PRAGMA user_version = 99")
     db.close()
 
-    assert f"a newer gateway has made it (version 99, this one knows {len(schema.MIGRATIONS)})" in refusal(path)
+    assert f"a newer gateway has made it (version 99, this one knows {len(STATE_FILE.migrations)})" in refusal(path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -231,10 +232,10 @@ def test_a_file_of_version_0_becomes_ours(path: str) -> None:
     db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     db.close()
 
-    db, starts = open_file(path, connect=connect_hastily)
+    db, starts = open_file(path, STATE_FILE, connect=connect_hastily)
 
     assert starts == 1
-    assert db.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(STATE_FILE.migrations),)
     db.close()
 
 
@@ -243,10 +244,10 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
     store = opened(path, wall)
     assert await settle(store.records.complete(RECORD, await hold(store), kept(now=wall())))
     await store.aclose()
-    newer = (*schema.MIGRATIONS, ("ALTER TABLE records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue'",))
+    newer = (*STATE_FILE.migrations, ("ALTER TABLE records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue'",))
 
     for _ in range(2):
-        db, _ = open_file(path, connect=connect_hastily, migrations=newer)
+        db, _ = open_file(path, replace(STATE_FILE, migrations=newer), connect=connect_hastily)
         found = db.execute("SELECT record, colour FROM records").fetchall()
         version = db.execute("PRAGMA user_version").fetchone()
         db.close()
@@ -256,8 +257,8 @@ async def test_an_older_file_is_brought_up_to_date(path: str, wall: Wall) -> Non
 
 async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: str, wall: Wall) -> None:
     """Whose they were was not known; what they take was, and counts from the first moment."""
-    before = schema.MIGRATIONS[: schema.MIGRATIONS.index(schema._SHARES)]
-    db, _ = open_file(path, connect=connect_hastily, migrations=before)
+    before = STATE_FILE.migrations[: STATE_FILE.migrations.index(schema._SHARES)]
+    db, _ = open_file(path, replace(STATE_FILE, migrations=before), connect=connect_hastily)
     for number in range(50):
         old = (digest(number), b"f" * 32, wall() + 600, 8192, b"", b"")
         db.execute(
@@ -272,7 +273,7 @@ async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: st
         assert await settle(store.records.complete(record, await hold(store, record=record), answer))
     await store.aclose()
 
-    db, _ = open_file(path, connect=connect_hastily)
+    db, _ = open_file(path, STATE_FILE, connect=connect_hastily)
     shares = dict(db.execute("SELECT tenant, entries FROM shares").fetchall())
     summed = dict(db.execute("SELECT tenant, COUNT(*) FROM records GROUP BY tenant").fetchall())
     db.close()
@@ -283,17 +284,17 @@ async def test_records_of_an_older_file_are_nobodys_and_make_room_first(path: st
 
 def test_a_migration_that_fails_changes_nothing(path: str) -> None:
     """Not even its first half; the older release can go on with the file."""
-    db, _ = open_file(path, connect=connect_hastily)
+    db, _ = open_file(path, STATE_FILE, connect=connect_hastily)
     db.close()
     newer = (
-        *schema.MIGRATIONS,
+        *STATE_FILE.migrations,
         ("ALTER TABLE records ADD COLUMN colour TEXT", "ALTER TABLE nothing ADD COLUMN x"),
     )
 
     with pytest.raises(StoreUnusable):
-        open_file(path, connect=connect_hastily, migrations=newer)
+        open_file(path, replace(STATE_FILE, migrations=newer), connect=connect_hastily)
 
-    db, starts = open_file(path, connect=connect_hastily)
+    db, starts = open_file(path, STATE_FILE, connect=connect_hastily)
     assert starts == 2
     assert "colour" not in [name for _, name, *_ in db.execute("PRAGMA table_info(records)")]
     db.close()

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.errors import StoreUnusable
-from gateway.store.sqlite.jobs import FileJob
+from gateway.store.sqlite.jobs import FileJob, Work
+from gateway.store.sqlite.opening import FileKind
 
 log = logging.getLogger("gateway.store")
 
@@ -26,8 +27,9 @@ OWED_BYTES = 16 * 1024 * 1024
 class Trouble:
     """The trouble of one file; any thread may ask for `is_well`."""
 
-    def __init__(self, path: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, path: str, kind: FileKind, monotonic: Callable[[], float]) -> None:
         self._path = path
+        self._kind = kind
         self._monotonic = monotonic
         self._retry_at: float | None = None
         """The monotonic time of the next attempt; None while the disk works."""
@@ -64,9 +66,9 @@ class Trouble:
         if is_new and (self._told_at is None or now - self._told_at >= QUIET_S):
             self._told_at, self._is_told = now, True
             log.warning(
-                "%s Calls go on; what they would leave for others is kept in memory only, until the file works again. "
-                "There has to be room on a disk that works; a broken file is to be replaced by a backup, or moved away.",
-                error if isinstance(error, StoreUnusable) else f"state file {self._path}: {error}.",
+                "%s %s",
+                error if isinstance(error, StoreUnusable) else f"{self._kind.name} {self._path}: {error}.",
+                self._kind.when_failing,
             )
 
     def log_data_error(self, error: BaseException) -> None:
@@ -74,7 +76,7 @@ class Trouble:
         now = self._monotonic()
         if self._odd_at is None or now - self._odd_at >= QUIET_S:
             self._odd_at = now
-            log.warning("state file %s: something could not be stored or read: %r", self._path, error)
+            log.warning("%s %s: something could not be stored or read: %r", self._kind.name, self._path, error)
 
     def missed(self, job: FileJob) -> None:
         """Notes that a write failed: a durable one is owed to the file, any other is counted as lost."""
@@ -84,6 +86,10 @@ class Trouble:
         else:
             self._missed += bool(job.bytes)
 
+    def owe(self, undo: Work) -> None:
+        """Notes work that takes back what may be in the file though it was told to have failed."""
+        self.owed.append(FileJob(undo, None, "durable"))
+
     def ended(self) -> None:
         """Notes that the disk works and has taken all owed writes; logs the end of trouble that was logged."""
         missed = self._missed
@@ -91,4 +97,4 @@ class Trouble:
         self.owed.clear()
         if self._is_told:
             self._is_told = False
-            log.warning("state file %s works again; it misses %d writes.", self._path, missed)
+            log.warning("%s %s works again; it misses %d writes.", self._kind.name, self._path, missed)

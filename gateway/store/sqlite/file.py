@@ -16,7 +16,7 @@ from typing import Any
 from gateway.errors import StoreUnusable
 from gateway.store.sqlite.disk_trouble import Trouble
 from gateway.store.sqlite.jobs import FileJob, Rest, Work
-from gateway.store.sqlite.schema import Connect, open_file, open_to_read
+from gateway.store.sqlite.opening import Connect, FileKind, open_file, open_to_read
 
 log = logging.getLogger("gateway.store")
 
@@ -36,11 +36,13 @@ class File:
     def __init__(
         self,
         path: str,
+        kind: FileKind,
         connect: Connect,
         trouble: Trouble,
         keep_to_bounds: Callable[[sqlite3.Connection, Sequence[Total]], bool],
     ) -> None:
         self._path = path
+        self.kind = kind
         self._connect = connect
         self._trouble = trouble
         self._keep_to_bounds = keep_to_bounds
@@ -65,7 +67,7 @@ class File:
             try:
                 self._db.close()
             except sqlite3.Error as error:
-                log.warning("state file %s could not be closed properly: %s", self._path, error)
+                log.warning("%s %s could not be closed properly: %s", self.kind.name, self._path, error)
             self._db = None
         self._is_for_reading = False
 
@@ -86,6 +88,9 @@ class File:
             self._roll_back()
             if _is_of_the_disk(error):
                 self._failed(error)
+                for job in jobs:  # a commit that failed may have come through nevertheless
+                    if job.undo is not None:
+                        self._trouble.owe(job.undo)
                 return self._without_writes(jobs)
             if len(jobs) > 1:  # one job's data is the cause: run apart, the others succeed
                 return [self.do([job])[0] for job in jobs]
@@ -98,7 +103,7 @@ class File:
         if not is_writing:
             return [job.work(db) for job in jobs]
         had_failed = not self._trouble.is_well
-        self._sync_fully(db, had_failed or any(job.effort == "durable" for job in jobs))
+        self._sync_fully(db, had_failed or any(job.effort in ("durable", "told") for job in jobs))
         db.execute("BEGIN IMMEDIATE")
         if had_failed:
             self._catch_up(db)
@@ -118,9 +123,10 @@ class File:
             self.close()
         if self._db is not None and is_writing and self._inodes() != self._identity:
             log.warning(
-                "state file %s was deleted or replaced while in use: what it held is forgotten, and a new one is made. "
-                "Stop the gateway first, or purge through its admin interface.",
+                "%s %s was deleted or replaced while in use: what it held is forgotten, and a new one is made. %s",
+                self.kind.name,
                 self._path,
+                self.kind.when_replaced,
             )
             self.close()
         if self._db is None:
@@ -128,7 +134,7 @@ class File:
         return self._db
 
     def _opened(self) -> sqlite3.Connection:
-        db, self.starts = open_file(self._path, connect=self._connect)
+        db, self.starts = open_file(self._path, self.kind, connect=self._connect)
         db.execute("PRAGMA synchronous = NORMAL")
         self._is_full_sync = False
         self._identity = self._inodes()
@@ -182,7 +188,7 @@ class File:
     def _failed(self, error: BaseException) -> None:
         if not _is_full(error):
             self.close()  # what a failed fsync leaves in the caches is not to be trusted; opening reads the log again
-            self._db = open_to_read(self._path, connect=self._connect)
+            self._db = open_to_read(self._path, self.kind, connect=self._connect)
             self._is_for_reading = self._db is not None
         self._trouble.began(error)
 
@@ -198,7 +204,7 @@ class File:
             def go_on(_status: int, _left: int, _all: int) -> None:
                 between()
                 if self._db is not db:
-                    raise StoreUnusable("the state file was opened anew meanwhile; try again")
+                    raise StoreUnusable(f"the {self.kind.name} was opened anew meanwhile; try again")
 
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with closing(sqlite3.connect(path, isolation_level=None)) as copied:

@@ -20,8 +20,9 @@ from gateway.store.sqlite.disk_trouble import Trouble
 from gateway.store.sqlite.eviction import Eviction
 from gateway.store.sqlite.file import File
 from gateway.store.sqlite.objects import SqliteObjects
+from gateway.store.sqlite.opening import Connect
 from gateway.store.sqlite.records import SqliteRecords
-from gateway.store.sqlite.schema import Connect
+from gateway.store.sqlite.schema import STATE_FILE
 from gateway.store.sqlite.thread import FileThread
 from gateway.store.sqlite.vectors import SqliteVectors
 
@@ -46,9 +47,9 @@ class SqliteStore:
     ) -> None:
         self._path = path
         self._wall = wall
-        trouble = Trouble(path, monotonic)
+        trouble = Trouble(path, STATE_FILE, monotonic)
         self._room = Eviction(bounds, wall)
-        self._file = File(path, connect, trouble, self._room.keep_to_bounds)
+        self._file = File(path, STATE_FILE, connect, trouble, self._room.keep_to_bounds)
         self._thread = FileThread(self._file, trouble, monotonic)
         self._thread.start()
         self._front = MemoryAnswers(wall)

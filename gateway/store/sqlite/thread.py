@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gateway.store.sqlite.disk_trouble import Trouble
 from gateway.store.sqlite.file import File
-from gateway.store.sqlite.jobs import Backup, Effort, FileJob, Rest
+from gateway.store.sqlite.jobs import Backup, Effort, FileJob, Rest, Work
 
 T = TypeVar("T")
 log = logging.getLogger("gateway.store")
@@ -70,6 +70,7 @@ class FileThread:
         then: Callable[[T], None],
         effort: Effort = "read",
         size: int = 0,
+        undo: Work | None = None,
     ) -> None:
         """Runs the work and calls `then` with its result in the running loop; with `otherwise`, at once, if it cannot run."""
         if not self._is_open or self.is_stalled:
@@ -78,14 +79,18 @@ class FileThread:
             then(otherwise)
             return
         self._loop = asyncio.get_running_loop()
-        job = FileJob(work, otherwise, effort, size, then, self._monotonic())
+        job = FileJob(work, otherwise, effort, size, then, self._monotonic(), undo)
         self._waiting[job] = None
         self._jobs.put(job)
 
-    def later(self, work: Callable[[Any], T | Rest], otherwise: T, effort: Effort = "read") -> asyncio.Future[T]:
+    def later(
+        self, work: Callable[[Any], T | Rest], otherwise: T, effort: Effort = "read", undo: Work | None = None
+    ) -> asyncio.Future[T]:
         """Does as `ask`, and returns a future for the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.ask(work, otherwise, lambda result: None if future.done() else future.set_result(result), effort)
+        self.ask(
+            work, otherwise, lambda result: None if future.done() else future.set_result(result), effort, undo=undo
+        )
         return future
 
     def tell(self, work: Callable[[Any], object], size: int) -> None:
@@ -111,9 +116,11 @@ class FileThread:
         late = [job for job in self._waiting if job.asked_at < before]
         if late and not self.is_stalled:
             self.is_stalled = True
-            log.warning("the disk of the state file has said nothing for %g s; calls go on without it.", STALL_S)
+            kind = self._file.kind
+            log.warning("the disk of the %s has said nothing for %g s; %s", kind.name, STALL_S, kind.when_stalled)
         for job in late:
-            self._tell(job, job.otherwise)
+            if job.decide():
+                self._tell(job, job.otherwise)
 
     async def aclose(self) -> None:
         """Takes nothing more and returns when all jobs are done, or after `CLOSE_S`."""
@@ -123,7 +130,8 @@ class FileThread:
         self._jobs.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_S)
         for job in list(self._waiting):
-            self._tell(job, job.otherwise)
+            if job.decide():
+                self._tell(job, job.otherwise)
 
     def _put(self, job: FileJob) -> None:
         if not self._is_open or self._queued_bytes + job.bytes > QUEUED_BYTES:
@@ -143,7 +151,7 @@ class FileThread:
     def _tell_all(self, done: list[tuple[FileJob, Any]]) -> None:
         if self.is_stalled:
             self.is_stalled = False
-            log.warning("the disk of the state file answers again.")
+            log.warning("the disk of the %s answers again.", self._file.kind.name)
         for job, result in done:
             if job.then is None:
                 self._queued_bytes -= job.bytes
@@ -193,18 +201,24 @@ class FileThread:
         return batch
 
     def _serve(self, batch: list[FileJob]) -> None:
+        batch = [job for job in batch if not job.is_given_up]
         if not batch:
             return
         results = self._file.do(batch)
         self._file.shorten_log()
         done = []
+        is_late = False
         for job, result in zip(batch, results, strict=True):
             if isinstance(result, Rest):
                 job.work, job.asked_at = result.work, self._monotonic()
                 self._jobs.put(job)
-            else:
+            elif job.decide():
                 done.append((job, result))
-        if done:
+            else:
+                is_late = True
+                if job.undo is not None:
+                    self._file.do([FileJob(job.undo, None, "durable")])
+        if done or is_late:
             self._call_on_loop(self._tell_all, done)
 
     def _call_on_loop(self, tell: Callable[[Any], None], what: Any) -> None:
