@@ -137,6 +137,10 @@ class JobStore(Protocol):
         """Takes a file away from its tenant; its blob stays while a job that is not at its end reads it (`NewJob.reads`)."""
         ...
 
+    async def file_bytes(self, tenant: str | None) -> int:
+        """Returns the bytes of all files that a tenant has; None: of everybody's."""
+        ...
+
     async def take_garbage(self, most: int) -> Sequence[str]:
         """Returns names of blobs that nothing refers to any more, each once: of removed, replaced and expired files, of chunks
         of ended jobs.

@@ -202,6 +202,10 @@ class MemoryJobStore:
         """Takes a file away from its tenant; its blob stays while an open job reads it."""
         return self._files.remove(file_id, tenant)
 
+    async def file_bytes(self, tenant: str | None) -> int:
+        """Returns the bytes of all files that a tenant has; None: of everybody's."""
+        return self._files.bytes_of(tenant)
+
     async def take_garbage(self, most: int) -> Sequence[str]:
         """Returns names of blobs that nothing refers to any more, each once."""
         return self._files.take_garbage(most, {one.reads for one in self._jobs.values() if not one.job.state.is_end})

@@ -51,6 +51,12 @@ class MemoryJobFiles:
         self.discard([file.blob])
         return True
 
+    def bytes_of(self, tenant: str | None) -> int:
+        """Returns the bytes of the files that are there, of one tenant or of all."""
+        return sum(
+            file.bytes for file in self._files.values() if tenant in (None, file.tenant) and self._is_there(file)
+        )
+
     def discard(self, blobs: Sequence[str]) -> None:
         """Notes blobs that are garbage as soon as nothing refers to them."""
         self._garbage.update(dict.fromkeys(blob for blob in blobs if blob))

@@ -158,6 +158,15 @@ async def test_files_can_be_removed_while_they_are_listed(jobs: Jobs, is_newest_
     assert await jobs.store.list_files(FileQuery("t")) == ([], False)
 
 
+async def test_the_bytes_of_files_are_counted_while_they_are_there(jobs: Jobs) -> None:
+    """Of one tenant, and of all."""
+    for number, tenant in enumerate(("a", "a", "b")):
+        await jobs.store.add_file(jobs.file(f"file-{number}", tenant=tenant, bytes=10**number))
+    await jobs.store.remove_file("file-0", "a")
+
+    assert [await jobs.store.file_bytes(tenant) for tenant in ("a", "b", "c", None)] == [10, 100, 0, 110]
+
+
 async def test_a_removed_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> None:
     """At once, where nothing reads it."""
     await jobs.store.add_file(jobs.file("f1"))
