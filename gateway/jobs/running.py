@@ -27,6 +27,7 @@ class RunningWork:
         """The process is on its way out."""
         self.ends_as: JobState | None = work.job.ends_as
         self.stopping = asyncio.Event()
+        self._pauses: set[asyncio.Event] = set()
         self.task: asyncio.Task[None] | None = None
 
     def note(self, result: WriteResult) -> bool:
@@ -40,13 +41,30 @@ class RunningWork:
             return False
         self.ends_as = result.ends_as or self.ends_as
         if result.ends_as is not None or result.is_paused:
-            self.stopping.set()
+            self._stop()
         return True
 
     def drain(self) -> None:
         """Asks for an orderly end: what runs may finish, the rest is given back."""
         self.is_draining = True
+        self._stop()
+
+    async def pause(self, seconds: float) -> None:
+        """Returns after so long, or as soon as nothing more shall begin."""
+        over = asyncio.Event()
+        timer = self._clock.call_at(self._clock.monotonic() + seconds, over.set)
+        self._pauses.add(over)
+        try:
+            if not self.stopping.is_set():
+                await over.wait()
+        finally:
+            timer.cancel()
+            self._pauses.discard(over)
+
+    def _stop(self) -> None:
         self.stopping.set()
+        for pause in self._pauses:
+            pause.set()
 
     async def write(self, write: Callable[[], Awaitable[WriteResult]]) -> bool:
         """Writes until the store has it, however long it cannot: a result that was paid for waits in memory meanwhile.

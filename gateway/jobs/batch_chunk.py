@@ -1,0 +1,338 @@
+"""A chunk of a batch: its lines go through the pipeline, as many at a time as their limits can start soon.
+
+    open -> feed -> (a line: serve, wait, serve again) -> commit -> … -> write the chunk's blobs -> complete
+
+Who says how many is the delay queue itself: lines are fed while only a few of them are held there. A line's result is committed
+as soon as there is one, together with others that came meanwhile. Invariants: a line has at most one call at a time; whatever
+was paid for is committed, unless the process dies or the claim is lost; a chunk ends completed or given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.batch_input import ChunkInput, InputLine
+from gateway.jobs.brake import Brake, Brakes
+from gateway.jobs.one_call import JSON, CallServer, TryResult
+from gateway.jobs.ports import StoredRequest
+from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.batch_lines import read_line
+from gateway.policy.jobs.batch_marks import ENDPOINT, chunk_blob, plan_of
+from gateway.policy.jobs.batch_output import LineIdentity, answered_line, unanswered_line
+from gateway.policy.jobs.chunks import lines_of
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.ids import line_id
+from gateway.policy.jobs.job import ChunkResult, Job, LineResult
+from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
+from gateway.policy.jobs.rules import JobRules
+
+LOOK_S, IDLE_LOOK_S = 0.02, 1.0
+"""So often it is looked whether held lines have been let through, and where none is held; what ends makes itself heard."""
+HELD_PART = 8
+"""One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
+CRASH_WINDOWS = {2: 8}
+"""How many lines run at a time in a chunk that has come to nothing before, by the number of its claims; later only one."""
+MOST_CRASHES = 5
+CRASHED = "worker_crashed", "The gateway died several times while it served this request; it is not tried again."
+
+
+class ChunkRunner:
+    """Runs chunks of batches."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        blobs: Blobs,
+        server: CallServer,
+        clock: Clock,
+        rules_of: Callable[[Job], JobRules],
+        draw: Callable[[], float],
+        changed: Callable[[str], None],
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.server = server
+        self.clock = clock
+        self.rules_of = rules_of
+        self.draw = draw
+        self.changed = changed
+        self.brakes = Brakes()
+        self.chunks = 0
+        """The chunks that run here now: they share the window."""
+        self.attempts: dict[tuple[str, int], int] = {}
+        """The failed attempts of lines that will be tried again."""
+
+    async def run(self, running: RunningWork) -> None:
+        """Runs a chunk to its end, or as far as it may go now."""
+        self.chunks += 1
+        chunk = _Chunk(self, running)
+        try:
+            await chunk.run()
+        finally:
+            self.chunks -= 1
+            await chunk.aclose()
+
+
+class _Chunk:
+    """One chunk while it runs."""
+
+    def __init__(self, runner: ChunkRunner, running: RunningWork) -> None:
+        self._runner = runner
+        self._running = running
+        self._job = running.work.job
+        self._rules = runner.rules_of(self._job)
+        self._brake: Brake = runner.brakes.of(self._job.id)
+        self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._calls: dict[int, list[Call]] = {}
+        self._waiting = 0
+        """Lines that were refused for want of room, and wait to ask again."""
+        self._results: list[LineResult] = []
+        self._commit: asyncio.Task[bool] | None = None
+        self._later_at: float | None = None
+        """When the first of the lines that failed for now may be tried again, in wall-clock seconds."""
+        self._left_out = 0
+        """Lines that this claim leaves without a result, although they were tried."""
+        self._kept = 0
+        """Lines whose results the store has."""
+        self._news = asyncio.Event()
+        self._defect: BaseException | None = None
+
+    async def run(self) -> None:
+        """Feeds and commits until nothing is left to be done here, and ends the claim."""
+        runner, running = self._runner, self._running
+        committed = await runner.store.results(running.work)
+        self._kept = len(committed)
+        await self._input.open({result.line for result in committed})
+        await self._set_aside_the_deadly()
+        slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
+        stops_at: float | None = None
+        while running.is_ours:
+            self._news.clear()
+            is_over = runner.clock.monotonic() >= slice_ends_at and self._do_others_wait()
+            if not running.stopping.is_set() and not is_over:
+                await self._feed()
+            elif running.stopping.is_set():
+                self._stop_held()
+                if running.ends_as is not None and stops_at is None:
+                    stops_at = runner.clock.monotonic() + self._rules.batches.cancel_grace_s
+            if stops_at is not None and runner.clock.monotonic() >= stops_at:
+                await self._stop_lines()
+            self._start_commit()
+            if not self._tasks and self._commit is None:
+                break
+            await self._next_news()
+            if self._defect is not None:
+                raise self._defect
+        if running.is_ours:
+            await self._end()
+
+    async def aclose(self) -> None:
+        """Ends what still runs; results that were not committed are lost, and their lines run again."""
+        await self._stop_lines()
+        if self._commit is not None:
+            self._commit.cancel()
+            await asyncio.gather(self._commit, return_exceptions=True)
+
+    # --- lines in ---
+
+    async def _feed(self) -> None:
+        """Starts lines while few of them are held, at most as many as this chunk's part of the window."""
+        while (room := self._room()) > 0 and len(self._input):
+            for line in await self._input.next_lines(room):
+                self._tasks[line.number] = asyncio.create_task(self._run_line(line))
+            await asyncio.sleep(0)  # now those without room are held, and seen to be
+
+    def _room(self) -> int:
+        if self._brake.is_on:
+            return int(not self._tasks and not self._left_out)
+        claims = self._running.work.claims
+        window = self._rules.batches.window if claims < min(CRASH_WINDOWS) else CRASH_WINDOWS.get(claims, 1)
+        window = max(1, window // max(1, self._runner.chunks))
+        uncommitted = len(self._tasks) + len(self._results)
+        return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - len(self._held()))
+
+    def _held(self) -> list[int]:
+        """Returns the lines whose calls wait in the delay queue."""
+        return [number for number, calls in self._calls.items() if calls and calls[-1].held is not None]
+
+    def _do_others_wait(self) -> bool:
+        depth = self._runner.store.depth()
+        return any(of.number for (_, _, state), of in depth.items() if state == "ready")
+
+    async def _next_news(self) -> None:
+        clock = self._runner.clock
+        look_s = LOOK_S if self._calls and self._held() else IDLE_LOOK_S
+        timer = clock.call_at(clock.monotonic() + look_s, self._news.set)
+        await self._news.wait()
+        timer.cancel()
+
+    # --- one line ---
+
+    async def _run_line(self, line: InputLine) -> None:
+        try:
+            result = await self._served(line)
+            if result is not None:
+                self._results.append(result)
+        except asyncio.CancelledError:
+            raise
+        except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
+            self._defect = defect
+        finally:
+            self._tasks.pop(line.number, None)
+            self._calls.pop(line.number, None)
+            self._news.set()
+
+    async def _served(self, line: InputLine) -> LineResult | None:
+        """Returns the line's result; None: it has none yet, and is left for another claim."""
+        job, runner = self._job, self._runner
+        try:
+            custom_id, body = read_line(line.text)
+        except ValueError:
+            who = LineIdentity(line.number, line_id(job.id, line.number), "")
+            return unanswered_line(who, "input_modified", "The input file is not what it was when it was checked.")
+        who = LineIdentity(line.number, line_id(job.id, line.number), custom_id)
+        while True:
+            calls = self._calls[line.number] = []
+            tried = await runner.server.serve(self._request(who.id, body), calls)
+            outcome, retry_after_s = tried.verdict
+            if outcome is Outcome.PUT_OFF:
+                self._waiting += 1
+                try:
+                    await self._running.pause(retry_after_s or 0.0)
+                finally:
+                    self._waiting -= 1
+                if self._running.stopping.is_set():
+                    return None
+            elif outcome is Outcome.INTERRUPTED or (
+                outcome is Outcome.TRANSIENT and self._may_try_again(line.number, tried)
+            ):
+                return None
+            else:
+                return self._result(who, tried)
+
+    def _request(self, id: str, body: bytes) -> StoredRequest:
+        job = self._job
+        return StoredRequest(
+            id=id,
+            endpoint=job.about[ENDPOINT],
+            body=body,
+            headers=[(name.encode(), value.encode()) for name, value in JSON],
+            key=job.key,
+            tenant=job.tenant,
+            lane=job.lane,
+            deadline_s=max(0.0, job.deadline - self._runner.clock.wall()),
+        )
+
+    def _may_try_again(self, number: int, tried: TryResult) -> bool:
+        """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
+        attempts = self._runner.attempts.pop((self._job.id, number), 0) + 1
+        if attempts >= attempts_allowed(self._rules, tried.cost_usd):
+            return False
+        self._runner.attempts[self._job.id, number] = attempts
+        wait_s = max(backoff_s(self._rules, attempts, self._runner.draw()), tried.verdict.retry_after_s or 0.0)
+        at = self._runner.clock.wall() + wait_s
+        self._later_at = at if self._later_at is None else min(at, self._later_at)
+        self._left_out += 1
+        return True
+
+    def _result(self, who: LineIdentity, tried: TryResult) -> LineResult | None:
+        error_class = tried.error.error_class if tried.error is not None else ""
+        batches = self._rules.batches
+        self._runner.attempts.pop((self._job.id, who.line), None)
+        if error_class in batches.brake_classes:
+            was_on = self._brake.is_on
+            self._brake.failed(error_class, batches.brake_after)
+            if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
+                self._left_out += 1
+                self._later_at = self._runner.clock.wall() + self._brake.probe_s
+                return None
+        else:
+            self._brake.succeeded()
+        answer = tried.answer
+        if answer is None:
+            return unanswered_line(who, error_class or "server_error", "The request was not answered.")
+        return answered_line(who, answer.status, who.id, answer.body, tried.usage, tried.cost_usd)
+
+    def _stop_held(self) -> None:
+        """Stops the lines that have not been sent anywhere; they have cost nothing."""
+        for number in self._held():
+            self._tasks[number].cancel("shutdown")
+
+    async def _stop_lines(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel("shutdown")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- results out ---
+
+    def _start_commit(self) -> None:
+        """Commits what there is, one commit at a time: what comes meanwhile goes together with the next."""
+        if self._results and self._commit is None:
+            results, self._results = self._results, []
+            self._commit = asyncio.create_task(self._committed(results))
+
+    async def _committed(self, results: list[LineResult]) -> bool:
+        store, work = self._runner.store, self._running.work
+        try:
+            is_ours = await self._running.write(lambda: store.commit(work, results))
+            self._kept += len(results) if is_ours else 0
+            return is_ours
+        finally:
+            self._commit = None
+            self._news.set()
+
+    async def _set_aside_the_deadly(self) -> None:
+        """Gives up the first line of a chunk that has killed its workers again and again: it ran alone when they died."""
+        if self._running.work.claims <= MOST_CRASHES:
+            return
+        for line in await self._input.next_lines(1):
+            custom_id = ""
+            with suppress(ValueError):
+                custom_id = read_line(line.text).custom_id
+            who = LineIdentity(line.number, line_id(self._job.id, line.number), custom_id)
+            self._results.append(unanswered_line(who, *CRASHED))
+
+    async def _end(self) -> None:
+        """Completes the chunk if all its lines have results, else gives it back for later."""
+        runner, running, work = self._runner, self._running, self._running.work
+        if self._kept == len(lines_of(plan_of(self._job), work.piece)):
+            result = await self._write_blobs()
+            await running.write(lambda: runner.store.complete_chunk(work, result))
+        else:
+            is_later = (len(self._input) == 0 or self._brake.is_on) and not running.stopping.is_set()
+            at = self._later_at if is_later else None
+            await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))
+        runner.changed(self._job.id)
+
+    async def _write_blobs(self) -> ChunkResult:
+        """Writes the chunk's lines, in order, where they stay."""
+        runner, work = self._runner, self._running.work
+        delay_s = LOOK_S
+        while True:
+            try:
+                results = sorted(await runner.store.results(work))
+                output = await self._blob("output", [one.text for one in results if not one.is_failed])
+                errors = await self._blob("errors", [one.text for one in results if one.is_failed])
+                return ChunkResult(work.piece, *output, *errors)
+            except JobsUnavailable:
+                await runner.clock.sleep(delay_s)
+                delay_s = min(10.0, 2 * delay_s)
+
+    async def _blob(self, kind: str, texts: list[bytes]) -> tuple[str, int]:
+        if not texts:
+            return "", 0
+        work = self._running.work
+        name = chunk_blob(self._job.id, work.piece, work.fence, kind)
+        writer = await self._runner.blobs.writer(name)
+        try:
+            await writer.write(b"".join(texts))
+            return name, await writer.commit()
+        finally:
+            await writer.abort()

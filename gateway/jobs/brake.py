@@ -1,0 +1,55 @@
+"""The brake of batches: where line after line fails for what an operator has to mend, the rest is not burnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
+"""Seconds until a braked batch tries one line: the first delay, doubled with each failure up to the second."""
+
+
+@dataclass(slots=True)
+class Brake:
+    """The brake of one batch in this process."""
+
+    in_a_row: int = 0
+    error_class: str = ""
+    """Why it is on; empty: it is off."""
+    probe_s: float = FIRST_PROBE_S
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether only single lines are tried."""
+        return bool(self.error_class)
+
+    def succeeded(self) -> None:
+        """Notes a line that did not fail so: everything goes on."""
+        self.in_a_row, self.error_class, self.probe_s = 0, "", FIRST_PROBE_S
+
+    def failed(self, error_class: str, after: int) -> None:
+        """Notes a line that failed with a class of the brake's; `after` so many in a row it is on."""
+        if self.is_on:
+            self.probe_s = min(LAST_PROBE_S, 2 * self.probe_s)
+        self.in_a_row += 1
+        if self.in_a_row >= after:
+            self.error_class = error_class
+
+
+class Brakes:
+    """The brakes of the batches that this process works on."""
+
+    def __init__(self) -> None:
+        self._brakes: dict[str, Brake] = {}
+
+    def of(self, job_id: str) -> Brake:
+        """Returns the brake of a batch."""
+        return self._brakes.setdefault(job_id, Brake())
+
+    def reason(self, job_id: str) -> str:
+        """Returns why a batch is braked; empty: it is not."""
+        brake = self._brakes.get(job_id)
+        return brake.error_class if brake is not None else ""
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        self._brakes.pop(job_id, None)
