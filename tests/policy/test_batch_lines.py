@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.jobs.batch_index import ENTRY_BYTES, IndexEntry, pack_entry, read_index
-from gateway.policy.jobs.batch_input import MOST_PROBLEMS, InputCheck, LineCutter
-from gateway.policy.jobs.batch_lines import CheckedLine, LineProblem, LineRules, check_line, read_line
+from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, pack_entry, read_index
+from gateway.policy.batches.input import MOST_PROBLEMS, InputCheck, LineCutter
+from gateway.policy.batches.lines import CheckedLine, LineProblem, LineRules, check_line, read_line
 from gateway.policy.jobs.rules import BatchRules
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Batch, FileObject
 
-from gateway.policy.jobs.batch_lines import LineProblem
-from gateway.policy.jobs.batch_object import batch_object, batch_status, problem_objects
-from gateway.policy.jobs.batch_output import LineIdentity, answered_line, stopped_line, unanswered_line
+from gateway.policy.batches.batch_object import batch_object, batch_status, problem_objects
+from gateway.policy.batches.lines import LineProblem
+from gateway.policy.batches.output import LineIdentity, answered_line, stopped_line, unanswered_line
 from gateway.policy.jobs.file_object import file_object, list_page
 from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, StoredFile, Tally
 from gateway.words import Usage

@@ -9,7 +9,7 @@ from string import ascii_letters, digits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.jobs.chunks import lines_of, plan_chunks
+from gateway.policy.batches.chunks import lines_of, plan_chunks
 from gateway.policy.jobs.ids import BATCH, FILE, JOB, Mark, derived_file_id, is_ours, line_id, new_id
 from gateway.policy.jobs.rules import BatchRules
 

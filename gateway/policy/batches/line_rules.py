@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.policy.jobs.batch_lines import LineProblem, LineRules
+from gateway.policy.batches.lines import LineProblem, LineRules
 from gateway.policy.openai.model_fields import other_model_field
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.policy.jobs.batch_lines import LineProblem
+from gateway.policy.batches.lines import LineProblem
 from gateway.policy.jobs.job import Job, JobState, Stage, Tally
 
 ENDED: Final[Mapping[JobState, str]] = {

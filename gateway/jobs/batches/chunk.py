@@ -16,16 +16,16 @@ from contextlib import suppress
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
-from gateway.jobs.batch_input import ChunkInput, InputLine
-from gateway.jobs.brake import Brake, Brakes
+from gateway.jobs.batches.brake import Brake, Brakes
+from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
+from gateway.jobs.batches.segment import write_chunk
 from gateway.jobs.one_call import JSON, CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
-from gateway.policy.jobs.batch_lines import read_line
-from gateway.policy.jobs.batch_marks import ENDPOINT, chunk_blob, plan_of
-from gateway.policy.jobs.batch_output import LineIdentity, answered_line, unanswered_line
-from gateway.policy.jobs.chunks import lines_of
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.batches.chunks import lines_of
+from gateway.policy.batches.lines import read_line
+from gateway.policy.batches.marks import ENDPOINT, plan_of
+from gateway.policy.batches.output import LineIdentity, answered_line, unanswered_line
 from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import ChunkResult, Job, LineResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gateway.policy.jobs.batch_index import IndexEntry, pack_entry
-from gateway.policy.jobs.batch_lines import CheckedLine, LineProblem, LineRules, check_line, no_json
+from gateway.policy.batches.index import IndexEntry, pack_entry
+from gateway.policy.batches.lines import CheckedLine, LineProblem, LineRules, check_line, no_json
 from gateway.policy.jobs.rules import BatchRules
 
 MOST_PROBLEMS = 100

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from gateway.job_ports import Blobs
-from gateway.policy.jobs.batch_index import ENTRY_BYTES, IndexEntry, read_index
-from gateway.policy.jobs.batch_marks import INDEX, INPUT, plan_of
-from gateway.policy.jobs.chunks import lines_of
+from gateway.policy.batches.chunks import lines_of
+from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, read_index
+from gateway.policy.batches.marks import INDEX, INPUT, plan_of
 from gateway.policy.jobs.job import Job
 
 AHEAD_BYTES = 1024 * 1024

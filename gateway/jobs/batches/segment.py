@@ -1,0 +1,37 @@
+"""A finished chunk on its way to where it stays: its results as two blobs, in the order of the input."""
+
+from __future__ import annotations
+
+from gateway.clock import Clock
+from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.running import FIRST_RETRY_S, LAST_RETRY_S
+from gateway.policy.batches.marks import chunk_blob
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ChunkResult, ClaimedWork
+
+
+async def write_chunk(store: JobStore, blobs: Blobs, work: ClaimedWork, clock: Clock) -> ChunkResult:
+    """Writes the lines of a chunk whose results are all committed; repeats that until there is room for them."""
+    delay_s = FIRST_RETRY_S
+    while True:
+        try:
+            results = sorted(await store.results(work))
+            output = await _write(blobs, work, "output", [one.text for one in results if not one.is_failed])
+            errors = await _write(blobs, work, "errors", [one.text for one in results if one.is_failed])
+            return ChunkResult(work.piece, *output, *errors)
+        except JobsUnavailable:
+            await clock.sleep(delay_s)
+            delay_s = min(LAST_RETRY_S, 2 * delay_s)
+
+
+async def _write(blobs: Blobs, work: ClaimedWork, kind: str, texts: list[bytes]) -> tuple[str, int]:
+    """Returns the blob's name and bytes; of no lines there is none."""
+    if not texts:
+        return "", 0
+    name = chunk_blob(work.job.id, work.piece, work.fence, kind)
+    writer = await blobs.writer(name)
+    try:
+        await writer.write(b"".join(texts))
+        return name, await writer.commit()
+    finally:
+        await writer.abort()
