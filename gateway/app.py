@@ -39,6 +39,9 @@ from gateway.ingress.admin.operations import Gather, health_routes, metrics_rout
 from gateway.ingress.edge import Edge
 from gateway.ingress.http.server import HttpServer, listen_on
 from gateway.ingress.inflight import InFlight
+from gateway.ingress.jobs.call_maker import CallMaker
+from gateway.ingress.jobs.jobs import job_routes
+from gateway.ingress.jobs.respond_async import AsyncAnswers
 from gateway.ingress.routes import build_app, build_front
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.process.memory import container_bytes
@@ -49,6 +52,7 @@ from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
+from gateway.wiring import build_jobs, semantic_news
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -116,10 +120,12 @@ class Gateway:
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
         if self._shared is not None:
-            FleetNews(self._clock, self._shared.news, self._admission, self._draw, self._hear_vector, self._hear_purge)
-        self._cache_desk = CacheInspector(
-            self._kept_clock, lambda: self._policies.current, self._store, self._pipeline.replays
-        )
+            hear_vector, hear_purge = semantic_news(self._pipeline.replays.layers, self._kept_clock.wall)
+            FleetNews(self._clock, self._shared.news, self._admission, self._draw, hear_vector, hear_purge)
+        replays = self._pipeline.replays
+        self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
+        self._make_call = CallMaker(self._policies, self._clock)
+        self._jobs = build_jobs(self._policies, self._clock, self._pipeline, self._admission, self._make_call)
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._overload = Shedding(container_bytes())
         self._telemetry.set_policy(first.version)
@@ -148,6 +154,7 @@ class Gateway:
             shared=self._shared,
             pools=self._pools,
             servers=self._servers,
+            jobs=self._jobs,
         )
         self._telemetry.before_scrape = self._housekeeping.fill_gauges
 
@@ -189,6 +196,8 @@ class Gateway:
             await self._shared.start()
         for server in self._servers:
             await server.start()
+        if self._jobs is not None:
+            await self._jobs.start()
         self._housekeeping.start()
 
     def reload(self) -> None:
@@ -211,12 +220,16 @@ class Gateway:
         while len(self._inflight) and not hurry.is_set() and self._clock.monotonic() < ends_at:
             await asyncio.wait([waiting], timeout=0.05)
         waiting.cancel()
+        if self._jobs is not None:
+            await self._jobs.engine.drain(0.0 if hurry.is_set() else max(0.0, ends_at - self._clock.monotonic()))
 
     async def stop(self) -> None:
         """Stops everything; calls still running end with a clear error."""
         self._inflight.draining = True
         self._inflight.abort()
         self._housekeeping.stop()
+        if self._jobs is not None:
+            await self._jobs.aclose()
         for server in self._servers:
             await server.stop()
         if self._pipeline.replays.layers.semantic is not None:
@@ -236,13 +249,18 @@ class Gateway:
         if self._sqlite is not None:
             state_file = StateFile(self._sqlite.path, self._sqlite.backup)
             forget_copies(self._sqlite.path)
-        edge = Edge(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive)
+        jobs = self._jobs
+        edge = Edge(
+            *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
+            async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock),
+        )
         health = health_routes(
             self._inflight,
             self._shared.health if self._shared else lambda: None,
             self._kept_clock.wall,
             lambda: self._policies.current.emulated,
         )
+        durable = [] if jobs is None else job_routes(self._policies, jobs.service, self._make_call, self._clock)
         admin = policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [
@@ -259,26 +277,12 @@ class Gateway:
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on
         if admin is None:
-            front = build_front(edge, self._policies, health + operations, meter)
+            front = build_front(edge, self._policies, durable + health + operations, meter)
             return [HttpServer(front, listen(host, port), meter.refused)]
         return [
-            HttpServer(build_front(edge, self._policies, health, meter), listen(host, port), meter.refused),
+            HttpServer(build_front(edge, self._policies, durable + health, meter), listen(host, port), meter.refused),
             HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused),
         ]
-
-    def _hear_vector(self, detail: bytes) -> None:
-        """Adds the question that another replica has kept."""
-        from gateway.store.redis.vectors import decode_news  # only a process with replicas has it
-
-        if self._pipeline.replays.layers.semantic is not None:
-            self._pipeline.replays.layers.semantic.hear(decode_news(detail, self._kept_clock.wall()))
-
-    def _hear_purge(self, detail: bytes) -> None:
-        """Forgets what another replica was told to forget."""
-        from gateway.store.redis.purges import decode_selection  # as in _hear_vector
-
-        if self._pipeline.replays.layers.semantic is not None:
-            self._pipeline.replays.layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
     def _state_changed(self, is_up: bool) -> None:
         self._telemetry.state_changed(is_up)

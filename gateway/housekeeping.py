@@ -20,6 +20,7 @@ from gateway.flow.shedding import GiveBack, LoopLag, Shedding
 from gateway.ingress.admin import insight, views
 from gateway.ingress.http.server import HttpServer
 from gateway.ingress.inflight import InFlight
+from gateway.jobs.work import JobWork
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.ports import SharedStore, Store
 from gateway.process.memory import GiveBack, find_trim, resident_bytes
@@ -132,6 +133,8 @@ class Housekeeping:
     """The same store where replicas share it."""
     pools: Pools
     servers: list[HttpServer]
+    jobs: JobWork | None
+    """Durable work, where this gateway takes any."""
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -174,6 +177,8 @@ class Housekeeping:
             server.tick()
         self.inflight.sweep(now)
         self.store.tick()
+        if self.jobs is not None:
+            self.jobs.engine.tick()
         self.telemetry.set_connections(self.pools.stats())
         await self.pools.close_retired(self.inflight.present())
         self.reloading.tick()
@@ -181,8 +186,11 @@ class Housekeeping:
     async def _watch_load(self, now: float, lag_s: float) -> None:
         """Sheds load where there is too much, after freed memory is given back."""
         shedding, queue, bounds = self.shedding, self.admission.queue, self.policies.current.queue
-        resident, is_at_rest = resident_bytes(), not self.inflight and not queue.occupancy.calls
-        if self._give_back.look(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
+        is_at_rest = not (
+            self.inflight or queue.occupancy.calls or (self.jobs is not None and self.jobs.engine.running)
+        )
+        resident = resident_bytes()
+        if self._give_back.is_due(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
             await asyncio.to_thread(self._give_back.run)
             before, resident = resident, resident_bytes()
             self._give_back.done(now, before or 0, resident or 0)

@@ -25,6 +25,7 @@ from gateway.ingress.http.cycle import AnyCycle, ClientGone
 from gateway.ingress.http.writing import answer_error, end_stream, write_whole
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.intake import Intake
+from gateway.ingress.jobs.respond_async import AsyncAnswers
 from gateway.ingress.render import error_event, error_object
 from gateway.ingress.served import ServedRequest
 from gateway.policy.snapshot import Policies
@@ -51,9 +52,14 @@ class Edge:
         inflight: InFlight,
         overload: Shedding | None = None,
         keepalive: KeepAlive | None = None,
+        async_answers: AsyncAnswers | None = None,
     ) -> None:
-        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive."""
+        """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive.
+
+        Without `async_answers` nobody is answered with a job.
+        """
         self._pipeline = pipeline
+        self._async_answers = async_answers
         self._keepalive = KeepAlive() if keepalive is None else keepalive
         self._meter = meter
         self._clock = clock
@@ -74,7 +80,9 @@ class Edge:
         connection.on_gone = served.client_gone
         try:
             call = self._intake.take(served) or await self._intake.wait(served)
-            if not call.stream:
+            if served.wait_s is not None and self._async_answers is not None:
+                reply = await self._async_answers.respond(call, cycle.index, served.wait_s)
+            elif not call.stream:
                 if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
                     reply = await self._handle_alive(call, served.interim)
                 else:

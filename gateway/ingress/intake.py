@@ -18,6 +18,7 @@ from gateway.ingress.inflight import InFlight
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.served import ServedRequest
+from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.policy.snapshot import Policies, PolicySnapshot
@@ -161,6 +162,8 @@ class Intake:
             served.task,
         )
         if served.has_options:
+            if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any":
+                served.wait_s = responds_async(headers)
             call.sdk_retry = parse.sdk_retry(index)
             call.idempotency_key = parse.idempotency_key(index, endpoint)
             call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None

@@ -28,7 +28,7 @@ _ONE_ONLY = frozenset(
 )
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control".split()
+    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer".split()
 )
 """What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
 

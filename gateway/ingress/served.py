@@ -35,6 +35,7 @@ class ServedRequest(Serving):
         "policy",
         "request_id",
         "started",
+        "wait_s",
     )
 
     # Known once the caller is, and the last of them once the body is read.
@@ -56,6 +57,8 @@ class ServedRequest(Serving):
         """The head has gone out, with comments behind it."""
         self.started = False
         """What answers the request is on its way."""
+        self.wait_s: float | None = None
+        """The client takes a job for an answer, after it has waited so long; None: it wants the answer itself."""
 
     def identify(self, sent: str) -> None:
         """Take the client's own request id."""

@@ -1,0 +1,81 @@
+"""Durable work, assembled: the engine, and what routes may ask of it. Who keeps jobs and bytes is handed in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from gateway.call import Call
+from gateway.clock import Clock
+from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.batches.chunk import ChunkRunner
+from gateway.jobs.call_job import CallJobs
+from gateway.jobs.engine import JobEngine
+from gateway.jobs.job_service import JobService
+from gateway.jobs.one_call import CallServer
+from gateway.jobs.ports import MakeCall, ServeCall
+from gateway.jobs.running import RunningWork
+from gateway.jobs.worker import JobWorker
+from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
+from gateway.policy.jobs.job import Job, JobKind
+from gateway.policy.jobs.rules import JobRules
+from gateway.policy.snapshot import Policies
+
+
+class JobWork:
+    """All of durable work in one process. Nothing is opened before `start`, or the first request that needs it."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        clock: Clock,
+        serve: ServeCall,
+        make_call: MakeCall,
+        price_of: Callable[[Call], float | None],
+        open_store: Callable[[], JobStore],
+        has_jobs: Callable[[], bool],
+        blobs: Blobs,
+    ) -> None:
+        """`serve` is the pipeline's `handle`; `open_store` and `has_jobs` are the engine's."""
+        self._policies = policies
+        self._clock = clock
+        self._server = CallServer(make_call, serve, clock)
+        self._blobs = blobs
+        self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
+        works = policies.current.jobs.settings.works
+        self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock)
+        self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
+
+    async def start(self) -> None:
+        """Goes on with the work that is there."""
+        await self.engine.start()
+
+    async def aclose(self) -> None:
+        """Ends at once: what runs is given back, and the stores close."""
+        await self.engine.drain(0.0)
+        await self._blobs.aclose()
+
+    def rules_of(self, job: Job) -> JobRules:
+        """Returns the rules in force for a job: those that its model picks."""
+        policy = self._policies.current
+        model = policy.find_model(job.model) if job.model else None
+        return policy.jobs.default if model is None else model.jobs
+
+    def _make_worker(self, store: JobStore) -> JobWorker:
+        draw, changed = self._random.random, self.service.watchers.changed
+        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw, changed)
+        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, changed)
+        run = partial(_run_piece, calls, chunks)
+        return JobWorker(store, run, self._clock, lambda: self._policies.current.jobs.default.segments)
+
+    def _new_job_id(self) -> str:
+        return new_id(JOB, self._random.randbytes(DRAW_BYTES))
+
+
+async def _run_piece(calls: CallJobs, chunks: ChunkRunner, running: RunningWork) -> None:
+    work = running.work
+    if work.job.kind is JobKind.CALL:
+        await calls.run(running)
+    else:
+        await chunks.run(running)

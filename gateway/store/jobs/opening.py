@@ -1,0 +1,26 @@
+"""Opens the store of jobs and the store of blobs that the config names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from gateway.job_ports import Blobs, JobStore
+from gateway.store.blobs.directory import DirectoryBlobs
+from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.transitions import OpenBounds
+
+
+def open_jobs(path: str, wall: Callable[[], float], in_all: int, per_tenant: int) -> JobStore:
+    """Returns the store of jobs in the file. Raises StoreUnusable."""
+    return MemoryJobStore(wall, OpenBounds(in_all, per_tenant))
+
+
+def open_blobs(folder: str, min_free_bytes: int) -> Blobs:
+    """Returns the store of blobs in a folder, which is made when the first is written."""
+    return DirectoryBlobs(folder, min_free_bytes=min_free_bytes)
+
+
+def has_jobs(path: str) -> bool:
+    """Returns whether jobs were kept there before."""
+    return os.path.exists(path)

@@ -1,0 +1,52 @@
+"""Parts of a gateway that `app` puts together: what few gateways have, each in one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.clock import Clock
+from gateway.flow.admission.admission import Admission
+from gateway.flow.pipeline import Pipeline
+from gateway.flow.reuse.layers import ReuseLayers
+from gateway.jobs.ports import MakeCall
+from gateway.jobs.work import JobWork
+from gateway.policy.snapshot import Policies
+from gateway.store.jobs.opening import has_jobs, open_blobs, open_jobs
+
+
+def semantic_news(
+    layers: ReuseLayers, wall: Callable[[], float]
+) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
+    """Returns what to do with the news that another replica has kept a question, and that it was told to forget some."""
+    from gateway.store.redis.purges import decode_selection  # only a process with replicas has it
+    from gateway.store.redis.vectors import decode_news  # as above
+
+    def hear_vector(detail: bytes) -> None:
+        if layers.semantic is not None:
+            layers.semantic.hear(decode_news(detail, wall()))
+
+    def hear_purge(detail: bytes) -> None:
+        if layers.semantic is not None:
+            layers.semantic.forget_here(**decode_selection(detail)._asdict())
+
+    return hear_vector, hear_purge
+
+
+def build_jobs(
+    policies: Policies, clock: Clock, pipeline: Pipeline, admission: Admission, make_call: MakeCall
+) -> JobWork | None:
+    """Returns durable work over the pipeline; None: the config has none."""
+    settings = policies.current.jobs.settings
+    if not policies.current.jobs.is_on:
+        return None
+    bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+    return JobWork(
+        policies,
+        clock,
+        pipeline.handle,
+        make_call,
+        price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
+        open_store=lambda: open_jobs(settings.store, clock.wall, *bounds),
+        has_jobs=lambda: has_jobs(settings.store),
+        blobs=open_blobs(settings.files, settings.min_free_bytes),
+    )
