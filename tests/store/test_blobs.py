@@ -28,7 +28,6 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield MemoryBlobs()
         return
     store = DirectoryBlobs(tmp_path / "files")
-    await store.start()
     yield store
     await store.aclose()
 
@@ -37,16 +36,18 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def folder(tmp_path: Path) -> AsyncIterator[DirectoryBlobs]:
     """A folder of blobs."""
     store = DirectoryBlobs(tmp_path / "files")
-    await store.start()
     yield store
     await store.aclose()
 
 
 async def put(blobs: Blobs, name: str, *parts: bytes) -> int:
     writer = await blobs.writer(name)
-    for part in parts:
-        await writer.write(part)
-    return await writer.commit()
+    try:
+        for part in parts:
+            await writer.write(part)
+        return await writer.commit()
+    finally:
+        await writer.abort()
 
 
 async def whole(blobs: Blobs, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -208,12 +209,12 @@ async def test_what_killed_writers_have_left_goes_at_the_next_start(folder: Dire
     (folder.root / NEW / "left").write_bytes(b"of a killed process")
 
     again = DirectoryBlobs(folder.root)
-    await again.start()
+    await put(again, "other", b"of another process")
     await writer.write(b"alive")
     await writer.commit()
     await again.aclose()
 
-    assert files_of(folder) == ["alive"]
+    assert files_of(folder) == ["alive", "other"]
 
 
 async def test_files_are_the_owners_alone(folder: DirectoryBlobs) -> None:
@@ -239,6 +240,7 @@ async def test_a_failing_disk_is_a_refusal_and_the_log_has_the_remedy(
         raise OSError(number, os.strerror(number))
 
     caplog.set_level(logging.WARNING, logger="gateway.store")
+    await put(folder, "blob", b"well")
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fails)
         for _ in range(3):
@@ -263,7 +265,6 @@ async def put_on(writer: directory.DirectoryWriter, data: bytes) -> None:
 async def test_the_free_space_to_be_kept_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing begins where less is left, and the log names both numbers."""
     blobs = DirectoryBlobs(tmp_path, min_free_bytes=1 << 60)
-    await blobs.start()
 
     with pytest.raises(JobsUnavailable):
         await blobs.writer("blob")
@@ -291,7 +292,7 @@ async def test_a_folder_that_cannot_be_made_is_a_refusal(tmp_path: Path) -> None
     blobs = DirectoryBlobs(tmp_path / "taken" / "files")
 
     with pytest.raises(JobsUnavailable):
-        await blobs.start()
+        await blobs.writer("blob")
     await blobs.aclose()
 
 

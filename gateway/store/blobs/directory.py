@@ -33,17 +33,18 @@ NEW = ".new"
 
 
 class DirectoryBlobs:
-    """Implements `Blobs` on the folder `root`, of whose volume `min_free_bytes` stay free. `start` comes first."""
+    """Implements `Blobs` on the folder `root`, of whose volume `min_free_bytes` stay free.
+
+    The folder is made when the first blob is: a gateway that has never kept a file has none.
+    """
 
     def __init__(self, root: str | Path, *, min_free_bytes: int = 0) -> None:
         self.root = Path(root)
         self._min_free_bytes = min_free_bytes
         self._trouble = BlobTrouble(str(root), min_free_bytes)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
-
-    async def start(self) -> None:
-        """Makes the folder, and removes what writers have left that were killed. Raises JobsUnavailable."""
-        await self.run(self._prepare, "stored")
+        self._preparing = threading.Lock()
+        self._is_prepared = False
 
     async def writer(self, name: str) -> DirectoryWriter:
         """Begins a blob. Raises JobsUnavailable, also where less than the free space to be kept is left."""
@@ -132,6 +133,7 @@ class DirectoryBlobs:
         self._trouble.over()
 
     def _prepare(self) -> None:
+        """Makes the folder, and removes what writers have left that were killed."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.root / NEW).mkdir(mode=0o700, exist_ok=True)
         for left in (self.root / NEW).iterdir():
@@ -144,10 +146,13 @@ class DirectoryBlobs:
                 finally:
                     os.close(number)
         _sync_folder(self.root)
+        self._is_prepared = True
 
     def _create(self) -> NewFile:
+        with self._preparing:
+            if not self._is_prepared:
+                self._prepare()
         self.refuse_full()
-        (self.root / NEW).mkdir(mode=0o700, exist_ok=True)
         path = self.root / NEW / token_hex(12)
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # a network's file system may know no locks

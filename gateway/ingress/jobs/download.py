@@ -1,0 +1,74 @@
+"""A file as an answer: all of it, or the one range that is asked for (RFC 9110, 14).
+
+It is never shown by a browser: it is an attachment, of no type that could be guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway.errors import CallerFault
+from gateway.ingress.render import error_body, new_request_id
+from gateway.jobs.file_service import FileService
+from gateway.policy.jobs.job import StoredFile
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class RangeNotSatisfiable(CallerFault):
+    """The range begins behind the end of the file."""
+
+    status = 416
+    code = "invalid_request"
+
+
+async def download(request: Request, files: FileService, file: StoredFile) -> Response:
+    """Returns the bytes of a file. Several ranges, or one that is none, are all of it. Raises NotFound, JobsUnavailable."""
+    size = file.bytes
+    span = read_range(request.headers.get("range"), size)
+    headers = {
+        "x-request-id": new_request_id(),
+        "accept-ranges": "bytes",
+        "content-disposition": disposition(file.filename),
+        "x-content-type-options": "nosniff",
+    }
+    if span is None:
+        error = RangeNotSatisfiable(f"The file has {size} bytes; ask for a range that begins in it.", param="range")
+        headers["content-range"] = f"bytes */{size}"
+        return Response(error_body(error), error.status, headers, media_type="application/json")
+    start, end = span
+    headers["content-length"] = str(end - start)
+    if (start, end) != (0, size):
+        headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+    status = 200 if (start, end) == (0, size) else 206
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
+    pieces = await files.read(file, start, end - start)
+    return StreamingResponse(pieces, status, headers, media_type="application/octet-stream")
+
+
+def read_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Returns the first byte and the one behind the last that are asked for; None: the file has none of them."""
+    asked = _RANGE.fullmatch((header or "").strip())
+    if asked is None or asked[0].endswith("=-"):
+        return 0, size
+    if not asked[1]:
+        last = int(asked[2])
+        return (max(0, size - last), size) if last and size else None
+    start = int(asked[1])
+    end = int(asked[2]) + 1 if asked[2] else size
+    if asked[2] and end <= start:
+        return 0, size
+    return (start, min(end, size)) if start < size else None
+
+
+def disposition(filename: str) -> str:
+    """Returns the header that makes it an attachment (RFC 6266), whatever the file is called."""
+    if _PLAIN.fullmatch(filename):
+        return f'attachment; filename="{filename}"'
+    return f"attachment; filename=\"file\"; filename*=UTF-8''{quote(filename, safe='')}"

@@ -1,0 +1,60 @@
+"""Routes of files and batches, which a gateway may share with the provider of `passthrough`: what is not ours is left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from gateway.errors import InvalidRequest
+from gateway.ingress import parse
+from gateway.policy.jobs.ids import Mark, is_ours
+from gateway.policy.snapshot import Key, Policies
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+class OwnRoute(Route):
+    """The path of an object. With a `passthrough` it takes only ids that look like ours."""
+
+    def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:
+        super().__init__(path, serve, methods=[method])
+        self._policies = policies
+        self._mark = mark
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        if match is not Match.NONE and self._policies.current.passthrough is not None:
+            id = found["path_params"].get("id")
+            if id is not None and not is_ours(self._mark, id):
+                return Match.NONE, {}
+        return match, found
+
+
+def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, Serve]]) -> list[BaseRoute]:
+    """Returns routes for (method, path below the base URL, function), with and without `/v1`."""
+    return [
+        OwnRoute(policies, mark, prefix + path, serve, method)
+        for method, path, serve in table
+        for prefix in ("/v1", "")
+    ]
+
+
+def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | None]:
+    """Returns who calls: the key, the tenant, and the credential of the caller's own. Raises GatewayError."""
+    index = parse.index_headers(request.scope["headers"])
+    key, credential = parse.authenticate(policies.current, index)
+    return key, parse.choose_tenant(key, index), credential
+
+
+def limit_of(request: Request, usual: int, most: int) -> int:
+    """Returns the length of a page that is asked for. Raises InvalidRequest."""
+    said = request.query_params.get("limit")
+    if said is None:
+        return usual
+    if not said.isdecimal() or not said.isascii() or not 1 <= int(said[:9]) <= most:
+        raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
+    return int(said)

@@ -1,0 +1,116 @@
+"""The routes of files and batches on a real port, with stores in memory or in a folder: no worker, nothing mocked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from openai import AsyncOpenAI
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from gateway.clock import SystemClock
+from gateway.config.load import load_snapshot
+from gateway.exchange import Upstream
+from gateway.ingress.http.server import HttpServer, bind
+from gateway.ingress.jobs.files import FileRoutes
+from gateway.ingress.routes import build_app
+from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.file_service import FileService
+from gateway.policy.jobs.rules import Jobs, JobSettings
+from gateway.policy.snapshot import Policies, PolicySnapshot
+from gateway.store.blobs.memory import MemoryBlobs
+from gateway.store.jobs.memory import MemoryJobStore
+from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
+from tests.loopback import plain_http
+
+OTHER_KEY = NIGHTLY_KEY
+"""Of another tenant."""
+KEYS = [
+    {"name": "web", "key": WEB_KEY},
+    {"name": "other", "key": OTHER_KEY},
+    {"name": "few", "key": "few-canary-key-0123456789abcdef", "models": ["gpt-4o"], "tenant": "web"},
+]
+FEW_KEY = "few-canary-key-0123456789abcdef"
+"""Of the tenant `web`, for one model."""
+
+
+class Silent:
+    """Hears of refusals."""
+
+    def refused(self, request_id: str, path: str, status: int, code: str | None) -> None:
+        """Nobody reads it."""
+
+
+def snapshot(folder: Path, settings: Mapping[str, Any] | None = None, **sections: Any) -> PolicySnapshot:
+    """Compiles a config; `settings` are changes to its `jobs` section as compiled."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of("http://127.0.0.1:9/v1", **{"keys": KEYS, **sections})))
+    policy = load_snapshot(path, {}, connect=_no_upstream, version=1, now_wall=0.0)
+    return replace(policy, jobs=Jobs(replace(JobSettings(), store="memory", **(settings or {}))))
+
+
+def _no_upstream(_provider: object, _model: str | None) -> Upstream:
+    return None  # type: ignore[return-value]  # nothing is called here
+
+
+@dataclass
+class JobEdge:
+    """What is running."""
+
+    url: str
+    policies: Policies
+    store: JobStore
+    blobs: Blobs
+    files: FileService
+    server: HttpServer
+    clients: list[AsyncOpenAI] = field(default_factory=list)
+
+    def sdk(self, api_key: str = WEB_KEY) -> AsyncOpenAI:
+        """The official SDK."""
+        client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, http_client=plain_http())
+        self.clients.append(client)
+        return client
+
+    @property
+    def connections(self) -> list[Any]:
+        """The client connections."""
+        return list(self.server._state.connections)
+
+
+MoreRoutes = Callable[[JobEdge], list[Any]]
+
+
+@asynccontextmanager
+async def job_edge(
+    folder: Path, *, blobs: Blobs | None = None, more: MoreRoutes | None = None, **config: Any
+) -> AsyncIterator[JobEdge]:
+    """Serves the routes until its end; behind them everything is left to a passthrough that says so."""
+    policies = Policies(snapshot(folder, **config))
+    clock = SystemClock()
+    store, kept = MemoryJobStore(clock.wall), blobs or MemoryBlobs()
+
+    async def open_store() -> JobStore:
+        return store
+
+    files = FileService(open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
+    edge = JobEdge("", policies, store, kept, files, None)  # type: ignore[arg-type]  # the server comes below
+    routes = FileRoutes(policies, files).routes() + (more(edge) if more else [])
+    left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
+    app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter
+    edge.server = HttpServer(app, bind("127.0.0.1", 0), lambda *_said: None)
+    edge.url = edge.server.url
+    await edge.server.start()
+    try:
+        yield edge
+    finally:
+        for client in edge.clients:
+            await client.close()
+        await edge.server.stop()
+        await store.aclose()
+        await kept.aclose()
