@@ -70,11 +70,8 @@ class MemoryJobStore:
         works: list[ClaimedWork] = []
         for ask in asks:
             given = 0
-            for kept, piece in self._pieces.ready(self._jobs.values(), ask.segment):
-                if given == ask.most:
-                    break
-                if piece.state != "ready":  # its job was stopped by the deadline a moment ago
-                    continue
+            while given < ask.most and (ready := self._pieces.ready(self._jobs.values(), ask.segment)):
+                kept, piece = ready[0]
                 if kept.job.deadline <= now and not transitions.is_past_stopping(kept.job):
                     self._pieces.expire(kept, now)
                     continue

@@ -113,6 +113,7 @@ def ended(job: Job, end: JobEnd, now: float) -> Job:
         job,
         state=end.state,
         ended_at=now,
+        attempts=job.attempts + end.is_attempt,
         last_error=end.error or job.last_error,
         tally=end.tally or job.tally,
         marks={**job.marks, **end.marks},

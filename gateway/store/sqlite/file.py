@@ -40,6 +40,7 @@ class File:
         connect: Connect,
         trouble: Trouble,
         keep_to_bounds: Callable[[sqlite3.Connection, Sequence[Total]], bool],
+        begin: Callable[[sqlite3.Connection, int], None] | None = None,
     ) -> None:
         self._path = path
         self.kind = kind
@@ -47,6 +48,8 @@ class File:
         self._trouble = trouble
         self._keep_to_bounds = keep_to_bounds
         """Is called before a commit, and returns whether it deleted rows."""
+        self._begin = begin
+        """Is called in a transaction when the process opens the file, with the number of times it has been opened."""
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[object, object] = (None, None)
         self._is_for_reading = False
@@ -58,8 +61,17 @@ class File:
         """The contents of the tables as of the last write."""
 
     def open(self) -> None:
-        """Opens the file; raises StoreUnusable."""
-        self._db = self._opened()
+        """Opens the file; raises StoreUnusable, and sqlite3.Error where the begin of the work with it fails."""
+        self._db = db = self._opened()
+        if self._begin is not None:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                self._begin(db, self.starts)
+                db.execute("COMMIT")
+            except BaseException:
+                self.close()
+                raise
+            self.totals = _totals(db)
 
     def close(self) -> None:
         """Closes the file; sqlite moves the write-ahead log into it, if the disk lets it."""

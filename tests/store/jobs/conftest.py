@@ -9,11 +9,13 @@ import pytest
 
 from gateway.job_ports import JobStore
 from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.sqlite import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, MakeJobStore
+from tests.store.sqlite_support import connect_hastily
 
-STORES = ["memory"]
+STORES = ["memory", "sqlite"]
 
 
 @pytest.fixture(params=STORES)
@@ -22,7 +24,11 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall)
     made: list[JobStore] = []
 
     def make(bounds: OpenBounds) -> JobStore:
-        made.append(MemoryJobStore(wall, bounds))
+        if request.param == "memory":
+            made.append(MemoryJobStore(wall, bounds))
+        else:
+            path = str(tmp_path / f"jobs-{len(made)}.db")
+            made.append(SqliteJobStore(path, wall, bounds, connect=connect_hastily))
         return made[-1]
 
     yield make

@@ -52,6 +52,15 @@ async def test_an_answer_is_given_again_as_it_came(jobs: Jobs) -> None:
     assert (job.state, job.tally, job.last_error) == (JobState.FAILED, Tally(1, 0, 1, 5), ERROR)
 
 
+async def test_an_end_may_be_an_attempt(jobs: Jobs) -> None:
+    """The last one counts like those before."""
+    await jobs.give_back(await jobs.running_call(), is_attempt=True)
+    work = await jobs.claim()
+    await jobs.finish(work, is_attempt=True)
+
+    assert (await jobs.get(work.job.id)).attempts == 2
+
+
 async def test_an_end_never_changes(jobs: Jobs) -> None:
     """Whatever is written, asked or due later."""
     work = await jobs.running_call()
@@ -199,6 +208,17 @@ async def test_a_batch_that_is_being_checked_stops_behind_it(jobs: Jobs, stop: S
     assert (told.is_ours, told.ends_as) == (True, ends_as)
     marks = {"lines": 6} | ({"cancelling_at": jobs.wall()} if ends_as is JobState.CANCELLED else {})
     assert (final.piece, final.job.tally.total, final.job.marks) == (FINALISE, 6, marks)
+
+
+async def test_a_cancellation_is_marked_with_its_time(jobs: Jobs) -> None:
+    """As a batch shows it; its first one."""
+    job = await jobs.batch()
+    asked = jobs.wall()
+    await cancel(jobs, job)
+    jobs.wall.advance(1)
+    await cancel(jobs, job)
+
+    assert (await jobs.get(job.id)).marks == {"cancelling_at": asked}
 
 
 async def test_a_check_that_is_given_back_does_not_begin_again(jobs: Jobs, stop: Stop) -> None:

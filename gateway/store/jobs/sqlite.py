@@ -1,0 +1,252 @@
+"""The store of jobs in an SQLite file: jobs outlive the process, and what was acknowledged outlives a loss of power.
+
+The file's thread does the work, in one transaction for all that arrives together; the modules beside this one say what. There
+are no leases: whoever opens the file has it alone, and knows that everybody who had claims before is dead. Unlike the state
+store this one never pretends: where the disk fails, or says nothing, every method raises JobsUnavailable, and what was refused
+does not happen later.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from gateway.policy.jobs.errors import TooManyJobs
+from gateway.policy.jobs.job import (
+    Accepted,
+    ChunkPlan,
+    ChunkResult,
+    ClaimAsk,
+    ClaimedWork,
+    FileQuery,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    LineResult,
+    NewJob,
+    StoredAnswer,
+    StoredFile,
+    WriteResult,
+)
+from gateway.store.jobs import sqlite_files, sqlite_lists, sqlite_rows
+from gateway.store.jobs.sqlite_acceptance import SqliteAcceptance
+from gateway.store.jobs.sqlite_claims import Oldest, SqliteClaims
+from gateway.store.jobs.sqlite_file import FAILED, JobsFile
+from gateway.store.jobs.sqlite_pieces import SqlitePieces
+from gateway.store.jobs.sqlite_schema import OPEN, STATES
+from gateway.store.jobs.transitions import OpenBounds
+from gateway.store.sqlite.opening import Connect
+from gateway.words import LANES, Lane
+
+
+class SqliteJobStore:
+    """Implements `gateway.job_ports.JobStore` on a file, for one event loop; the constructor raises StoreUnusable."""
+
+    lease_s = inf
+    promise = "on disk"
+
+    def __init__(
+        self,
+        path: str,
+        wall: Callable[[], float],
+        bounds: OpenBounds | None = None,
+        *,
+        connect: Connect = sqlite3.connect,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._pieces = SqlitePieces()
+        self._claims = SqliteClaims(self._pieces)
+        self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
+        self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
+        self._oldest: Oldest = {}
+        self._is_ticking = False
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
+        now, taken = self._wall(), next(self._pieces.numbers)
+        accepted: Sequence[Accepted] | TooManyJobs = await self._file.write(
+            lambda db: self._acceptance.accept_all(db, jobs, now, taken),
+            undo=lambda db: self._acceptance.take_back(db, jobs, taken),
+        )
+        if isinstance(accepted, TooManyJobs):
+            raise accepted
+        return accepted
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
+        now = self._wall()
+        fences: list[int] = []
+        return await self._file.write(
+            lambda db: self._claims.claim(db, asks, now, fences),
+            undo=lambda db: self._claims.unclaim(db, fences),
+            is_undone_unheard=True,
+        )
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Says what has been asked of the jobs meanwhile; no claim ends by itself."""
+        return await self._file.read(lambda db: self._claims.renew(db, works))
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+        now = self._wall()
+        return await self._file.write(
+            lambda db: self._claims.give_back(db, work, run_at or now, now, error, is_attempt=is_attempt)
+        )
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        now = self._wall()
+        return await self._file.write(lambda db: self._claims.begin_lines(db, work, plan, marks, now))
+
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
+        return await self._file.write(lambda db: self._claims.commit(db, work, results))
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, in the order of lines."""
+        return await self._file.read(lambda db: self._claims.results(db, work.job.id, work.piece))
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
+        now = self._wall()
+        return await self._file.write(lambda db: self._claims.complete_chunk(db, work, result, now))
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        return await self._file.read(lambda db: self._claims.chunks(db, job_id))
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete."""
+        return await self._file.read(lambda db: self._claims.results(db, work.job.id))
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step."""
+        now, taken = self._wall(), next(self._pieces.numbers)
+
+        def finished(db: sqlite3.Connection) -> WriteResult:
+            result = self._claims.finish(db, work, end, now)
+            if result.is_ours:
+                for new in following:
+                    self._acceptance.accept(db, new, now, taken)
+            return result
+
+        return await self._file.write(finished)
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job; an ended job stays as it is."""
+        now = self._wall()
+
+        def flagged(db: sqlite3.Connection) -> Job | None:
+            row = sqlite_rows.find(db, job_id, tenant)
+            if row is None:
+                return None
+            if not row.job.state.is_end:
+                self._pieces.flag(db, row, flag, now)
+            return row.job
+
+        return await self._file.write(flagged)
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        row = await self._file.read(lambda db: sqlite_rows.find(db, job_id, tenant))
+        return None if row is None else row.job
+
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
+        """Returns the stored answer of a `call` that has one."""
+
+        def answered(db: sqlite3.Connection) -> StoredAnswer | None:
+            row = sqlite_rows.find(db, job_id, tenant)
+            return None if row is None else sqlite_rows.answer_of(db, row)
+
+        return await self._file.read(answered)
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+        return await self._file.read(lambda db: sqlite_lists.page_of(db, query))
+
+    async def add_file(self, file: StoredFile) -> None:
+        """Keeps a file, durably; one with the same id is replaced."""
+        await self._file.write(lambda db: sqlite_files.add(db, file))
+
+    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
+        now = self._wall()
+        return await self._file.read(lambda db: sqlite_files.find(db, file_id, tenant, now))
+
+    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more."""
+        now = self._wall()
+        return await self._file.read(lambda db: sqlite_files.page_of(db, query, now))
+
+    async def remove_file(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away from its tenant; its blob stays while an open job reads it."""
+        now = self._wall()
+        return await self._file.write(lambda db: sqlite_files.remove(db, file_id, tenant, now))
+
+    async def file_bytes(self, tenant: str | None) -> int:
+        """Returns the bytes of all files that a tenant has; None: of everybody's."""
+        now = self._wall()
+        return await self._file.read(lambda db: sqlite_files.bytes_of(db, tenant, now))
+
+    async def take_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, each once."""
+        now = self._wall()
+        return await self._file.write(lambda db: sqlite_files.take_garbage(db, most, now))
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets the jobs that ended first, before `before`, with their answers."""
+        return await self._file.write(lambda db: sqlite_lists.forget_ended(db, before, most))
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called when work became ready."""
+        self._file.on_ready(wake)
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs as of the last write; the oldest as of the last tick."""
+        found: dict[tuple[str, Lane, str], JobDepth] = {}
+        for name, number, _ in self._file.totals:
+            if name == OPEN or not number:
+                continue
+            segment, lane, state = name.rsplit("/", 2)
+            shown = STATES[int(state)]
+            key = (segment, LANES[int(lane)], "later" if shown == "withheld" else shown)
+            oldest = self._oldest.get((segment, int(lane), int(state)), self._wall())
+            before = found.get(key, JobDepth(0, inf))
+            found[key] = JobDepth(before.number + number, min(before.oldest_at, oldest))
+        return found
+
+    def tick(self) -> None:
+        """Lets deadlines pass, makes due what was scheduled, and gives up a disk that does not answer."""
+        self._file.watch()
+        if not self._is_ticking:
+            self._is_ticking = True
+            now = self._wall()
+            self._file.ask(lambda db: self._claims.tick(db, now), "told", self._ticked)
+
+    @property
+    def is_well(self) -> bool:
+        """Tells whether jobs are expected to be kept: the last attempt to write did not fail."""
+        return self._file.is_well
+
+    async def backup(self, path: str) -> str | None:
+        """Copies the file to `path`, which must not exist, while jobs go on; returns an error message or None."""
+        return await self._file.backup(path)
+
+    async def aclose(self) -> None:
+        """Writes all that was taken, and takes nothing more."""
+        await self._file.aclose()
+
+    def _ticked(self, oldest: Any) -> None:
+        self._is_ticking = False
+        if oldest is not FAILED:
+            self._oldest = oldest

@@ -1,0 +1,103 @@
+"""How jobs come into the file: one of a kind under a dedupe key, in the place of another under a debounce key, or new."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from gateway.policy.jobs.errors import TooManyJobs
+from gateway.policy.jobs.job import Accepted, JobState, NewJob
+from gateway.store.jobs import sqlite_rows, transitions
+from gateway.store.jobs.sqlite_pieces import SqlitePieces
+from gateway.store.jobs.sqlite_rows import JobRow
+from gateway.store.jobs.sqlite_schema import OPEN
+from gateway.store.jobs.transitions import OpenBounds
+
+_SCHEDULED = (
+    "SELECT debounce.job, debounce.times FROM debounce JOIN jobs ON jobs.seq = debounce.job "
+    "WHERE debounce.key = ? AND jobs.state = ?"
+)
+
+
+class SqliteAcceptance:
+    """Adds to the jobs of the file, in its thread."""
+
+    def __init__(self, pieces: SqlitePieces, bounds: OpenBounds) -> None:
+        self._pieces = pieces
+        self._bounds = bounds
+
+    def accept_all(
+        self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float, taken: int
+    ) -> list[Accepted] | TooManyJobs:
+        """Takes jobs under the number `taken`, all or none of them; none where it returns the refusal."""
+        fresh = self._fresh_of(db, jobs, now)
+        opened = db.execute("SELECT entries FROM totals WHERE name = ?", (OPEN,)).fetchone() or (0,)
+        tenants = [new.job.tenant for new in fresh]
+        for tenant in set(tenants):
+            of_tenant = db.execute("SELECT open FROM tenants WHERE tenant = ?", (tenant,)).fetchone() or (0,)
+            refusal = self._bounds.refusal(opened[0] + len(fresh), of_tenant[0] + tenants.count(tenant))
+            if refusal is not None:
+                return refusal
+        return [self.accept(db, new, now, taken) for new in jobs]
+
+    def accept(self, db: sqlite3.Connection, new: NewJob, now: float, taken: int) -> Accepted:
+        """Takes a job, whatever the bounds."""
+        known = self._known(db, new, now)
+        if known is not None:
+            return known
+        scheduled = self._scheduled(db, new)
+        if scheduled is None:
+            times = 0
+            row = sqlite_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
+        else:
+            row, times = scheduled[0], scheduled[1] + 1
+            sqlite_rows.keep(db, row, transitions.debounced(row.job, new, now))
+            sqlite_rows.put_payload(db, row, new.payload)
+            db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
+        self._pieces.put(db, row, new.first_piece, max(now, row.job.run_at), now)
+        if new.dedupe_key:
+            known_as = (new.dedupe_key, row.seq, new.fingerprint, new.dedupe_until)
+            db.execute("REPLACE INTO dedupe (key, job, fingerprint, until) VALUES (?, ?, ?, ?)", known_as)
+        if new.debounce_key:
+            replaced = (new.debounce_key, row.seq, times)
+            db.execute("REPLACE INTO debounce (key, job, times) VALUES (?, ?, ?)", replaced)
+        return Accepted(row.job, is_new=not times, debounced=times)
+
+    def take_back(self, db: sqlite3.Connection, jobs: Sequence[NewJob], taken: int) -> None:
+        """Removes what came under the number `taken`: whoever sent it was told that it was not taken."""
+        for new in jobs:
+            found = db.execute("SELECT seq FROM jobs WHERE id = ? AND taken = ?", (new.job.id, taken)).fetchone()
+            if found is not None:
+                sqlite_rows.remove(db, found[0])
+
+    def _fresh_of(self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[NewJob]:
+        """Returns those that are neither there already, nor take the place of others, nor repeat one another."""
+        names: set[str | bytes] = set()
+        fresh = []
+        for new in jobs:
+            own: set[str | bytes] = {new.job.id, new.dedupe_key, new.debounce_key}
+            own.discard(b"")
+            if not own & names and self._known(db, new, now) is None and self._scheduled(db, new) is None:
+                fresh.append(new)
+            names |= own
+        return fresh
+
+    @staticmethod
+    def _known(db: sqlite3.Connection, new: NewJob, now: float) -> Accepted | None:
+        """Returns the answer to a job that is there already."""
+        if new.dedupe_key:
+            query = "SELECT job, fingerprint FROM dedupe WHERE key = ? AND until > ?"
+            found = db.execute(query, (new.dedupe_key, now)).fetchone()
+            if found is not None:
+                row = sqlite_rows.get(db, found[0])
+                return Accepted(row.job, is_new=False, is_conflict=found[1] != new.fingerprint)
+        there = sqlite_rows.find(db, new.job.id)
+        return None if there is None else Accepted(there.job, is_new=False)
+
+    @staticmethod
+    def _scheduled(db: sqlite3.Connection, new: NewJob) -> tuple[JobRow, int] | None:
+        """Returns the scheduled job whose place the new one takes, and how many payloads it has replaced."""
+        if not new.debounce_key:
+            return None
+        found = db.execute(_SCHEDULED, (new.debounce_key, JobState.SCHEDULED)).fetchone()
+        return None if found is None else (sqlite_rows.get(db, found[0]), found[1])

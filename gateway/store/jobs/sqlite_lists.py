@@ -1,0 +1,65 @@
+"""Lists of jobs in the file, and the jobs that are forgotten; long work in steps, between which others have their turn."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.policy.jobs.job import Job, JobKind, JobPage, JobQuery
+from gateway.store.jobs import sqlite_rows, transitions
+from gateway.store.sqlite.jobs import Rest
+
+ROWS_AT_ONCE = 1_000
+"""Rows that one step of a list looks at."""
+FORGOTTEN_AT_ONCE = 100
+
+
+def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
+    """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+    before = 2**62
+    if query.after is not None:
+        after = sqlite_rows.find(db, query.after, query.tenant)
+        if after is None:
+            return JobPage([], has_more=False)
+        before = after.seq
+    return _go_on(db, query, before, [])
+
+
+def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence[Job]) -> JobPage | Rest:
+    rows = _rows(db, query, before)
+    fitting = [row for row in rows if not query.states or row[4] in query.states]
+    jobs = list(found)
+    for row in fitting:
+        job = sqlite_rows.job_row(row).job
+        if transitions.matches(job, query):
+            jobs.append(job)
+            if len(jobs) > query.limit:
+                return JobPage(jobs[: query.limit], has_more=True)
+    if len(rows) < ROWS_AT_ONCE:
+        return JobPage(jobs, has_more=False)
+    return Rest(lambda db: _go_on(db, query, rows[-1][0], jobs))
+
+
+def _rows(db: sqlite3.Connection, query: JobQuery, before: int) -> list[Any]:
+    """Returns the next rows of the tenant; the index has them by kind."""
+    if query.tenant is None:
+        return db.execute(sqlite_rows.select("seq < ?"), (before, ROWS_AT_ONCE)).fetchall()
+    one_kind = sqlite_rows.select("tenant = ? AND kind = ? AND seq < ?")
+    kinds = JobKind if query.kind is None else [query.kind]
+    rows = [
+        row for kind in kinds for row in db.execute(one_kind, (query.tenant, kind, before, ROWS_AT_ONCE)).fetchall()
+    ]
+    return sorted(rows, key=lambda row: -row[0])[:ROWS_AT_ONCE]
+
+
+def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 0) -> int | Rest:
+    """Forgets the jobs that ended first, before `before`; `count` were forgotten in earlier steps."""
+    step = min(most - count, FORGOTTEN_AT_ONCE)
+    gone = db.execute("SELECT seq FROM jobs WHERE ended < ? ORDER BY ended LIMIT ?", (before, step)).fetchall()
+    for (seq,) in gone:
+        sqlite_rows.remove(db, seq)
+    count += len(gone)
+    if not gone or count == most:
+        return count
+    return Rest(lambda db: forget_ended(db, before, most, count))

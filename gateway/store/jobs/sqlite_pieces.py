@@ -1,0 +1,198 @@
+"""The pieces of jobs in the file: when they are ready, and what follows when one of them is done.
+
+Used by the file's thread, in transactions. The same steps as in `memory_pieces`, in SQL.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from itertools import count
+
+from gateway.policy.jobs.job import (
+    FINALISE,
+    ChunkPlan,
+    ChunkResult,
+    ClaimedWork,
+    Job,
+    JobEnd,
+    JobFlag,
+    JobKind,
+    JobState,
+    Stage,
+)
+from gateway.store.jobs import sqlite_rows, transitions
+from gateway.store.jobs.sqlite_rows import JobRow
+from gateway.store.jobs.sqlite_schema import CLAIMED, LATER, READY, STATES
+from gateway.store.jobs.transitions import PAYLOAD_KEPT
+from gateway.words import LANES
+
+
+class SqlitePieces:
+    """Moves pieces from state to state; `readied` counts those that became ready, `numbers` are turns and fences."""
+
+    def __init__(self) -> None:
+        self.numbers = count(1)
+        self.readied = 0
+
+    def open(self, db: sqlite3.Connection, starts: int, now: float) -> None:
+        """Makes ready again, in its old place, what workers had that are dead now; `starts` counts the openings."""
+        self.numbers = count(starts << 32)  # neither turns nor fences ever go back, whatever was before
+        claimed = db.execute(f"SELECT job, piece FROM pieces WHERE state = {CLAIMED}").fetchall()  # noqa: S608
+        db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")  # noqa: S608
+        for seq in {seq for seq, _ in claimed}:
+            row = sqlite_rows.get(db, seq)
+            if row.job.is_paused or row.job.ends_as is not None:
+                self._withhold(db, row, now)
+                self.stop_if_asked(db, row, now)
+
+    def claimed(self, db: sqlite3.Connection, work: ClaimedWork) -> JobRow | None:
+        """Returns the job of a claim that holds."""
+        row = sqlite_rows.find(db, work.job.id)
+        if row is None:
+            return None
+        held = db.execute(
+            f"SELECT 1 FROM pieces WHERE job = ? AND piece = ? AND state = {CLAIMED} AND fence = ?",  # noqa: S608
+            (row.seq, work.piece, work.fence),
+        ).fetchone()
+        return None if held is None else row
+
+    def put(
+        self, db: sqlite3.Connection, row: JobRow, piece: int, ready_at: float, now: float, claims: int = 0
+    ) -> None:
+        """Makes a piece wait, behind all that became ready at the same time."""
+        state = STATES.index(transitions.waiting(row.job, piece, ready_at, now))
+        db.execute(
+            "REPLACE INTO pieces (job, piece, segment, rank, state, ready_at, turn, claims, fence) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            (row.seq, piece, row.job.segment, rank_of(row.job), state, ready_at, next(self.numbers), claims),
+        )
+        self.readied += state == READY
+
+    def promote(self, db: sqlite3.Connection, now: float, most: int) -> int:
+        """Makes ready what has waited for its time, at most so many pieces; returns how many."""
+        waiting = db.execute("SELECT name FROM totals WHERE name LIKE ? AND entries > 0", (f"%/{LATER}",)).fetchall()
+        due: list[tuple[int, int]] = []
+        for (name,) in waiting:
+            segment, lane, _ = name.rsplit("/", 2)
+            for rank in (2 * int(lane), 2 * int(lane) + 1):
+                due += db.execute(
+                    f"SELECT job, piece FROM pieces WHERE state = {LATER} AND segment = ? AND rank = ? "  # noqa: S608
+                    "AND ready_at <= ? ORDER BY ready_at LIMIT ?",
+                    (segment, rank, now, most - len(due)),
+                ).fetchall()
+        for seq, piece in due:
+            db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (READY, seq, piece))
+            row = sqlite_rows.get(db, seq)
+            sqlite_rows.keep(db, row, transitions.due(row.job))
+        self.readied += len(due)
+        return len(due)
+
+    def begin(
+        self, db: sqlite3.Connection, row: JobRow, plan: ChunkPlan, marks: Mapping[str, object], now: float
+    ) -> None:
+        """Puts the first chunks of a checked batch in the place of CHECK."""
+        self._drop_all(db, row)
+        db.execute("REPLACE INTO plans (job, total, lines, parallel, next) VALUES (?, ?, ?, ?, 0)", (row.seq, *plan))
+        tally = row.job.tally._replace(total=plan.total)
+        job = transitions.changed(row.job, stage=Stage.RUN, marks={**row.job.marks, **marks}, tally=tally)
+        sqlite_rows.keep(db, row, job)
+        self._go_on(db, row, now)
+
+    def complete(self, db: sqlite3.Connection, row: JobRow, result: ChunkResult, now: float) -> None:
+        """Puts the next chunk in the place of a complete one, or FINALISE in the place of the last."""
+        db.execute("DELETE FROM pieces WHERE job = ? AND piece = ?", (row.seq, result.chunk))
+        db.execute("DELETE FROM lines WHERE job = ? AND chunk = ?", (row.seq, result.chunk))
+        db.execute("REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", (row.seq, *result))
+        self._go_on(db, row, now)
+
+    def end(self, db: sqlite3.Connection, row: JobRow, end: JobEnd, now: float) -> None:
+        """Ends a job: what it needed on its way goes."""
+        sqlite_rows.keep(db, row, transitions.ended(row.job, end, now))
+        if end.answer is not None:
+            sqlite_rows.put_answer(db, row, end.answer)
+        if end.state not in PAYLOAD_KEPT:
+            sqlite_rows.drop_payload(db, row)
+        for column in ("output", "errors"):
+            db.execute(
+                f"INSERT OR IGNORE INTO garbage SELECT {column} FROM chunks WHERE job = ? AND {column} != ''",  # noqa: S608
+                (row.seq,),
+            )
+        self._drop_all(db, row)
+        for table in ("lines", "chunks", "plans"):
+            db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))  # noqa: S608 - names from above
+
+    def flag(self, db: sqlite3.Connection, row: JobRow, flag: JobFlag, now: float) -> None:
+        """Does what is asked of a job that has not ended."""
+        if flag is JobFlag.CANCEL:
+            self.stop(db, row, JobState.CANCELLED, now)
+        else:
+            sqlite_rows.keep(db, row, transitions.changed(row.job, is_paused=flag is JobFlag.PAUSE))
+            self._withhold(db, row, now)
+
+    def stop(self, db: sqlite3.Connection, row: JobRow, as_state: JobState, now: float) -> None:
+        """Stops a job, unless it is to stop already."""
+        if row.job.ends_as is None:
+            sqlite_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
+            self._withhold(db, row, now)
+            self.stop_if_asked(db, row, now)
+
+    def stop_if_asked(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Ends a call that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
+        job = row.job
+        if job.ends_as is None or job.state.is_end:
+            return
+        if self._has(db, row, f"state = {CLAIMED}") or self._has(db, row, f"piece = {FINALISE}"):
+            return
+        if job.kind is JobKind.CALL:
+            self.end(db, row, JobEnd(job.ends_as), now)
+        else:
+            self._finalise(db, row, now)
+
+    def _withhold(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Withholds the waiting pieces of a job that is paused or to stop, and gives back those of one that is not."""
+        waiting = db.execute(
+            f"SELECT piece, ready_at, state FROM pieces WHERE job = ? AND state != {CLAIMED}",  # noqa: S608
+            (row.seq,),
+        ).fetchall()
+        for piece, ready_at, before in waiting:
+            state = STATES.index(transitions.waiting(row.job, piece, ready_at, now))
+            if state != before:
+                db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (state, row.seq, piece))
+            if state == READY:
+                sqlite_rows.keep(db, row, transitions.due(row.job))
+                self.readied += before != READY
+
+    def _go_on(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Puts chunks until enough of them wait or run; FINALISE when there is none left, or the job is to stop."""
+        plan = db.execute("SELECT total, lines, parallel, next FROM plans WHERE job = ?", (row.seq,)).fetchone()
+        (there,) = db.execute("SELECT count(*) FROM pieces WHERE job = ?", (row.seq,)).fetchone()
+        if row.job.ends_as is None and plan is not None:
+            total, lines, parallel, chunk = plan
+            until = min(ChunkPlan(total, lines, parallel).chunks, chunk + max(0, parallel - there))
+            for number in range(chunk, until):
+                self.put(db, row, number, now, now)
+            db.execute("UPDATE plans SET next = ? WHERE job = ?", (until, row.seq))
+            there += until - chunk
+        self.stop_if_asked(db, row, now)
+        if not there and row.job.stage is not Stage.FINALISE:
+            self._finalise(db, row, now)
+
+    def _finalise(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        self._drop_all(db, row)
+        sqlite_rows.keep(db, row, transitions.finalising(row.job))
+        self.put(db, row, FINALISE, now, now)
+
+    @staticmethod
+    def _drop_all(db: sqlite3.Connection, row: JobRow) -> None:
+        db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
+
+    @staticmethod
+    def _has(db: sqlite3.Connection, row: JobRow, condition: str) -> bool:
+        query = f"SELECT 1 FROM pieces WHERE job = ? AND {condition} LIMIT 1"  # noqa: S608 - conditions from above
+        return db.execute(query, (row.seq,)).fetchone() is not None
+
+
+def rank_of(job: Job) -> int:
+    """Returns the rank of a job's pieces among all: its lane's, and the urgent first."""
+    return 2 * LANES.index(job.lane) + (not job.is_urgent)
