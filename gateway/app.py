@@ -40,8 +40,8 @@ from gateway.ingress.edge import Edge
 from gateway.ingress.http.server import HttpServer, listen_on
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.jobs.call_maker import CallMaker
-from gateway.ingress.jobs.jobs import job_routes
 from gateway.ingress.jobs.respond_async import AsyncAnswers
+from gateway.ingress.jobs.routes import durable_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.process.memory import container_bytes
@@ -260,7 +260,7 @@ class Gateway:
             self._kept_clock.wall,
             lambda: self._policies.current.emulated,
         )
-        durable = [] if jobs is None else job_routes(self._policies, jobs.service, self._make_call, self._clock)
+        durable = [] if jobs is None else durable_routes(self._policies, jobs, self._make_call, self._clock)
         admin = policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [

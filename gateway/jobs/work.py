@@ -12,6 +12,7 @@ from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.call_job import CallJobs
 from gateway.jobs.engine import JobEngine
+from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import MakeCall, ServeCall
@@ -46,6 +47,7 @@ class JobWork:
         works = policies.current.jobs.settings.works
         self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock)
         self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
+        self.files = FileService(self.engine.store, blobs, clock, lambda: policies.current.jobs, self._random.randbytes)
 
     async def start(self) -> None:
         """Goes on with the work that is there."""

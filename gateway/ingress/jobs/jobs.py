@@ -32,11 +32,6 @@ MOST_LISTED = 100
 _PROBE_ID = "job"
 
 
-def job_routes(policies: Policies, jobs: JobService, make_call: MakeCall, clock: Clock) -> list[BaseRoute]:
-    """Returns the routes of jobs, with and without `/v1`."""
-    return JobRoutes(policies, jobs, make_call, clock).routes()
-
-
 class JobRoutes:
     """What each route of jobs does."""
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from gateway.job_ports import Blobs, JobStore
 from gateway.store.blobs.directory import DirectoryBlobs
-from gateway.store.jobs.memory import MemoryJobStore
 from gateway.store.jobs.transitions import OpenBounds
 
 
 def open_jobs(path: str, wall: Callable[[], float], in_all: int, per_tenant: int) -> JobStore:
     """Returns the store of jobs in the file. Raises StoreUnusable."""
-    return MemoryJobStore(wall, OpenBounds(in_all, per_tenant))
+    from gateway.store.jobs.sqlite import SqliteJobStore  # a gateway without jobs does not load it
+
+    return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant))
 
 
 def open_blobs(folder: str, min_free_bytes: int) -> Blobs:
