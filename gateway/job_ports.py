@@ -65,8 +65,9 @@ class JobStore(Protocol):
     ) -> WriteResult:
         """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` (None: now) on.
 
-        `is_attempt` counts it as an attempt of the job; otherwise `claims` goes back by one: nothing has happened. Where
-        the job is to stop, and no piece of it is claimed any more, a `call` ends so and a batch goes on to FINALISE.
+        `is_attempt` counts it as an attempt of the job. `claims` goes back by one: what counts there are claims whose
+        workers were not heard of again. Where the job is to stop, and no piece of it is claimed any more, a `call` ends so
+        and a batch goes on to FINALISE.
         """
         ...
 

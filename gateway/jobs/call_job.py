@@ -47,9 +47,13 @@ class CallJobs:
     async def run(self, running: RunningWork) -> None:
         """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
         work, job = running.work, running.work.job
-        if work.claims > MOST_CRASHES:
-            error = JobError("worker_crashed", f"its worker died {MOST_CRASHES} times while it ran", self._clock.wall())
-            await self._finish(running, JobEnd(JobState.FAILED, error, tally=_tally(is_ok=False)))
+        is_deadly = work.claims > MOST_CRASHES
+        if is_deadly or job.attempts >= job.max_attempts:
+            why = f"its worker died {MOST_CRASHES} times while it ran"
+            died = JobError("worker_crashed", why, self._clock.wall())
+            defect = job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
+            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=_tally(is_ok=False))
+            await self._finish(running, end)
             return
         serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
         stopping = asyncio.create_task(running.stopping.wait())

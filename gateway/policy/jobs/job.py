@@ -181,7 +181,8 @@ class ClaimedWork:
     fence: int
     """Higher than that of every earlier claim of this piece."""
     claims: int
-    """The claims of this piece since it last came to something, this one included; one that crashes workers is known by it."""
+    """The claims of this piece that nobody gave back since it last came to something, this one included: so it is known that it
+    crashes workers."""
     payload: bytes = b""
 
 

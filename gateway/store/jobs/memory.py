@@ -95,7 +95,7 @@ class MemoryJobStore:
             return NOT_OURS
         now = self._wall()
         kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
-        claims = kept.pieces[work.piece].claims - (not is_attempt)
+        claims = kept.pieces[work.piece].claims - 1
         self._pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
         self._pieces.stop_if_asked(kept, now)
         return written(kept.job)

@@ -110,7 +110,7 @@ class SqliteClaims:
             "SELECT claims FROM pieces WHERE job = ? AND piece = ?", (row.seq, work.piece)
         ).fetchone()
         sqlite_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
-        self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - (not is_attempt)))
+        self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - 1))
         self._pieces.stop_if_asked(db, row, now)
         return written(row.job)
 
