@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import ctypes
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -114,3 +115,15 @@ async def _makes(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[
         yield make
         for store in made:
             await store.aclose()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte, where we may make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=1m") != 0:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    assert libc.umount2(bytes(folder), 2) == 0

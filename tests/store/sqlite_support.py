@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -27,6 +31,8 @@ class Disk:
     def __init__(self) -> None:
         self.statements: list[str] = []
         self.opened = 0
+        self.last: sqlite3.Connection
+        """The one opened last."""
         self.most_pages = 0
         """Of the file; 0: no bound."""
 
@@ -45,7 +51,8 @@ class Disk:
                     super().execute(f"PRAGMA max_page_count = {disk.most_pages or 2**30}")
                 return super().execute(sql, *parameters)
 
-        return sqlite3.connect(path, factory=Watched, **options)
+        self.last = sqlite3.connect(path, factory=Watched, **options)
+        return self.last
 
     def count(self, prefix: str) -> int:
         """How many statements began so."""
@@ -72,3 +79,25 @@ class Monotonic:
 
     def __call__(self) -> float:
         return self.now
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Run it in a process of its own; the pid."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            work()
+            os._exit(0)
+        os._exit(1)
+    return pid
+
+
+def exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fill(file: Path) -> None:
+    """Writes until there is no room."""
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as filler:
+        while filler.write(bytes(1024)) == 1024:
+            pass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import logging
 import os
 import random
@@ -12,7 +10,7 @@ import resource
 import signal
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import pytest
 from gateway.ports import Claim
 from gateway.store.sqlite.store import SqliteStore
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, kept, row, settle, ticked
-from tests.store.sqlite_support import Disk, Monotonic, connect_hastily, failing
+from tests.store.sqlite_support import Disk, Monotonic, connect_hastily, exit_code, failing, fill, in_a_child
 
 RECORD, ASKED, KEY, PARTITION = digest("record"), digest("request"), digest("key"), digest("partition")
 FULL = failing("database or disk is full", sqlite3.SQLITE_FULL, "COMMIT")
@@ -317,21 +315,6 @@ async def test_a_disk_that_says_nothing_holds_up_nobody(bench: Bench) -> None:
 # A real disk, and a process that dies.
 
 
-def in_a_child(work: Callable[[], None]) -> int:
-    """Run it in a process of its own; the pid."""
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            work()
-            os._exit(0)
-        os._exit(1)
-    return pid
-
-
-def exit_code(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_a_file_size_limit_is_a_disk_that_fails(tmp_path: Path) -> None:
     """The system's own error: calls go on, and with room everything is written."""
     path = str(tmp_path / "state.db")
@@ -365,24 +348,6 @@ async def missing(path: str, numbers: Any) -> list[int]:
     claims = [(number, await settle(store.records.claim(digest(number), ASKED, 30.0))) for number in numbers]
     await store.aclose()
     return [number for number, claim in claims if claim.state != "done"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte, where we may make one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=1m") != 0:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    assert libc.umount2(bytes(folder), 2) == 0
-
-
-def fill(file: Path) -> None:
-    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as filler:
-        while filler.write(bytes(KIB)) == KIB:
-            pass
 
 
 async def test_a_real_disk_that_is_full(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:

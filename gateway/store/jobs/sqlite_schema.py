@@ -17,6 +17,9 @@ READY, LATER, CLAIMED, WITHHELD = range(4)
 OPEN = "open"
 """The name of the row of `totals` that counts open jobs; the others count pieces by segment, lane and state."""
 
+APPLICATION_ID: Final = 0x4C4C474A
+"""The application id in the header of jobs files: `LLGJ`."""
+
 _PIECE = "{0}.segment || '/' || ({0}.rank >> 1) || '/' || {0}.state"
 
 
@@ -38,6 +41,7 @@ _ENDED = (
 )
 
 _FIRST = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "INSERT INTO meta VALUES ('starts', 0), ('probes', 0)",
     "CREATE TABLE totals (name TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
@@ -97,7 +101,7 @@ _FIRST = (
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
-    application_id=0x4C4C474A,  # `LLGJ`
+    application_id=APPLICATION_ID,
     migrations=(_FIRST,),
     when_damaged="Put a backup in its place, or try `sqlite3 FILE .recover`. Moved away, with the -wal file beside it, it is "
     "replaced by an empty one: then the jobs in it are lost, with their answers.",
