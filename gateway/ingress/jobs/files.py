@@ -153,7 +153,7 @@ def _check(form: UploadForm) -> None:
     if purpose != "batch":
         raise InvalidRequest(
             f"Files for '{purpose[:64]}' are not kept by this gateway; it takes the purpose 'batch', the input of batches. "
-            "FileUpload others at the provider that uses them.",
+            "Upload others at the provider that uses them.",
             param="purpose",
         )
     if form.filename is None:
