@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gateway.policy.batches import marks as names
 from gateway.policy.batches.lines import LineProblem
 from gateway.policy.jobs.job import Job, JobState, Stage, Tally
 
@@ -23,30 +24,30 @@ def batch_object(job: Job) -> dict[str, Any]:
     """Returns a job of kind `batch` as JSON."""
     status, about, marks = batch_status(job), job.about, job.marks
     ended_at = {ENDED[state]: job.ended_at for state in ENDED if state is job.state}
-    errors = marks.get("errors")
+    errors = marks.get(names.ERRORS)
     return {
         "id": job.id,
         "object": "batch",
-        "endpoint": about["endpoint"],
-        "model": job.model or _only(marks.get("models")),
+        "endpoint": about[names.ENDPOINT],
+        "model": job.model or _only(marks.get(names.MODELS)),
         "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": about["input_file_id"],
-        "completion_window": about["completion_window"],
+        "input_file_id": about[names.INPUT_FILE],
+        "completion_window": about[names.WINDOW],
         "status": status,
-        "output_file_id": marks.get("output_file_id"),
-        "error_file_id": marks.get("error_file_id"),
+        "output_file_id": marks.get(names.OUTPUT_FILE),
+        "error_file_id": marks.get(names.ERROR_FILE),
         "created_at": int(job.created_at),
-        "in_progress_at": _whole(marks.get("in_progress_at")),
+        "in_progress_at": _whole(marks.get(names.IN_PROGRESS_AT)),
         "expires_at": int(job.deadline),
-        "finalizing_at": _whole(marks.get("finalizing_at")),
+        "finalizing_at": _whole(marks.get(names.FINALIZING_AT)),
         "completed_at": _whole(ended_at.get("completed")),
         "failed_at": _whole(ended_at.get("failed")),
         "expired_at": _whole(ended_at.get("expired")),
-        "cancelling_at": _whole(marks.get("cancelling_at")),
+        "cancelling_at": _whole(marks.get(names.CANCELLING_AT)),
         "cancelled_at": _whole(ended_at.get("cancelled")),
         "request_counts": {"total": job.tally.total, "completed": job.tally.completed, "failed": job.tally.failed},
         "usage": _usage(job.tally),
-        "metadata": about.get("metadata") or None,
+        "metadata": about.get(names.METADATA) or None,
     }
 
 

@@ -14,7 +14,7 @@ from gateway.policy.batches.lines import CheckedLine, LineProblem, LineRules, ch
 from gateway.policy.jobs.rules import BatchRules
 
 MOST_PROBLEMS = 100
-MOST_MODELS = 1000
+MOST_MODELS = 100
 """That the lines of one batch name."""
 MOST_LINE_BYTES = 64 * 1024 * 1024
 

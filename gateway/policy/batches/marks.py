@@ -13,12 +13,27 @@ INPUT: Final = "input"
 """In `about`: the blob of the input file."""
 ENDPOINT: Final = "endpoint"
 """In `about`: such as `/v1/chat/completions`."""
+WINDOW: Final = "completion_window"
+"""In `about`: as the caller wrote it."""
+METADATA: Final = "metadata"
+OUTPUT_LASTS_S: Final = "output_lasts_s"
+"""In `about`: for how long the output files are kept, where the caller says so."""
+BROUGHT_CREDENTIAL: Final = "brought_credential"
+"""In `about`: the caller had a credential of its own, which is not stored."""
 INDEX: Final = "index"
 """In `marks`, once checked: the blob that says where each line is."""
 LINES_PER_CHUNK: Final = "lines_per_chunk"
 PARALLEL: Final = "parallel_chunks"
 MODELS: Final = "models"
 """In `marks`, once checked: the models of its lines, numbered as the index does."""
+ERRORS: Final = "errors"
+"""In `marks`: what is wrong with the input, as a batch shows it."""
+OUTPUT_FILE: Final = "output_file_id"
+ERROR_FILE: Final = "error_file_id"
+IN_PROGRESS_AT: Final = "in_progress_at"
+FINALIZING_AT: Final = "finalizing_at"
+CANCELLING_AT: Final = "cancelling_at"
+"""In `marks`: when it was asked to stop, as the store notes it."""
 
 
 def plan_of(job: Job) -> ChunkPlan:
@@ -30,6 +45,11 @@ def models_of(job: Job) -> Sequence[str]:
     """Returns the models of a checked batch."""
     models: Sequence[str] = job.marks.get(MODELS, ())
     return models
+
+
+def index_blob(job_id: str) -> str:
+    """Returns the name of the blob that says where each line of a batch's input is."""
+    return f"batch/{job_id}/index"
 
 
 def chunk_blob(job_id: str, chunk: int, fence: int, kind: str) -> str:
