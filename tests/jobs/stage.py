@@ -52,6 +52,8 @@ class Stage:
     running: int = 0
     most_running: int = 0
     broken_off: list[str] = field(default_factory=list)
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By batch, the lines of its complete chunks when it was finalised, in order of chunks: those with an answer first."""
     class_of: Mapping[int, str] = field(default_factory=lambda: {401: "auth", 500: "server_error", 400: "bad_request"})
     held: Callable[[str], bool] = lambda _id: False
 
@@ -80,6 +82,7 @@ class Stage:
         elif work.piece == CHECK:
             await self._check(work)
         elif work.piece == FINALISE:
+            self.lines[work.job.id] = await self._read_chunks(work.job.id)
             end = JobEnd(work.job.ends_as or JobState.SUCCEEDED)
             await running.write(lambda: self.store.finish(work, end))
         else:
@@ -179,8 +182,7 @@ class Stage:
             await asyncio.sleep(0.05)
         return job
 
-    async def lines_of(self, id: str = "batch_1") -> list[dict[str, Any]]:
-        """Returns the lines of all completed chunks of a batch, output and errors, in the order of chunks."""
+    async def _read_chunks(self, id: str) -> list[dict[str, Any]]:
         lines = []
         for chunk in await self.store.chunk_results(id):
             for name in (chunk.output, chunk.errors):

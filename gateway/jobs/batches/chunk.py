@@ -26,6 +26,7 @@ from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.lines import read_line
 from gateway.policy.batches.marks import ENDPOINT, plan_of
 from gateway.policy.batches.output import LineIdentity, answered_line, unanswered_line
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import ChunkResult, Job, LineResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
@@ -38,6 +39,8 @@ HELD_PART = 8
 CRASH_WINDOWS = {2: 8}
 """How many lines run at a time in a chunk that has come to nothing before, by the number of its claims; later only one."""
 MOST_CRASHES = 5
+LAST_COMMIT_S = 2.0
+"""The longest wait of a process that ends for a commit under way."""
 CRASHED = "worker_crashed", "The gateway died several times while it served this request; it is not tried again."
 
 
@@ -73,6 +76,9 @@ class ChunkRunner:
         chunk = _Chunk(self, running)
         try:
             await chunk.run()
+        except asyncio.CancelledError:
+            await asyncio.shield(chunk.break_off())
+            raise
         finally:
             self.chunks -= 1
             await chunk.aclose()
@@ -131,6 +137,18 @@ class _Chunk:
                 raise self._defect
         if running.is_ours:
             await self._end()
+
+    async def break_off(self) -> None:
+        """Ends at once: what has come is committed, and the rest given back, where the claim is still this worker's."""
+        await self._stop_lines()
+        if self._commit is not None:
+            await asyncio.wait([self._commit], timeout=LAST_COMMIT_S)
+        store, work = self._runner.store, self._running.work
+        if self._running.is_ours:
+            with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+                if self._results:
+                    await store.commit(work, self._results)
+                await store.give_back(work, run_at=None, is_attempt=False)
 
     async def aclose(self) -> None:
         """Ends what still runs; results that were not committed are lost, and their lines run again."""

@@ -1,0 +1,307 @@
+"""Chunks of batches in virtual time: every line once, few held, committed as they end, stopped, braked, given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
+from gateway.jobs.ports import StoredRequest
+from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
+from tests.flow.virtual import LoopClock, run
+from tests.jobs.stage import Stage, few_lines
+
+
+def number_of(request: StoredRequest) -> int:
+    """Returns the number of a line's request."""
+    return int(request.id[-6:])
+
+
+def test_every_line_is_served_once_and_stands_in_its_place() -> None:
+    """Over several chunks, whatever order they end in."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda request, _try: 0.1 + number_of(request) % 7 / 10)
+        stage.worker.start()
+        await stage.accept_batch(100)
+
+        job = await stage.end_of("batch_1")
+        lines = stage.lines["batch_1"]
+
+        assert job.state is JobState.SUCCEEDED
+        assert [line["custom_id"] for line in lines] == [f"c{number}" for number in range(100)]
+        assert len(set(stage.tries)) == len(stage.tries) == 100
+        assert (job.tally.completed, job.tally.failed, job.tally.input_tokens) == (100, 0, 300)
+        assert stage.most_running <= 8
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_lines_that_fail_for_good_are_errors_with_the_providers_words() -> None:
+    """The others are not touched by it."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(
+            clock, rules=few_lines(), script=lambda request, _try: 400 if number_of(request) % 10 == 3 else 0.1
+        )
+        stage.worker.start()
+        await stage.accept_batch(50)
+
+        job = await stage.end_of("batch_1")
+        lines = stage.lines["batch_1"]
+
+        assert (job.tally.completed, job.tally.failed) == (45, 5)
+        assert Counter(line["response"]["status_code"] for line in lines) == {200: 45, 400: 5}
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_only_a_few_lines_are_held_by_the_delay_queue() -> None:
+    """So that others' calls find room there; as soon as it lets them through, others follow."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(window=80))
+        stage.held = lambda _id: clock.monotonic() < 1010.0
+        stage.worker.start()
+        await stage.accept_batch(60)
+        await asyncio.sleep(5)
+
+        assert 1 <= len(stage.tries) <= 20
+        assert (await stage.end_of("batch_1", within_s=30)).tally.completed == 60
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_refusal_puts_a_line_off_and_counts_as_nothing() -> None:
+    """Even where lines have a single attempt."""
+
+    async def story(clock: LoopClock) -> None:
+        rules = replace(few_lines(), attempts=1, by_cost=())
+        stage = Stage(clock, rules=rules, script=lambda _request, number: QueueFull("Full.") if number < 5 else 0.1)
+        stage.worker.start()
+        await stage.accept_batch(20)
+
+        job = await stage.end_of("batch_1")
+
+        assert (job.tally.completed, job.tally.failed) == (20, 0)
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_line_that_failed_for_now_is_tried_again_later() -> None:
+    """Its chunk comes back for it; what was done before is not done again."""
+
+    async def story(clock: LoopClock) -> None:
+        def fails_twice(request: StoredRequest, number: int) -> float | GatewayError:
+            return NoTargetAvailable("No.") if number_of(request) == 7 and number < 2 else 0.1
+
+        stage = Stage(clock, rules=few_lines(), script=fails_twice)
+        stage.worker.start()
+        await stage.accept_batch(20)
+
+        job = await stage.end_of("batch_1")
+
+        assert (job.tally.completed, job.tally.failed) == (20, 0)
+        assert len(stage.tries) == 22
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_line_is_not_tried_for_ever() -> None:
+    """After its last attempt it is an error with what the last one said."""
+
+    async def story(clock: LoopClock) -> None:
+        rules = replace(few_lines(), attempts=3, by_cost=())
+        script = lambda request, _try: NoTargetAvailable("No.") if number_of(request) == 7 else 0.1  # noqa: E731  # short
+        stage = Stage(clock, rules=rules, script=script)
+        stage.worker.start()
+        await stage.accept_batch(20)
+
+        job = await stage.end_of("batch_1")
+        (failed,) = [line for line in stage.lines["batch_1"] if line["custom_id"] == "c7"]
+
+        assert (job.tally.completed, job.tally.failed) == (19, 1)
+        assert (failed["response"]["status_code"], len(stage.tries)) == (502, 22)
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_cancelled_batch_starts_nothing_more_and_keeps_what_was_paid_for() -> None:
+    """Lines under way may finish within the grace."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 5.0)
+        stage.worker.start()
+        await stage.accept_batch(100)
+        await asyncio.sleep(12)
+        await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+        started, asked_at = len(stage.tries), clock.monotonic()
+
+        job = await stage.end_of("batch_1")
+
+        assert job.state is JobState.CANCELLED
+        assert len(stage.tries) - started <= 8  # of the second in which the worker has not heard of it
+        assert clock.monotonic() - asked_at < 12
+        assert job.tally.completed == len(stage.tries)
+        assert stage.broken_off == []
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_what_outlives_the_grace_is_broken_off() -> None:
+    """Nobody waits for it any more."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(cancel_grace_s=3.0), script=lambda _request, _try: 1000.0)
+        stage.worker.start()
+        await stage.accept_batch(20)
+        await asyncio.sleep(2)
+        await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+        asked_at = clock.monotonic()
+
+        job = await stage.end_of("batch_1")
+
+        assert job.state is JobState.CANCELLED
+        assert clock.monotonic() - asked_at < 6
+        assert (len(stage.broken_off), job.tally.completed) == (8, 0)
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_paused_batch_goes_on_when_it_is_resumed() -> None:
+    """Meanwhile nothing of it is started."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 1.0)
+        stage.worker.start()
+        await stage.accept_batch(60)
+        await asyncio.sleep(3)
+        await stage.store.flag("batch_1", "t", JobFlag.PAUSE)
+        await asyncio.sleep(5)
+        started = len(stage.tries)
+        await asyncio.sleep(100)
+        assert len(stage.tries) == started
+
+        await stage.store.flag("batch_1", "t", JobFlag.RESUME)
+        job = await stage.end_of("batch_1")
+
+        assert job.tally.completed == 60
+        assert len(stage.tries) == 60
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_lost_claim_ends_the_work_on_it_and_nothing_is_counted_twice() -> None:
+    """As where a process was stopped for a while, and another has taken its work over."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 3.0)
+        await stage.accept_batch(16)
+        (check,) = await stage.store.claim([ClaimAsk("all", 1)])
+        await stage._check(check)
+        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        late = RunningWork(work, clock)
+        late.task = asyncio.create_task(stage.chunks.run(late))
+        await asyncio.sleep(1)
+        await stage.store.give_back(work, run_at=None, is_attempt=False)  # as the end of a lease does
+
+        stage.worker.start()
+        job = await stage.end_of("batch_1")
+        await asyncio.wait([late.task])
+
+        assert not late.is_ours
+        assert (job.tally.completed, len(stage.lines["batch_1"])) == (16, 16)
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_line_after_line_with_an_operators_fault_slows_a_batch_to_single_tries() -> None:
+    """Twenty in a row are enough; when the fault is mended everything goes on, and only those twenty have failed."""
+
+    async def story(clock: LoopClock) -> None:
+        mended_at = clock.monotonic() + 300
+        stage = Stage(
+            clock,
+            rules=few_lines(window=4),
+            script=lambda _request, _try: 401 if clock.monotonic() < mended_at else 0.1,
+        )
+        stage.worker.start()
+        await stage.accept_batch(200)
+        await asyncio.sleep(290)
+        tried = len(stage.tries)
+        assert stage.chunks.brakes.reason("batch_1") == "auth"
+        assert 20 <= tried <= 24 + 5
+
+        job = await stage.end_of("batch_1", within_s=4000)
+
+        assert job.tally.failed <= 24
+        assert job.tally.completed + job.tally.failed == 200
+        assert stage.chunks.brakes.reason("batch_1") == ""
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_lines_of_a_chunk_that_kills_its_workers_run_alone_and_the_deadly_one_is_given_up() -> None:
+    """The others are served."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 1.0)
+        await stage.accept_batch(16)
+        (check,) = await stage.store.claim([ClaimAsk("all", 1)])
+        await stage._check(check)
+        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+
+        running = RunningWork(replace(work, claims=6), clock)
+        running.task = asyncio.create_task(stage.chunks.run(running))
+        await running.task
+        stage.worker.start()
+        await stage.end_of("batch_1")
+        lines = stage.lines["batch_1"]
+        await stage.worker.aclose()
+
+        assert stage.most_running == 1
+        assert [line["custom_id"] for line in lines if line["error"]] == ["c0"]
+        assert [line["error"]["code"] for line in lines if line["error"]] == ["worker_crashed"]
+        assert len(lines) == 16
+
+    run(story)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 2.0])
+def test_a_worker_that_stops_leaves_what_is_done_and_gives_back_the_rest(grace_s: float) -> None:
+    """Another goes on behind the last committed line; only what was under way is paid for twice."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 1.0)
+        stage.worker.start()
+        await stage.accept_batch(64)
+        await asyncio.sleep(3.5)
+        await stage.worker.drain(grace_s)
+        await stage.worker.aclose()
+
+        other = stage.make_worker()
+        other.start()
+        job = await stage.end_of("batch_1")
+        await other.aclose()
+
+        twice = len(stage.tries) - 64
+        assert job.tally.completed == 64
+        assert twice <= (8 if grace_s == 0 else 0)
+        assert [line["custom_id"] for line in stage.lines["batch_1"]] == [f"c{number}" for number in range(64)]
+
+    run(story)
