@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
+from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.call_job import CallJobs
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
@@ -19,7 +20,7 @@ from gateway.jobs.ports import MakeCall, ServeCall
 from gateway.jobs.running import RunningWork
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
-from gateway.policy.jobs.job import Job, JobKind
+from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.snapshot import Policies
 
@@ -68,16 +69,21 @@ class JobWork:
         draw, changed = self._random.random, self.service.watchers.changed
         calls = CallJobs(store, self._server, self._clock, self.rules_of, draw, changed)
         chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, changed)
-        run = partial(_run_piece, calls, chunks)
+        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of, changed)
+        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of, changed)
+
+        async def run(running: RunningWork) -> None:
+            work = running.work
+            if work.job.kind is JobKind.CALL:
+                await calls.run(running)
+            elif work.piece == CHECK:
+                await checks.run(running)
+            elif work.piece == FINALISE:
+                await ends.run(running)
+            else:
+                await chunks.run(running)
+
         return JobWorker(store, run, self._clock, lambda: self._policies.current.jobs.default.segments)
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))
-
-
-async def _run_piece(calls: CallJobs, chunks: ChunkRunner, running: RunningWork) -> None:
-    work = running.work
-    if work.job.kind is JobKind.CALL:
-        await calls.run(running)
-    else:
-        await chunks.run(running)
