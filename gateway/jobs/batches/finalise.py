@@ -20,7 +20,7 @@ from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import problem_objects
 from gateway.policy.batches.chunks import lines_of
-from gateway.policy.batches.lines import LineProblem, read_line
+from gateway.policy.batches.lines import LineProblem, read_custom_id
 from gateway.policy.batches.output import LineIdentity, stopped_line
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import derived_file_id, line_id
@@ -128,7 +128,7 @@ class BatchEnds:
             await lines.open(has_result)
             while some := await lines.next_lines(LINES_AT_ONCE):
                 for line in some:
-                    found[line.number] = read_line(line.text).custom_id
+                    found[line.number] = read_custom_id(line.text)
                 await asyncio.sleep(0)
         except (FileNotFoundError, ValueError):
             log.exception("job %s: its input cannot be read any more; lines without a result are not named", job.id)

@@ -7,6 +7,7 @@ A line is read once when the batch is checked, and again when it runs; its body 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,12 +16,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.policy.openai.json_edit import find_fields
-from gateway.policy.openai.json_text import MAX_DEPTH, is_too_deep, outside_strings
+from gateway.policy.openai.json_text import MAX_DEPTH, outside_strings
 
 MOST_ID_CHARS = 512
 MOST_MODEL_CHARS = 256
 MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Byte order marks."""
+_NOT_CHECKED = "this is no line of a batch that was checked"
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_BEFORE_BODY = re.compile(
+    rb'\s*\{(?:\s*"(?!body")[^"\\]*+"\s*:\s*(?:%s|[^\s"{}\[\],]++)\s*,)*+\s*"body"\s*:\s*' % _STRING
+)
+_NAMES = re.compile(rb'"\s*:')
+"""Every name in a text has one, and a string that looks like JSON may have more."""
 _STREAM = "A batch has whole answers only; leave 'stream' out."
 
 
@@ -88,11 +96,38 @@ def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
 
 def read_line(text: bytes) -> BatchLine:
     """Returns the parts of a line that has been checked. Raises ValueError for one that is another than was checked."""
+    custom_id = read_custom_id(text)
+    body = _last_field(text)
+    if body is None:
+        places = find_fields(text, "body")
+        if len(places) != 1:
+            raise ValueError(_NOT_CHECKED)
+        body = text[places[0].start : places[0].end]
+    return BatchLine(custom_id, body)
+
+
+def read_custom_id(text: bytes) -> str:
+    """Returns the custom_id of a line that has been checked. Raises ValueError for one that is another than was checked."""
     value = orjson.loads(text)
-    places = find_fields(text, "body")
-    if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str) or len(places) != 1:
-        raise ValueError("this is no line of a batch that was checked")
-    return BatchLine(value["custom_id"], text[places[0].start : places[0].end])
+    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
+        return str(value["custom_id"])
+    raise ValueError(_NOT_CHECKED)
+
+
+def _last_field(text: bytes) -> bytes | None:
+    """Returns the body where only plain fields stand before it and nothing behind, as in nearly all files; else None.
+
+    What stands between its colon and the line's last brace is the body if it is JSON by itself.
+    """
+    before = _BEFORE_BODY.match(text)
+    if before is None:
+        return None
+    body = text[before.end() : text.rindex(b"}")].rstrip()
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return body
 
 
 def id_digest(custom_id: str) -> bytes:
@@ -124,28 +159,28 @@ def _parsed(text: bytes) -> dict[str, Any] | LineProblem:
         return _not_json(text, error)
     if not isinstance(value, dict):
         return no_json("This line is no JSON object")
-    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and is_too_deep(text):
+    names, depth = _measure(value)
+    if depth > MAX_DEPTH:
         return no_json(f"This line is nested more than {MAX_DEPTH} levels deep")
-    written = text.count(b":")
-    pairs = _count_pairs(value)
-    if written != pairs and outside_strings(text).count(b":") != pairs:
+    if len(_NAMES.findall(text)) != names and outside_strings(text).count(b":") != names:
         return no_json("An object in this line has a name twice; write each once")
     return value
 
 
-def _count_pairs(value: object) -> int:
-    """Returns the number of names in all objects of a parsed value; written were more where one occurs twice."""
-    pairs = 0
-    left = [value]
-    while left:
-        value = left.pop()
-        if type(value) is dict:
-            pairs += len(value)
-            inner: Any = value.values()
-        else:
-            inner = value
-        left += [one for one in inner if type(one) is dict or type(one) is list]
-    return pairs
+def _measure(value: object) -> tuple[int, int]:
+    """Returns the number of names in all objects of a parsed value (written are more where one occurs twice), and its depth."""
+    names = depth = 0
+    level: list[Any] = [value]
+    while level:
+        depth += 1
+        inner: list[Any] = []
+        for one in level:
+            if type(one) is dict:
+                names += len(one)
+                one = one.values()
+            inner += [child for child in one if type(child) is dict or type(child) is list]
+        level = inner
+    return names, depth
 
 
 def _not_json(text: bytes, error: orjson.JSONDecodeError) -> LineProblem:
