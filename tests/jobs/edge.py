@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +18,13 @@ from gateway.clock import SystemClock
 from gateway.config.load import load_snapshot
 from gateway.exchange import Upstream
 from gateway.ingress.http.server import HttpServer, bind
+from gateway.ingress.jobs.batches import BatchRoutes
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.routes import build_app
 from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.batch_service import BatchService
 from gateway.jobs.file_service import FileService
+from gateway.jobs.watchers import Watchers
 from gateway.policy.jobs.rules import Jobs, JobSettings
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.store.blobs.memory import MemoryBlobs
@@ -68,6 +71,7 @@ class JobEdge:
     store: JobStore
     blobs: Blobs
     files: FileService
+    watchers: Watchers
     server: HttpServer
     clients: list[AsyncOpenAI] = field(default_factory=list)
 
@@ -83,12 +87,9 @@ class JobEdge:
         return list(self.server._state.connections)
 
 
-MoreRoutes = Callable[[JobEdge], list[Any]]
-
-
 @asynccontextmanager
 async def job_edge(
-    folder: Path, *, blobs: Blobs | None = None, more: MoreRoutes | None = None, **config: Any
+    folder: Path, *, blobs: Blobs | None = None, braked_by: str = "", **config: Any
 ) -> AsyncIterator[JobEdge]:
     """Serves the routes until its end; behind them everything is left to a passthrough that says so."""
     policies = Policies(snapshot(folder, **config))
@@ -99,18 +100,19 @@ async def job_edge(
         return store
 
     files = FileService(open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
-    edge = JobEdge("", policies, store, kept, files, None)  # type: ignore[arg-type]  # the server comes below
-    routes = FileRoutes(policies, files).routes() + (more(edge) if more else [])
+    watchers = Watchers(clock)
+    batches = BatchService(open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
+    routes = FileRoutes(policies, files).routes() + BatchRoutes(policies, batches, lambda _id: braked_by).routes()
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter
-    edge.server = HttpServer(app, bind("127.0.0.1", 0), lambda *_said: None)
-    edge.url = edge.server.url
-    await edge.server.start()
+    server = HttpServer(app, bind("127.0.0.1", 0), lambda *_said: None)
+    edge = JobEdge(server.url, policies, store, kept, files, watchers, server)
+    await server.start()
     try:
         yield edge
     finally:
         for client in edge.clients:
             await client.close()
-        await edge.server.stop()
+        await server.stop()
         await store.aclose()
         await kept.aclose()

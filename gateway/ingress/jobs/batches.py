@@ -1,0 +1,96 @@
+"""`/v1/batches`: made, shown, listed and cancelled as at OpenAI, whoever serves their lines.
+
+It must not know how batches run; `BatchService` takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from gateway.ingress import parse
+from gateway.ingress.admin.operations import read_object
+from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
+from gateway.ingress.routes import ENDPOINTS, json_response
+from gateway.jobs.batch_service import BatchOwner, BatchService
+from gateway.policy.batches.batch_object import batch_object
+from gateway.policy.batches.request import read_batch_request
+from gateway.policy.jobs.file_object import list_page
+from gateway.policy.jobs.ids import BATCH
+from gateway.policy.jobs.job import Job
+from gateway.policy.snapshot import Policies
+from gateway.words import LANES, Lane
+
+EXAMPLE = '{"input_file_id": "file-…", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
+MOST_BODY_BYTES = 65_536
+USUALLY_LISTED, MOST_LISTED = 20, 100
+POLL_AFTER_MS = 5000
+"""Told to those who poll a batch that is not at its end."""
+_HIGHEST: Lane = "batch"
+"""The lines of a batch wait for nobody who waits for them."""
+
+
+class BatchRoutes:
+    """The routes of batches."""
+
+    def __init__(self, policies: Policies, batches: BatchService, braked_by: Callable[[str], str]) -> None:
+        """`braked_by` tells, by a batch's id, which class of errors keeps its lines from running; empty: none."""
+        self._policies = policies
+        self._batches = batches
+        self._braked_by = braked_by
+        self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
+
+    def routes(self) -> list[BaseRoute]:
+        """Returns the routes, with and without `/v1`."""
+        table = (
+            ("POST", "/batches", self.create),
+            ("GET", "/batches", self.list_batches),
+            ("GET", "/batches/{id}", self.show),
+            ("POST", "/batches/{id}/cancel", self.cancel),
+        )
+        return own_routes(self._policies, BATCH, table)
+
+    async def create(self, request: Request) -> Response:
+        """Makes a batch."""
+        index = parse.index_headers(request.scope["headers"])
+        parse.refuse_encoded(index)
+        key, tenant, credential = caller_of(self._policies, request)
+        lane = parse.choose_lane(key, index)
+        owner = BatchOwner(
+            key.name,
+            tenant,
+            max(lane, _HIGHEST, key=LANES.index),
+            brought_credential=credential is not None,
+            idempotency_key=parse.idempotency_key(index, ENDPOINTS[0]),
+        )
+        asked = read_batch_request(await read_object(request, MOST_BODY_BYTES, EXAMPLE), self._endpoints)
+        return self._shown(await self._batches.create(owner, asked))
+
+    async def list_batches(self, request: Request) -> Response:
+        """Lists the tenant's batches, newest first."""
+        _, tenant, _ = caller_of(self._policies, request)
+        limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
+        page = await self._batches.list_batches(tenant, request.query_params.get("after"), limit)
+        return json_response(list_page([batch_object(job) for job in page.jobs], has_more=page.has_more))
+
+    async def show(self, request: Request) -> Response:
+        """Shows a batch, at most a second old."""
+        _, tenant, _ = caller_of(self._policies, request)
+        return self._shown(await self._batches.find(request.path_params["id"], tenant))
+
+    async def cancel(self, request: Request) -> Response:
+        """Asks a batch to stop."""
+        _, tenant, _ = caller_of(self._policies, request)
+        return self._shown(await self._batches.cancel(request.path_params["id"], tenant))
+
+    def _shown(self, job: Job) -> Response:
+        response = json_response(batch_object(job))
+        if not job.state.is_end:
+            response.headers["openai-poll-after-ms"] = str(POLL_AFTER_MS)
+            paused = "operator" if job.is_paused else self._braked_by(job.id)
+            if paused:
+                response.headers["x-gateway-paused"] = paused
+        return response

@@ -1,0 +1,277 @@
+"""The Batch API on a real port: the official SDK makes, shows, lists and cancels batches, whose pieces the test runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from gateway.clock import SystemClock
+from gateway.job_ports import JobStore
+from gateway.jobs.batches.check import BatchChecks
+from gateway.jobs.batches.finalise import BatchEnds
+from gateway.jobs.batches.segment import write_chunk
+from gateway.jobs.running import RunningWork
+from gateway.policy.batches import marks
+from gateway.policy.batches.chunks import lines_of
+from gateway.policy.batches.output import LineIdentity, answered_line
+from gateway.policy.jobs.ids import BATCH, is_ours, new_id
+from gateway.policy.jobs.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag
+from gateway.policy.jobs.rules import JobRules
+from gateway.words import Usage
+from tests.e2e.harness import WEB_KEY, Response, connect, get, post
+from tests.jobs.edge import OTHER_KEY, JobEdge, job_edge
+from tests.policy.test_batch_lines import jsonl, line
+
+AUTH = f"authorization: Bearer {WEB_KEY}"
+CHAT: Any = "/v1/chat/completions"
+
+
+async def upload(edge: JobEdge, count: int = 3, data: bytes | None = None) -> str:
+    lines = jsonl(*(line(f"line {number}") for number in range(count))) if data is None else data
+    return (await edge.sdk().files.create(file=("in.jsonl", lines), purpose="batch")).id
+
+
+async def claim(store: JobStore) -> ClaimedWork | None:
+    works = await store.claim([ClaimAsk("slow", 1), ClaimAsk("fast", 1)])
+    return works[0] if works else None
+
+
+async def run_next(edge: JobEdge) -> int | None:
+    """Does the next piece of work; the lines of a chunk answer with their own names."""
+    work = await claim(edge.store)
+    if work is None:
+        return None
+    clock = SystemClock()
+    running = RunningWork(work, clock)
+    if work.piece == CHECK:
+        await BatchChecks(edge.store, edge.blobs, edge.policies, clock, rules_of, edge.watchers.changed).run(running)
+    elif work.piece == FINALISE:
+        await BatchEnds(edge.store, edge.blobs, clock, rules_of, edge.watchers.changed).run(running)
+    else:
+        results = [
+            answered_line(LineIdentity(number, f"r{number}", f"line {number}"), 200, "r", b"{}", Usage(1, 2), 0.0)
+            for number in lines_of(marks.plan_of(work.job), work.piece)
+        ]
+        await edge.store.commit(work, results)
+        await edge.store.complete_chunk(work, await write_chunk(edge.store, edge.blobs, work, clock))
+        edge.watchers.changed(work.job.id)
+    return work.piece
+
+
+def rules_of(_job: Job) -> JobRules:
+    return JobRules()
+
+
+async def ask(edge: JobEdge, data: bytes) -> Response:
+    async with connect(edge.url) as peer:
+        return await peer.exchange(data)
+
+
+async def test_a_batch_goes_its_way(tmp_path: Path) -> None:
+    """From `validating` to `completed`, as the SDK sees it, and its output is a file."""
+    async with job_edge(tmp_path) as edge:
+        sdk = edge.sdk()
+        made = await sdk.batches.create(
+            input_file_id=await upload(edge),
+            endpoint=CHAT,
+            completion_window="24h",
+            metadata={"night": "1"},
+            output_expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        seen = [made.status]
+        while await run_next(edge) is not None:
+            seen.append((await sdk.batches.retrieve(made.id)).status)
+        done = await sdk.batches.retrieve(made.id)
+
+        assert is_ours(BATCH, made.id)
+        assert seen == ["validating", "in_progress", "finalizing", "completed"]
+        assert made.expires_at == made.created_at + 86_400
+        assert (made.metadata, made.completion_window, made.endpoint) == ({"night": "1"}, "24h", CHAT)
+        assert done.request_counts is not None
+        assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (3, 3, 0)
+        assert done.usage is not None
+        assert done.usage.total_tokens == 9
+        assert (done.model, done.error_file_id) == ("gpt-4o", None)
+        assert done.output_file_id is not None
+        output = await sdk.files.content(done.output_file_id)
+        assert [orjson.loads(text)["custom_id"] for text in output.content.splitlines()] == [
+            "line 0",
+            "line 1",
+            "line 2",
+        ]
+        file = await sdk.files.retrieve(done.output_file_id)
+        assert (file.purpose, file.filename) == ("batch_output", f"{made.id}_output.jsonl")
+        assert file.expires_at == file.created_at + 3600
+
+
+async def test_a_bad_input_is_a_batch_that_fails(tmp_path: Path) -> None:
+    """Not a refusal: it is told by the batch."""
+    async with job_edge(tmp_path) as edge:
+        sdk = edge.sdk()
+        made = await sdk.batches.create(
+            input_file_id=await upload(edge, data=b"{\n"), endpoint=CHAT, completion_window="24h"
+        )
+        await run_next(edge)
+        failed = await sdk.batches.retrieve(made.id)
+
+        assert (made.status, failed.status) == ("validating", "failed")
+        assert failed.errors is not None
+        assert failed.errors.data is not None
+        assert [(one.code, one.line) for one in failed.errors.data] == [("invalid_json_line", 1)]
+        with pytest.raises(openai.ConflictError) as refused:
+            await sdk.batches.cancel(made.id)
+        assert refused.value.code == "batch_not_cancellable"
+
+
+async def test_a_batch_can_be_cancelled(tmp_path: Path) -> None:
+    """At any time before its end, and twice; its lines say so."""
+    async with job_edge(tmp_path) as edge:
+        sdk = edge.sdk()
+        made = await sdk.batches.create(input_file_id=await upload(edge), endpoint=CHAT, completion_window="24h")
+        await run_next(edge)
+        cancelling = await sdk.batches.cancel(made.id)
+        again = await sdk.batches.cancel(made.id)
+        assert await run_next(edge) == FINALISE
+        done = await sdk.batches.retrieve(made.id)
+
+        assert (cancelling.status, again.status, done.status) == ("cancelling", "cancelling", "cancelled")
+        assert cancelling.cancelling_at is not None
+        assert done.request_counts is not None
+        assert (done.request_counts.total, done.request_counts.failed) == (3, 3)
+        assert done.error_file_id is not None
+        errors = (await sdk.files.content(done.error_file_id)).content.splitlines()
+        assert {orjson.loads(text)["error"]["code"] for text in errors} == {"batch_cancelled"}
+
+
+async def test_lists_have_pages(tmp_path: Path) -> None:
+    """Newest first, each tenant its own."""
+    async with job_edge(tmp_path) as edge:
+        sdk, file = edge.sdk(), await upload(edge)
+        made = [
+            (await sdk.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")).id for _ in range(5)
+        ]
+
+        assert [batch.id async for batch in sdk.batches.list(limit=2)] == made[::-1]
+        assert [batch async for batch in edge.sdk(OTHER_KEY).batches.list()] == []
+        page = orjson.loads((await ask(edge, get("/batches?limit=2", AUTH))).body)
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (made[4], made[3], True)
+        for wrong in ("limit=0", "limit=101", "limit=x"):
+            assert (await ask(edge, get(f"/v1/batches?{wrong}", AUTH))).status == 400
+
+
+async def test_a_batch_of_another_tenant_is_none(tmp_path: Path) -> None:
+    """Byte by byte the same answer as for one that never was; so is the file of another's batch."""
+    other = f"authorization: Bearer {OTHER_KEY}"
+    async with job_edge(tmp_path) as edge:
+        file = await upload(edge)
+        made = (await edge.sdk().batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")).id
+
+        for method, tail in (("GET", ""), ("POST", "/cancel")):
+            answers = [
+                await ask(edge, get(f"/v1/batches/{id}{tail}", other, "content-length: 0", method=method))
+                for id in (made, new_id(BATCH, bytes(16)), "batch_abc")
+            ]
+            assert {answer.status for answer in answers} == {404}
+            assert len({answer.body for answer in answers}) == 1
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        foreign = await ask(edge, post("/v1/batches", body, other))
+        unknown = await ask(edge, post("/v1/batches", {**body, "input_file_id": "file-abc"}, other))
+        assert (foreign.status, foreign.error["param"], foreign.body) == (400, "input_file_id", unknown.body)
+        assert (await edge.sdk().batches.retrieve(made)).status == "validating"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 7}, "input_file_id"),
+        ({"endpoint": None}, "endpoint"),
+        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
+        ({"endpoint": "/v1/audio/transcriptions"}, "endpoint"),
+        ({"endpoint": "/v2/chat/completions"}, "endpoint"),
+        ({"completion_window": None}, "completion_window"),
+        ({"completion_window": "9m"}, "completion_window"),
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "24"}, "completion_window"),
+        ({"completion_window": 24}, "completion_window"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ({"metadata": {"x" * 65: "x"}}, "metadata"),
+        ({"metadata": {"x": "x" * 513}}, "metadata"),
+        ({"metadata": {"x": 1}}, "metadata"),
+        ({"metadata": []}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+        ({"output_expires_after": 3600}, "output_expires_after"),
+        ({"webhook": "x"}, "webhook"),
+    ],
+)
+async def test_bad_fields_are_named(tmp_path: Path, changes: dict[str, Any], param: str) -> None:
+    """In OpenAI's shape, and nothing is made."""
+    async with job_edge(tmp_path) as edge:
+        body = {"input_file_id": await upload(edge), "endpoint": CHAT, "completion_window": "24h", **changes}
+        answer = await ask(edge, post("/v1/batches", body, AUTH))
+
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert await claim(edge.store) is None
+
+
+@pytest.mark.parametrize("window", ["10m", "24h", "1d", "7d", "168h"])
+async def test_windows_are_as_long_as_they_say(tmp_path: Path, window: str) -> None:
+    """From ten minutes to seven days, with or without `/v1` at the endpoint."""
+    seconds = {"10m": 600, "24h": 86_400, "1d": 86_400, "7d": 604_800, "168h": 604_800}[window]
+    async with job_edge(tmp_path) as edge:
+        body = {"input_file_id": await upload(edge), "endpoint": "/embeddings", "completion_window": window}
+        shown = orjson.loads((await ask(edge, post("/batches", body, AUTH))).body)
+
+        assert shown["expires_at"] == shown["created_at"] + seconds
+        assert shown["endpoint"] == "/v1/embeddings"
+
+
+async def test_a_repeated_creation_is_the_same_batch(tmp_path: Path) -> None:
+    """By its Idempotency-Key; another payload is a conflict."""
+    async with job_edge(tmp_path) as edge:
+        body = {"input_file_id": await upload(edge), "endpoint": CHAT, "completion_window": "24h"}
+        key = "idempotency-key: night-1"
+        first, again = [orjson.loads((await ask(edge, post("/v1/batches", body, AUTH, key))).body) for _ in range(2)]
+        other = await ask(edge, post("/v1/batches", {**body, "completion_window": "48h"}, AUTH, key))
+
+        assert first["id"] == again["id"]
+        assert (other.status, other.error["code"]) == (409, "dedupe_conflict")
+
+
+async def test_pollers_are_told_when_to_come_again(tmp_path: Path) -> None:
+    """As long as there is something to wait for; and why a batch stands still."""
+    async with job_edge(tmp_path, braked_by="quota_exhausted") as edge:
+        made = await edge.sdk().batches.create(input_file_id=await upload(edge), endpoint=CHAT, completion_window="24h")
+        answer = await ask(edge, get(f"/v1/batches/{made.id}", AUTH))
+        assert (answer.header("openai-poll-after-ms"), answer.header("x-gateway-paused")) == ("5000", "quota_exhausted")
+        await edge.store.flag(made.id, "web", JobFlag.PAUSE)
+        edge.watchers.changed(made.id)
+        assert (await ask(edge, get(f"/v1/batches/{made.id}", AUTH))).header("x-gateway-paused") == "operator"
+        await edge.store.flag(made.id, "web", JobFlag.RESUME)
+        while await run_next(edge) is not None:
+            pass
+        assert (await ask(edge, get(f"/v1/batches/{made.id}", AUTH))).header("openai-poll-after-ms") is None
+
+
+async def test_a_batch_runs_in_no_lane_above_its_own(tmp_path: Path) -> None:
+    """Nobody waits for its lines; a lower one may be asked for."""
+    async with job_edge(tmp_path) as edge:
+        body = {"input_file_id": await upload(edge), "endpoint": CHAT, "completion_window": "24h"}
+        for headers, lane in ((), "batch"), (("x-gateway-lane: background",), "background"):
+            made = orjson.loads((await ask(edge, post("/v1/batches", body, AUTH, *headers))).body)
+            job = await edge.store.find(made["id"], "web")
+            assert job is not None
+            assert job.lane == lane
+
+
+async def test_other_ids_are_left_to_the_provider_of_passthrough(tmp_path: Path) -> None:
+    """Ours are answered here."""
+    ours = new_id(BATCH, b"y" * 16)
+    async with job_edge(tmp_path, passthrough="main") as edge:
+        for path, status in (("/v1/batches/batch_abc", 200), (f"/v1/batches/{ours}", 404), ("/v1/batches", 200)):
+            assert (await ask(edge, get(path, AUTH))).status == status
