@@ -57,6 +57,8 @@ from gateway.wiring import build_jobs, semantic_news
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from gateway.store.sqlite.store import SqliteStore
+
 
 log = logging.getLogger("gateway")
 
@@ -125,7 +127,9 @@ class Gateway:
         replays = self._pipeline.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
-        self._jobs = build_jobs(self._policies, self._clock, self._pipeline, self._admission, self._make_call)
+        self._jobs = build_jobs(
+            self._policies, self._clock, self._pipeline, self._admission, self._make_call, self._telemetry.jobs
+        )
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._overload = Shedding(container_bytes())
         self._telemetry.set_policy(first.version)
@@ -245,10 +249,7 @@ class Gateway:
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter = self._telemetry
-        state_file = None
-        if self._sqlite is not None:
-            state_file = StateFile(self._sqlite.path, self._sqlite.backup)
-            forget_copies(self._sqlite.path)
+        state_file = None if self._sqlite is None else state_file_of(self._sqlite)
         jobs = self._jobs
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
@@ -321,3 +322,9 @@ class Gateway:
             "listening": [server.url for server in self._servers],
             "last_reload": asdict(last) if last else None,
         }
+
+
+def state_file_of(sqlite: SqliteStore) -> StateFile:
+    """Returns the file that operators may back up; copies that a crash left beside it go."""
+    forget_copies(sqlite.path)
+    return StateFile(sqlite.path, sqlite.backup)

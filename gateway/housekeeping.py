@@ -213,6 +213,8 @@ class Housekeeping:
         telemetry.set_breakers(views.breaker_states(admission), views.retry_levels(admission, self.policies.current))
         telemetry.set_store(self.store.stats())
         telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)
+        if self.jobs is not None and self.jobs.engine.opened is not None:
+            telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
         if self.shared is not None:
             telemetry.set_state(self.shared.health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)

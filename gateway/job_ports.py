@@ -23,6 +23,7 @@ from gateway.policy.jobs.job import (
     JobFlag,
     JobPage,
     JobQuery,
+    JobState,
     LineResult,
     NewJob,
     StoredAnswer,
@@ -166,6 +167,34 @@ class JobStore(Protocol):
 
     async def aclose(self) -> None:
         """Writes all that was taken, and takes nothing more."""
+        ...
+
+
+class JobMeter(Protocol):
+    """The sink of what is counted of jobs. Every method is cheap and synchronous, and never raises."""
+
+    def began(self, job: Job, waited_s: float) -> None:
+        """Counts a job whose first piece has begun, so long after it could have."""
+        ...
+
+    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
+        """Counts a job that has ended, so long after it began."""
+        ...
+
+    def tried_again(self, error_class: str) -> None:
+        """Counts an attempt that came to nothing, after which there is another."""
+        ...
+
+    def lines(self, results: Sequence[LineResult]) -> None:
+        """Counts lines of batches whose results were committed."""
+        ...
+
+    def claim_lost(self) -> None:
+        """Counts a claim that ended while its worker still worked on it."""
+        ...
+
+    def braked(self, error_class: str) -> None:
+        """Counts a batch that was slowed down to single tries."""
         ...
 
 

@@ -8,6 +8,7 @@ from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
+from gateway.job_ports import JobMeter
 from gateway.jobs.ports import MakeCall
 from gateway.jobs.work import JobWork
 from gateway.policy.snapshot import Policies
@@ -33,7 +34,7 @@ def semantic_news(
 
 
 def build_jobs(
-    policies: Policies, clock: Clock, pipeline: Pipeline, admission: Admission, make_call: MakeCall
+    policies: Policies, clock: Clock, pipeline: Pipeline, admission: Admission, make_call: MakeCall, meter: JobMeter
 ) -> JobWork | None:
     """Returns durable work over the pipeline; None: the config has none."""
     settings = policies.current.jobs.settings
@@ -49,4 +50,5 @@ def build_jobs(
         open_store=lambda: open_jobs(settings.store, clock.wall, *bounds),
         has_jobs=lambda: has_jobs(settings.store),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
+        meter=meter,
     )

@@ -34,15 +34,13 @@ class CallJobs:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
-        changed: Callable[[str], None],
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1); `changed` hears of each change."""
+        """`rules_of` gives the rules in force for a job; `draw` uniform numbers from [0, 1)."""
         self._store = store
         self._server = server
         self._clock = clock
         self._rules_of = rules_of
         self._draw = draw
-        self._changed = changed
 
     async def run(self, running: RunningWork) -> None:
         """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
@@ -116,10 +114,11 @@ class CallJobs:
     ) -> None:
         give_back = self._store.give_back
         await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
+        if is_attempt and error is not None and running.meter is not None:
+            running.meter.tried_again(error.error_class)
 
     async def _finish(self, running: RunningWork, end: JobEnd) -> None:
-        await running.write(lambda: self._store.finish(running.work, end))
-        self._changed(running.work.job.id)
+        await running.finish(self._store, end)
 
 
 def request_of(job: Job, body: bytes, now: float) -> StoredRequest:

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
+from gateway.job_ports import JobMeter, JobStore
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimedWork, JobState, WriteResult
+from gateway.policy.jobs.job import ClaimedWork, JobEnd, JobState, WriteResult
 
 log = logging.getLogger("gateway.jobs")
 
@@ -19,9 +20,18 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 class RunningWork:
     """One claimed piece and the task that works on it. `stopping` is set once nothing more of it shall begin."""
 
-    def __init__(self, work: ClaimedWork, clock: Clock) -> None:
+    def __init__(
+        self,
+        work: ClaimedWork,
+        clock: Clock,
+        meter: JobMeter | None = None,
+        changed: Callable[[str], None] | None = None,
+    ) -> None:
+        """`changed` hears the ids of jobs of which there is news."""
         self.work = work
         self._clock = clock
+        self.meter = meter
+        self._changed = changed
         self.is_ours = True
         self.is_draining = False
         """The process is on its way out."""
@@ -36,6 +46,8 @@ class RunningWork:
             if self.is_ours:
                 self.is_ours = False
                 log.warning("job %s: another worker has its piece %d now", self.work.job.id, self.work.piece)
+                if self.meter is not None:
+                    self.meter.claim_lost()
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel("claim lost")
             return False
@@ -71,7 +83,19 @@ class RunningWork:
 
         Returns whether the piece is still this worker's.
         """
-        return self.note(await until_kept(write, self._clock))
+        is_ours = self.note(await until_kept(write, self._clock))
+        if self._changed is not None:
+            self._changed(self.work.job.id)
+        return is_ours
+
+    async def finish(self, store: JobStore, end: JobEnd) -> bool:
+        """Ends the job; returns whether its piece was still this worker's."""
+        is_ours = await self.write(lambda: store.finish(self.work, end))
+        job = self.work.job
+        if is_ours and self.meter is not None:
+            now = self._clock.wall()
+            self.meter.ended(job, end.state, now - (job.started_at or now))
+        return is_ours
 
 
 async def until_kept(write: Callable[[], Awaitable[WriteResult]], clock: Clock) -> WriteResult:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports import Blobs, JobMeter, JobStore
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.batches.finalise import BatchEnds
@@ -21,7 +21,7 @@ from gateway.jobs.running import RunningWork
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
-from gateway.policy.jobs.rules import JobRules
+from gateway.policy.jobs.rules import JobRules, SegmentRules
 from gateway.policy.snapshot import Policies
 
 
@@ -38,12 +38,14 @@ class JobWork:
         open_store: Callable[[], JobStore],
         has_jobs: Callable[[], bool],
         blobs: Blobs,
+        meter: JobMeter | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`; `open_store` and `has_jobs` are the engine's."""
         self._policies = policies
         self._clock = clock
         self._server = CallServer(make_call, serve, clock)
         self._blobs = blobs
+        self._meter = meter
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         works = policies.current.jobs.settings.works
         self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock)
@@ -66,11 +68,11 @@ class JobWork:
         return policy.jobs.default if model is None else model.jobs
 
     def _make_worker(self, store: JobStore) -> JobWorker:
-        draw, changed = self._random.random, self.service.watchers.changed
-        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw, changed)
-        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, changed)
-        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of, changed)
-        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of, changed)
+        draw = self._random.random
+        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
+        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw)
+        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
+        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -83,7 +85,10 @@ class JobWork:
             else:
                 await chunks.run(running)
 
-        return JobWorker(store, run, self._clock, lambda: self._policies.current.jobs.default.segments)
+        def segments() -> Sequence[SegmentRules]:
+            return self._policies.current.jobs.default.segments
+
+        return JobWorker(store, run, self._clock, segments, self._meter, self.service.watchers.changed)
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))

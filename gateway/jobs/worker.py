@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports import JobMeter, JobStore
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimAsk, ClaimedWork
@@ -38,9 +38,17 @@ class JobWorker:
     """Runs pieces of work in one event loop, from `start` to `aclose`."""
 
     def __init__(
-        self, store: JobStore, run: RunPiece, clock: Clock, segments: Callable[[], Sequence[SegmentRules]]
+        self,
+        store: JobStore,
+        run: RunPiece,
+        clock: Clock,
+        segments: Callable[[], Sequence[SegmentRules]],
+        meter: JobMeter | None = None,
+        changed: Callable[[str], None] | None = None,
     ) -> None:
-        """`run` ends the claim of its piece in any case; `segments` gives the rules in force."""
+        """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs."""
+        self._meter = meter
+        self._changed = changed
         self._store = store
         self._run = run
         self._clock = clock
@@ -106,7 +114,9 @@ class JobWorker:
         timer.cancel()
 
     def _begin(self, work: ClaimedWork) -> None:
-        running = RunningWork(work, self._clock)
+        running = RunningWork(work, self._clock, self._meter, self._changed)
+        if self._meter is not None and work.job.revision <= 1 and work.job.started_at is not None:
+            self._meter.began(work.job, work.job.started_at - work.job.run_at)
         self._running[work.job.id, work.piece] = running
         if self._is_draining:
             running.drain()

@@ -189,6 +189,21 @@ class Metrics:
     unknown: Counts = _counter("unknown_errors_total", "Provider errors that no rule knows.", "target")
     shed: Counts = _counter("requests_shed_total", "Requests refused because the gateway was overloaded.", "lane")
     shed_level: Levels = _gauge("shed_level", "Lanes that are being shed: 0 none, 3 all but critical.")
+    jobs: Counts = _counter("jobs_total", "Durable jobs that have ended, by how.", "kind", "outcome")
+    jobs_depth: Levels = _gauge("jobs_depth", "Pieces of jobs: ready, for later, claimed.", "segment", "lane", "state")
+    jobs_oldest: Levels = _gauge(
+        "jobs_oldest_seconds", "How long the oldest of them could have begun.", "segment", "lane", "state"
+    )
+    job_waits: Distribution = _histogram("job_wait_seconds", "From a job's time to its begin.", SECONDS)
+    job_runs: Distribution = _histogram("job_run_seconds", "From a job's begin to its end.", SECONDS, "kind")
+    job_attempts: Counts = _counter(
+        "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
+    )
+    job_lines: Counts = _counter("job_lines_total", "Lines of batches with a result.", "outcome")
+    job_claims_lost: Counts = _counter(
+        "job_leases_lost_total", "Pieces of work that were taken over from this gateway."
+    )
+    brakes: Counts = _counter("batch_brakes_total", "Batches slowed down to single tries.", "class")
     dropped: Counts = _counter("log_lines_dropped_total", "Call log lines lost to a slow reader.")
     reload_errors: Counts = _counter("config_reload_errors_total", "Reloads that were refused.")
     config_version: Levels = _gauge("config_version", "Version of the policy snapshot in force.")

@@ -18,6 +18,7 @@ from gateway.call import Settled
 from gateway.calllog import CallLog, Refused
 from gateway.ports import StoreHealth
 from gateway.telemetry.calls import CallCounter
+from gateway.telemetry.jobs import JobCounter
 from gateway.telemetry.metrics import Labels, Metrics
 from gateway.words import Lane
 
@@ -41,6 +42,7 @@ class Telemetry(Collector):
         self._pending: list[tuple[float, Settled | Refused]] = []
         self._metrics = Metrics()
         self._calls = CallCounter(self._metrics)
+        self.jobs = JobCounter(self._metrics)
         self._metrics.in_flight.values[()] = 0
         self._metrics.reload_errors.totals[()] = 0
         self.before_scrape: Callable[[], None] = _nothing

@@ -25,6 +25,8 @@ from gateway.policy.jobs.job import CHECK, FINALISE, ClaimedWork, Job, JobEnd, J
 from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.jobs.memory import MemoryJobStore
+from gateway.telemetry.jobs import JobCounter
+from gateway.telemetry.metrics import Metrics
 from gateway.words import Usage
 from tests.flow.virtual import LoopClock
 
@@ -61,15 +63,16 @@ class Stage:
         self.store = MemoryJobStore(self.clock.wall)
         server = CallServer(self.make_call, self.serve, self.clock)
         self.changed: list[str] = []
-        self.calls = CallJobs(self.store, server, self.clock, self._rules_of, lambda: 1.0, self.changed.append)
-        self.chunks = ChunkRunner(
-            self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0, self.changed.append
-        )
+        self.metrics = Metrics()
+        self.meter = JobCounter(self.metrics)
+        self.calls = CallJobs(self.store, server, self.clock, self._rules_of, lambda: 1.0)
+        self.chunks = ChunkRunner(self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
         self.worker = self.make_worker()
 
     def make_worker(self) -> JobWorker:
         """Returns another worker on the same store."""
-        return JobWorker(self.store, self.run_piece, self.clock, lambda: self.rules.segments)
+        changed = self.changed.append
+        return JobWorker(self.store, self.run_piece, self.clock, lambda: self.rules.segments, self.meter, changed)
 
     def _rules_of(self, _job: Job) -> JobRules:
         return self.rules

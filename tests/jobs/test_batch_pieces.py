@@ -61,8 +61,8 @@ class Bench:
         self.blobs = MemoryBlobs()
         self.rules = rules
         self.changes = 0
-        self.checks = BatchChecks(self.store, self.blobs, policies, self.clock, lambda _job: self.rules, self._changed)
-        self.ends = BatchEnds(self.store, self.blobs, self.clock, lambda _job: self.rules, self._changed)
+        self.checks = BatchChecks(self.store, self.blobs, policies, self.clock, lambda _job: self.rules)
+        self.ends = BatchEnds(self.store, self.blobs, self.clock, lambda _job: self.rules)
 
     def _changed(self, _job_id: str) -> None:
         self.changes += 1
@@ -89,14 +89,14 @@ class Bench:
         """Checks the input."""
         work = await self.claim()
         assert work.piece == CHECK
-        await self.checks.run(RunningWork(work, self.clock))
+        await self.checks.run(RunningWork(work, self.clock, changed=self._changed))
         return await self.job()
 
     async def finalise(self) -> Job:
         """Puts the batch together."""
         work = await self.claim()
         assert work.piece == FINALISE
-        await self.ends.run(RunningWork(work, self.clock))
+        await self.ends.run(RunningWork(work, self.clock, changed=self._changed))
         return await self.job()
 
     async def job(self) -> Job:

@@ -46,11 +46,11 @@ async def run_next(edge: JobEdge) -> int | None:
     if work is None:
         return None
     clock = SystemClock()
-    running = RunningWork(work, clock)
+    running = RunningWork(work, clock, changed=edge.watchers.changed)
     if work.piece == CHECK:
-        await BatchChecks(edge.store, edge.blobs, edge.policies, clock, rules_of, edge.watchers.changed).run(running)
+        await BatchChecks(edge.store, edge.blobs, edge.policies, clock, rules_of).run(running)
     elif work.piece == FINALISE:
-        await BatchEnds(edge.store, edge.blobs, clock, rules_of, edge.watchers.changed).run(running)
+        await BatchEnds(edge.store, edge.blobs, clock, rules_of).run(running)
     else:
         results = [
             answered_line(LineIdentity(number, f"r{number}", f"line {number}"), 200, "r", b"{}", Usage(1, 2), 0.0)

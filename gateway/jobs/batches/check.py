@@ -51,15 +51,13 @@ class BatchChecks:
         policies: Policies,
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
-        changed: Callable[[str], None],
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `changed` hears of each change of one."""
+        """`rules_of` gives the rules in force for a job."""
         self._store = store
         self._blobs = blobs
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
-        self._changed = changed
 
     async def run(self, running: RunningWork) -> None:
         """Checks a batch, and ends the claim: its lines begin, it has failed, or the piece is given back."""
@@ -78,13 +76,11 @@ class BatchChecks:
                 await self._fail(running, checked.problems)
             else:
                 await self._begin(running, checked)
-        self._changed(work.job.id)
 
     async def _fail(self, running: RunningWork, problems: Sequence[LineProblem]) -> None:
-        store, work = self._store, running.work
         error = JobError(problems[0].code, problems[0].message, self._clock.wall())
         end = JobEnd(JobState.FAILED, error, marks={marks.ERRORS: problem_objects(problems)})
-        await running.write(lambda: store.finish(work, end))
+        await running.finish(self._store, end)
 
     async def _begin(self, running: RunningWork, checked: InputCheck) -> None:
         store, work, now = self._store, running.work, self._clock.wall()

@@ -55,7 +55,6 @@ class ChunkRunner:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
-        changed: Callable[[str], None],
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -63,7 +62,6 @@ class ChunkRunner:
         self.clock = clock
         self.rules_of = rules_of
         self.draw = draw
-        self.changed = changed
         self.brakes = Brakes()
         self.chunks = 0
         """The chunks that run here now: they share the window."""
@@ -257,6 +255,8 @@ class _Chunk:
         at = self._runner.clock.wall() + wait_s
         self._later_at = at if self._later_at is None else min(at, self._later_at)
         self._left_out += 1
+        if tried.error is not None and self._running.meter is not None:
+            self._running.meter.tried_again(tried.error.error_class)
         return True
 
     def _result(self, who: LineIdentity, tried: TryResult) -> LineResult | None:
@@ -266,6 +266,8 @@ class _Chunk:
         if error_class in batches.brake_classes:
             was_on = self._brake.is_on
             self._brake.failed(error_class, batches.brake_after)
+            if self._brake.is_on and not was_on and self._running.meter is not None:
+                self._running.meter.braked(error_class)
             if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
                 self._left_out += 1
                 self._later_at = self._runner.clock.wall() + self._brake.probe_s
@@ -300,7 +302,10 @@ class _Chunk:
         store, work = self._runner.store, self._running.work
         try:
             is_ours = await self._running.write(lambda: store.commit(work, results))
-            self._kept += len(results) if is_ours else 0
+            if is_ours:
+                self._kept += len(results)
+                if self._running.meter is not None:
+                    self._running.meter.lines(results)
             return is_ours
         finally:
             self._commit = None
@@ -327,30 +332,3 @@ class _Chunk:
             is_later = (len(self._input) == 0 or self._brake.is_on) and not running.stopping.is_set()
             at = self._later_at if is_later else None
             await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))
-        runner.changed(self._job.id)
-
-    async def _write_blobs(self) -> ChunkResult:
-        """Writes the chunk's lines, in order, where they stay."""
-        runner, work = self._runner, self._running.work
-        delay_s = LOOK_S
-        while True:
-            try:
-                results = sorted(await runner.store.results(work))
-                output = await self._blob("output", [one.text for one in results if not one.is_failed])
-                errors = await self._blob("errors", [one.text for one in results if one.is_failed])
-                return ChunkResult(work.piece, *output, *errors)
-            except JobsUnavailable:
-                await runner.clock.sleep(delay_s)
-                delay_s = min(10.0, 2 * delay_s)
-
-    async def _blob(self, kind: str, texts: list[bytes]) -> tuple[str, int]:
-        if not texts:
-            return "", 0
-        work = self._running.work
-        name = chunk_blob(self._job.id, work.piece, work.fence, kind)
-        writer = await self._runner.blobs.writer(name)
-        try:
-            await writer.write(b"".join(texts))
-            return name, await writer.commit()
-        finally:
-            await writer.abort()

@@ -45,14 +45,12 @@ class BatchEnds:
         blobs: Blobs,
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
-        changed: Callable[[str], None],
     ) -> None:
-        """`rules_of` gives the rules in force for a job; `changed` hears of each change of one."""
+        """`rules_of` gives the rules in force for a job."""
         self._store = store
         self._blobs = blobs
         self._clock = clock
         self._rules_of = rules_of
-        self._changed = changed
 
     async def run(self, running: RunningWork) -> None:
         """Ends a batch, or gives the piece back where the files cannot be written now."""
@@ -70,11 +68,10 @@ class BatchEnds:
             lost = LineProblem("server_error", "Answers that were kept have been lost; run the batch again.")
             error = JobError(lost.code, lost.message, self._clock.wall())
             failed = JobEnd(JobState.FAILED, error, marks={marks.ERRORS: problem_objects([lost])})
-            await running.write(lambda: store.finish(work, failed))
+            await running.finish(store, failed)
         else:
-            if await running.write(lambda: store.finish(work, end)):
+            if await running.finish(store, end):
                 await self._forget_index(work.job)
-        self._changed(work.job.id)
 
     async def _put_together(self, running: RunningWork, began_at: float) -> JobEnd:
         job = running.work.job

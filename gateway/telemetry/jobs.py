@@ -1,0 +1,50 @@
+"""What jobs add to the numbers. Implements `job_ports.JobMeter`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.policy.jobs.job import Job, JobDepth, JobState, LineResult
+from gateway.telemetry.metrics import Metrics
+from gateway.words import Lane
+
+
+class JobCounter:
+    """Counts jobs."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def began(self, job: Job, waited_s: float) -> None:
+        """Counts a job whose first piece has begun, so long after it could have."""
+        self._metrics.job_waits.observe((), max(0.0, waited_s))
+
+    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
+        """Counts a job that has ended, so long after it began."""
+        self._metrics.jobs.totals[str(job.kind), str(state)] += 1
+        self._metrics.job_runs.observe((str(job.kind),), max(0.0, ran_s))
+
+    def tried_again(self, error_class: str) -> None:
+        """Counts an attempt that came to nothing, after which there is another."""
+        self._metrics.job_attempts.totals[(error_class,)] += 1
+
+    def lines(self, results: Sequence[LineResult]) -> None:
+        """Counts lines of batches whose results were committed."""
+        failed = sum(result.is_failed for result in results)
+        self._metrics.job_lines.totals[("failed",)] += failed
+        self._metrics.job_lines.totals[("completed",)] += len(results) - failed
+
+    def claim_lost(self) -> None:
+        """Counts a claim that ended while its worker still worked on it."""
+        self._metrics.job_claims_lost.totals[()] += 1
+
+    def braked(self, error_class: str) -> None:
+        """Counts a batch that was slowed down to single tries."""
+        self._metrics.brakes.totals[(error_class,)] += 1
+
+    def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:
+        """Sets what waits and runs now; `now` is wall-clock seconds."""
+        self._metrics.jobs_depth.values = {labels: of.number for labels, of in depth.items()}
+        self._metrics.jobs_oldest.values = {
+            labels: max(0.0, now - of.oldest_at) for labels, of in depth.items() if of.number
+        }
