@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobMeter, JobStore
+from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.batches.finalise import BatchEnds
@@ -51,6 +52,9 @@ class JobWork:
         self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock)
         self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
         self.files = FileService(self.engine.store, blobs, clock, lambda: policies.current.jobs, self._random.randbytes)
+        watchers, draw = self.service.watchers, self._random.randbytes
+        self.batches = BatchService(self.engine.store, watchers, clock, lambda: policies.current.jobs.default, draw)
+        self._chunks: ChunkRunner | None = None
 
     async def start(self) -> None:
         """Goes on with the work that is there."""
@@ -61,6 +65,10 @@ class JobWork:
         await self.engine.drain(0.0)
         await self._blobs.aclose()
 
+    def braked_by(self, job_id: str) -> str:
+        """Returns the class of errors that keeps the lines of a batch from running here; empty: none does."""
+        return "" if self._chunks is None else self._chunks.brakes.reason(job_id)
+
     def rules_of(self, job: Job) -> JobRules:
         """Returns the rules in force for a job: those that its model picks."""
         policy = self._policies.current
@@ -68,11 +76,11 @@ class JobWork:
         return policy.jobs.default if model is None else model.jobs
 
     def _make_worker(self, store: JobStore) -> JobWorker:
-        draw = self._random.random
-        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
-        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw)
-        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
-        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
+        draw, changed = self._random.random, self.service.watchers.changed
+        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw, changed)
+        self._chunks = chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, changed)
+        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of, changed)
+        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of, changed)
 
         async def run(running: RunningWork) -> None:
             work = running.work

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute
 
 from gateway.clock import Clock
+from gateway.ingress.jobs.batches import BatchRoutes
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
 from gateway.jobs.ports import MakeCall
@@ -17,4 +18,5 @@ def durable_routes(policies: Policies, work: JobWork, make_call: MakeCall, clock
     routes = JobRoutes(policies, work.service, make_call, clock).routes()
     if policies.current.jobs.settings.takes_files:
         routes += FileRoutes(policies, work.files).routes()
+        routes += BatchRoutes(policies, work.batches, work.braked_by).routes()
     return routes
