@@ -129,7 +129,7 @@ class MemoryJobStore:
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on."""
         kept = self._claimed(work)
-        if kept is None or work.piece < 0:
+        if kept is None or not transitions.is_chunk(kept.job, work.piece):
             return NOT_OURS
         self._pieces.complete(kept, result, self._wall())
         return written(kept.job)

@@ -42,6 +42,7 @@ class MemoryAcceptance:
         else:
             kept.job = transitions.debounced(kept.job, new, now)
             kept.debounced += 1
+            kept.pieces.clear()
         kept.payload, kept.reads = new.payload, new.reads
         self._pieces.put(kept, new.first_piece, max(now, kept.job.run_at), now)
         if new.dedupe_key:

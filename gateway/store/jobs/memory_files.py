@@ -20,7 +20,7 @@ class MemoryJobFiles:
     def add(self, file: StoredFile) -> None:
         """Keeps a file; the blob of one that it replaces is garbage, unless it is the same."""
         old = self._files.get(file.id)
-        if old is not None and old.blob != file.blob:
+        if old is not None and old.blob != file.blob and file.id not in self._gone:
             self.discard([old.blob])
         self._files[file.id] = file
         self._gone.discard(file.id)

@@ -54,6 +54,7 @@ class SqliteAcceptance:
             sqlite_rows.keep(db, row, transitions.debounced(row.job, new, now))
             sqlite_rows.put_payload(db, row, new.payload)
             db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
+            db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
         self._pieces.put(db, row, new.first_piece, max(now, row.job.run_at), now)
         if new.dedupe_key:
             known_as = (new.dedupe_key, row.seq, new.fingerprint, new.dedupe_until)

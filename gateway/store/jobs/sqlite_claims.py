@@ -168,7 +168,7 @@ class SqliteClaims:
     def complete_chunk(self, db: sqlite3.Connection, work: ClaimedWork, result: ChunkResult, now: float) -> WriteResult:
         """Ends the claim of a chunk."""
         row = self._pieces.claimed(db, work)
-        if row is None or work.piece < 0:
+        if row is None or not transitions.is_chunk(row.job, work.piece):
             return NOT_OURS
         self._pieces.complete(db, row, result, now)
         return written(row.job)
@@ -183,11 +183,10 @@ class SqliteClaims:
 
     def tick(self, db: sqlite3.Connection, now: float) -> Oldest | Rest:
         """Lets time pass: the rest of the work while there is much of it, then the oldest pieces."""
-        promoted = self._pieces.promote(db, now, STEP)
         due = db.execute("SELECT seq FROM jobs WHERE due <= ? ORDER BY due LIMIT ?", (now, STEP)).fetchall()
         for (seq,) in due:
             self._pieces.stop(db, sqlite_rows.get(db, seq), JobState.EXPIRED, now)
-        if promoted == STEP or len(due) == STEP:
+        if len(due) == STEP or self._pieces.promote(db, now, STEP) == STEP:
             return Rest(lambda db: self.tick(db, now))
         db.execute("DELETE FROM dedupe WHERE key IN (SELECT key FROM dedupe WHERE until <= ? LIMIT ?)", (now, STEP))
         before = now - CURSOR_S

@@ -138,6 +138,11 @@ def is_past_stopping(job: Job) -> bool:
     return job.state.is_end or job.ends_as is not None or (job.kind is JobKind.BATCH and job.stage is Stage.FINALISE)
 
 
+def is_chunk(job: Job, piece: int) -> bool:
+    """Tells whether a piece is a chunk of a batch."""
+    return job.kind is JobKind.BATCH and piece >= 0
+
+
 def waiting(job: Job, piece: int, ready_at: float, now: float) -> PieceState:
     """Returns the state of a piece that nobody has."""
     if piece != FINALISE and (job.is_paused or job.ends_as is not None):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from gateway.policy.jobs.errors import JobsUnavailable, TooManyJobs
-from gateway.policy.jobs.job import JobEnd, JobFlag, JobQuery, JobState
+from gateway.policy.jobs.job import CHECK, JobEnd, JobFlag, JobQuery, JobState
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, HOUR_S, Jobs, MakeJobStore, ids, key
@@ -161,6 +164,19 @@ async def test_debounce_keeps_the_last_payload_and_the_first_id(jobs: Jobs) -> N
     assert [*await jobs.claim_all(), *await jobs.claim_all(segment="slow")] == []
     await jobs.tick(1)
     assert [work.payload for work in await jobs.claim_all(segment="slow")] == [b"three"]
+
+
+async def test_debounce_may_put_a_batch_in_the_place_of_a_call(jobs: Jobs) -> None:
+    """Nothing of the call is left."""
+    named: dict[str, Any] = {"debounce_key": key("d"), "debounce_wait_s": 10.0, "debounce_max_s": 60.0}
+    await jobs.accept(jobs.new(run_at=jobs.wall() + 10, more=named))
+    batch = replace(jobs.new_batch(run_at=jobs.wall() + 10), **named)
+    await jobs.accept(batch)
+    await jobs.tick(10)
+
+    assert [work.piece for work in await jobs.claim_all()] == [CHECK]
+    await jobs.tick()
+    assert jobs.numbers() == {"claimed": 1}
 
 
 async def test_debounce_does_not_wait_for_ever(jobs: Jobs) -> None:

@@ -207,6 +207,16 @@ async def test_a_file_may_be_kept_again(jobs: Jobs) -> None:
     assert await jobs.store.take_garbage(10) == ["files/f1"]
 
 
+async def test_an_expired_file_that_is_kept_again_was_garbage_once(jobs: Jobs) -> None:
+    """Its old blob is not named a second time."""
+    await jobs.store.add_file(jobs.file("f1", expires_at=jobs.wall() + 10))
+    jobs.wall.advance(10)
+    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    await jobs.store.add_file(jobs.file("f1", blob="files/other"))
+
+    assert await jobs.store.take_garbage(10) == []
+
+
 async def test_a_blob_that_two_files_have_stays_for_the_other(jobs: Jobs) -> None:
     """Until that is removed as well."""
     for name in ("f1", "f2"):

@@ -1,0 +1,330 @@
+"""A jobs file that is opened again: after an orderly end, after kill -9, by another release, or by the wrong program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreUnusable
+from gateway.policy.jobs.job import (
+    FINALISE,
+    ChunkPlan,
+    ClaimAsk,
+    ClaimedWork,
+    JobFlag,
+    JobQuery,
+    JobState,
+    Stage,
+    StoredAnswer,
+)
+from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite_schema import APPLICATION_ID, JOBS_FILE
+from gateway.store.sqlite.opening import open_file
+from gateway.store.sqlite.schema import STATE_FILE
+from tests.store.conformance import Wall
+from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, pieces
+from tests.store.sqlite_support import Disk, connect_hastily, exit_code, in_a_child
+
+
+class Restarts(Jobs):
+    """A store that can be closed and opened again."""
+
+    def __init__(self, path: str, wall: Wall) -> None:
+        self.path = path
+        super().__init__(SqliteJobStore(path, wall, connect=connect_hastily), wall)
+
+    async def restart(self) -> None:
+        await self.store.aclose()
+        self.store = SqliteJobStore(self.path, self.wall, connect=connect_hastily)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+async def jobs(path: str, wall: Wall) -> AsyncIterator[Restarts]:
+    made = Restarts(path, wall)
+    yield made
+    await made.store.aclose()
+
+
+async def test_everything_is_there_again(jobs: Restarts) -> None:
+    """Jobs with their payloads and answers, files, keys, flags, and what was garbage."""
+    await jobs.finish(await jobs.running_call(), answer=ANSWER)
+    named = {"dedupe_key": key("d"), "dedupe_until": jobs.wall() + DAY_S}
+    waiting = await jobs.accept(jobs.new(payload=b"waiting", more=named))
+    paused = await jobs.call()
+    await jobs.store.flag(paused.id, "t", JobFlag.PAUSE)
+    later = await jobs.call(run_at=jobs.wall() + 60)
+    await jobs.store.add_file(jobs.file("f1"))
+    await jobs.store.remove_file("f1", "t")
+    await jobs.store.add_file(jobs.file("f2"))
+    before = (await jobs.store.list_jobs(JobQuery(None))).jobs
+
+    await jobs.restart()
+
+    assert (await jobs.store.list_jobs(JobQuery(None))).jobs == before
+    assert await jobs.store.answer(before[-1].id, "t") == ANSWER
+    assert (await jobs.accept(jobs.new(payload=b"waiting", more=named))).job == waiting.job
+    assert jobs.numbers() == {"ready": 1, "later": 2}
+    assert [work.payload for work in await jobs.claim_all()] == [b"waiting"]
+    assert await jobs.store.find_file("f2", "t") == jobs.file("f2")
+    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    await jobs.tick(60)
+    assert ids(await jobs.claim_all()) == [later.id]
+
+
+async def test_what_dead_workers_had_is_ready_again_in_its_old_place(jobs: Restarts) -> None:
+    """It counts as a claim, and their writes come too late."""
+    old = await jobs.running_call()
+    await jobs.call(id="behind")
+    await jobs.restart()
+    first, second = await jobs.claim_all()
+
+    assert (first.job.id, first.claims, second.job.id) == (old.job.id, 2, "behind")
+    assert first.fence > old.fence
+    assert await jobs.store.renew([old, first]) == [STALE, OURS]
+    assert await jobs.finish(old, JobState.FAILED) == STALE
+
+
+async def test_a_chunk_goes_on_where_it_was(jobs: Restarts) -> None:
+    """Its lines, the plan, and the chunks that are complete outlive the process."""
+    job = await jobs.running_batch(total=6, per_chunk=2, parallel=2)
+    first, second = await jobs.claim_all()
+    await jobs.run_chunk(first)
+    await jobs.store.commit(second, [line(2)])
+    await jobs.restart()
+    again, third = await jobs.claim_all()
+
+    assert pieces([again, third]) == [1, 2]
+    assert again.claims == 1
+    assert await jobs.store.results(again) == [line(2)]
+    assert await jobs.store.chunk_results(job.id) == [chunk(0)]
+    assert (await jobs.get(job.id)).tally.completed == 3
+
+
+async def test_what_was_to_stop_stops_when_its_worker_is_dead(jobs: Restarts) -> None:
+    """A call ends, a batch is put together; what was paused stays paused."""
+    call = await jobs.running_call()
+    batch = await jobs.running_batch()
+    await jobs.claim_all()
+    paused = await jobs.running_call()
+    for one in (call.job, batch):
+        await jobs.store.flag(one.id, "t", JobFlag.CANCEL)
+    await jobs.store.flag(paused.job.id, "t", JobFlag.PAUSE)
+    await jobs.restart()
+
+    assert (await jobs.get(call.job.id)).state is JobState.CANCELLED
+    assert [(work.job.id, work.piece) for work in await jobs.claim_all()] == [(batch.id, FINALISE)]
+    await jobs.store.flag(paused.job.id, "t", JobFlag.RESUME)
+    assert ids(await jobs.claim_all()) == [paused.job.id]
+
+
+async def test_a_finalise_of_a_dead_worker_is_given_again(jobs: Restarts) -> None:
+    """Also of a batch that is to stop."""
+    batch = await jobs.running_batch()
+    await jobs.store.flag(batch.id, "t", JobFlag.CANCEL)
+    await jobs.claim()
+    await jobs.restart()
+
+    assert pieces(await jobs.claim_all()) == [FINALISE]
+
+
+async def test_one_process_has_the_file(jobs: Restarts) -> None:
+    """A second one is told what to do."""
+    with pytest.raises(StoreUnusable, match="Another process has it open"):
+        SqliteJobStore(jobs.path, jobs.wall)
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(StoreUnusable) as refused:
+        SqliteJobStore(path, Wall(), connect=connect_hastily)
+    assert f"jobs file {path}" in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_file_of_a_newer_release_is_refused(path: str) -> None:
+    """With both versions, and what to do; nothing is written."""
+    db, _ = open_file(path, JOBS_FILE, connect=connect_hastily)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = Path(path).read_bytes()
+
+    assert f"(version 99, this one knows {len(JOBS_FILE.migrations)})" in refusal(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_state_file_is_no_jobs_file(path: str) -> None:
+    """Nor the other way round."""
+    db, _ = open_file(path, STATE_FILE, connect=connect_hastily)
+    db.close()
+
+    assert "another program. Name another file under `jobs.store`" in refusal(path)
+    assert STATE_FILE.application_id != APPLICATION_ID
+
+
+def test_a_damaged_file_is_refused_with_the_remedy(path: str) -> None:
+    """And left as it is."""
+    db, _ = open_file(path, JOBS_FILE, connect=connect_hastily)
+    db.close()
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
+    before = Path(path).read_bytes()
+
+    assert "Put a backup in its place" in refusal(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
+    """It may be a disk that is not mounted."""
+    assert f"Make the folder {tmp_path / 'none'} first" in refusal(str(tmp_path / "none" / "jobs.db"))
+
+
+async def test_an_older_file_is_brought_up_to_date(jobs: Restarts) -> None:
+    """With all that is in it; an older release refuses it from then on."""
+    await jobs.call(id="old")
+    await jobs.store.aclose()
+    newer = replace(JOBS_FILE, migrations=(*JOBS_FILE.migrations, ("ALTER TABLE jobs ADD COLUMN colour TEXT",)))
+    db, starts = open_file(jobs.path, newer, connect=connect_hastily)
+    found = db.execute("SELECT id, colour FROM jobs").fetchall()
+    db.close()
+
+    assert (starts, found) == (2, [("old", None)])
+    assert "a newer gateway has made it" in refusal(jobs.path)
+
+
+async def test_every_write_is_synced_and_what_arrives_together_is_one(path: str, wall: Wall) -> None:
+    """One transaction, and so one fsync, for jobs that come while another is written."""
+    disk = Disk()
+    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect), wall)
+    disk.statements.clear()
+    await asyncio.gather(*(jobs.call() for _ in range(200)))
+    commits = disk.count("COMMIT")
+    synced = [sql for sql in disk.statements if sql.startswith(("PRAGMA synchronous", "COMMIT"))]
+    await jobs.store.aclose()
+
+    assert commits <= 20
+    assert synced[0] == "PRAGMA synchronous = FULL"
+    assert "PRAGMA synchronous = NORMAL" not in synced
+
+
+async def test_an_idle_store_writes_nothing(path: str, wall: Wall) -> None:
+    """A tick is one look at the file."""
+    disk = Disk()
+    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect), wall)
+    await jobs.call(run_at=wall() + DAY_S)
+    await jobs.tick(1)
+    before = os.stat(path + "-wal")
+    disk.statements.clear()
+    for _ in range(10):
+        jobs.wall.advance(1)
+        jobs.store.tick()
+        await jobs.store.find("nobody's", None)
+    after = os.stat(path + "-wal")
+    await jobs.store.aclose()
+
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert disk.count("COMMIT") <= 10
+
+
+# A process that dies.
+
+LINES, PER_CHUNK = 400, 20
+
+
+def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
+    """Ten times at a random moment, in the middle of accepts, commits and ends: nothing is lost, nothing is there twice."""
+    draw = random.Random(7)
+    told: list[str] = []
+    for life in range(10):
+        readable, writable = os.pipe()
+        pid = in_a_child(worker(path, life, writable))
+        os.close(writable)
+        with open(readable) as lines:
+            for _ in range(draw.randrange(1, 150)):
+                told.append(lines.readline())
+            os.kill(pid, signal.SIGKILL)
+            told += [one for one in lines if one.endswith("\n")]
+        assert exit_code(pid) == -signal.SIGKILL
+
+    asyncio.run(check(path, [one.split() for one in told]))
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+
+
+def worker(path: str, life: int, writable: int) -> Callable[[], None]:
+    """Takes jobs and a batch, runs whatever there is, and tells what it was told to be kept."""
+
+    async def live() -> None:
+        jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
+
+        def tell(*words: object) -> None:
+            os.write(writable, (" ".join(map(str, words)) + "\n").encode())
+
+        async def accept(lane: int) -> None:
+            for number in range(10_000):
+                job = await jobs.call(id=f"call-{life}-{lane}-{number}", payload=b"x" * 1000)
+                tell("accepted", job.id)
+
+        async def run(_: int) -> None:
+            while True:
+                for work in await jobs.store.claim([ClaimAsk("fast", 3)]):
+                    await run_piece(jobs, work, tell)
+
+        await jobs.accept(jobs.new_batch(id="batch"))
+        await asyncio.gather(*map(accept, range(2)), *map(run, range(3)))
+
+    return lambda: asyncio.run(live())
+
+
+async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) -> None:
+    if work.job.stage is Stage.CHECK:
+        await jobs.store.begin_lines(work, ChunkPlan(LINES, PER_CHUNK, 4), {})
+    elif work.piece == FINALISE:
+        await jobs.finish(work)
+        tell("ended", work.job.id)
+    elif work.job.id == "batch":
+        there = {result.line for result in await jobs.store.results(work)}
+        for number in range(work.piece * PER_CHUNK, (work.piece + 1) * PER_CHUNK):
+            if number not in there:
+                await jobs.store.commit(work, [line(number, str(work.fence))])
+                tell("line", number)
+        await jobs.store.complete_chunk(work, chunk(work.piece))
+    else:
+        await jobs.finish(work, answer=StoredAnswer(200, [], str(work.fence).encode()))
+        tell("ended", work.job.id)
+
+
+async def check(path: str, told: list[list[str]]) -> None:
+    """Compares what was told with what is there, and lets the rest run to its end."""
+    jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
+    for word, name in told:
+        if word == "accepted":
+            await jobs.get(name)
+        elif word == "ended":
+            assert (await jobs.get(name)).state is JobState.SUCCEEDED
+    lines = [name for word, name in told if word == "line"]
+    ended = [name for word, name in told if word == "ended"]
+    assert len(ended) == len(set(ended))
+    assert len(lines) == len(set(lines))
+    batch = await jobs.get("batch")
+    assert batch.tally.completed >= len(lines)
+    jobs_left = await jobs.store.claim([ClaimAsk("fast", 10_000)])
+    while jobs_left:
+        for work in jobs_left:
+            await run_piece(jobs, work, lambda *_: None)
+        jobs_left = await jobs.store.claim([ClaimAsk("fast", 10_000)])
+    batch = await jobs.get("batch")
+    assert (batch.state, batch.tally.completed) == (JobState.SUCCEEDED, LINES)
+    await jobs.store.aclose()
