@@ -10,7 +10,7 @@ from gateway.policy.jobs.job import Job, JobKind, JobPage, JobQuery
 from gateway.store.jobs import sqlite_rows, transitions
 from gateway.store.sqlite.jobs import Rest
 
-ROWS_AT_ONCE = 1_000
+ROWS_AT_ONCE = 500
 """Rows that one step of a list looks at."""
 FORGOTTEN_AT_ONCE = 100
 
@@ -27,7 +27,9 @@ def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
 
 
 def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence[Job]) -> JobPage | Rest:
-    rows = _rows(db, query, before)
+    is_plain = not query.states and not query.metadata and (query.tenant is not None or query.kind is None)
+    step = query.limit + 1 if is_plain else ROWS_AT_ONCE
+    rows = _rows(db, query, before, step)
     fitting = [row for row in rows if not query.states or row[4] in query.states]
     jobs = list(found)
     for row in fitting:
@@ -36,21 +38,19 @@ def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence
             jobs.append(job)
             if len(jobs) > query.limit:
                 return JobPage(jobs[: query.limit], has_more=True)
-    if len(rows) < ROWS_AT_ONCE:
+    if len(rows) < step:
         return JobPage(jobs, has_more=False)
     return Rest(lambda db: _go_on(db, query, rows[-1][0], jobs))
 
 
-def _rows(db: sqlite3.Connection, query: JobQuery, before: int) -> list[Any]:
+def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> list[Any]:
     """Returns the next rows of the tenant; the index has them by kind."""
     if query.tenant is None:
-        return db.execute(sqlite_rows.select("seq < ?"), (before, ROWS_AT_ONCE)).fetchall()
+        return db.execute(sqlite_rows.select("seq < ?"), (before, most)).fetchall()
     one_kind = sqlite_rows.select("tenant = ? AND kind = ? AND seq < ?")
     kinds = JobKind if query.kind is None else [query.kind]
-    rows = [
-        row for kind in kinds for row in db.execute(one_kind, (query.tenant, kind, before, ROWS_AT_ONCE)).fetchall()
-    ]
-    return sorted(rows, key=lambda row: -row[0])[:ROWS_AT_ONCE]
+    rows = [row for kind in kinds for row in db.execute(one_kind, (query.tenant, kind, before, most)).fetchall()]
+    return sorted(rows, key=lambda row: -row[0])[:most]
 
 
 def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 0) -> int | Rest:

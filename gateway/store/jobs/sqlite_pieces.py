@@ -38,13 +38,15 @@ class SqlitePieces:
     def open(self, db: sqlite3.Connection, starts: int, now: float) -> None:
         """Makes ready again, in its old place, what workers had that are dead now; `starts` counts the openings."""
         self.numbers = count(starts << 32)  # neither turns nor fences ever go back, whatever was before
-        claimed = db.execute(f"SELECT job, piece FROM pieces WHERE state = {CLAIMED}").fetchall()  # noqa: S608
+        held = db.execute(
+            "SELECT DISTINCT job FROM pieces JOIN jobs ON jobs.seq = pieces.job "  # noqa: S608
+            f"WHERE pieces.state = {CLAIMED} AND jobs.held"
+        ).fetchall()
         db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")  # noqa: S608
-        for seq in {seq for seq, _ in claimed}:
+        for (seq,) in held:
             row = sqlite_rows.get(db, seq)
-            if row.job.is_paused or row.job.ends_as is not None:
-                self._withhold(db, row, now)
-                self.stop_if_asked(db, row, now)
+            self._withhold(db, row, now)
+            self.stop_if_asked(db, row, now)
 
     def claimed(self, db: sqlite3.Connection, work: ClaimedWork) -> JobRow | None:
         """Returns the job of a claim that holds."""

@@ -48,9 +48,10 @@ def get(db: sqlite3.Connection, seq: int) -> JobRow:
 
 def insert(db: sqlite3.Connection, job: Job, payload: bytes, reads: str, taken: int) -> JobRow:
     """Adds a job."""
-    values = (job.id, job.tenant, job.kind, job.state, _due(job), reads, taken, _body(job))
+    values = (job.id, job.tenant, job.kind, job.state, _is_held(job), _due(job), reads, taken, _body(job))
     cursor = db.execute(
-        "INSERT INTO jobs (id, tenant, kind, state, due, reads, taken, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
+        "INSERT INTO jobs (id, tenant, kind, state, held, due, reads, taken, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        values,
     )
     row = JobRow(cursor.lastrowid or 0, job)
     put_payload(db, row, payload)
@@ -62,8 +63,8 @@ def keep(db: sqlite3.Connection, row: JobRow, job: Job) -> None:
     if job is not row.job:
         row.job = job
         db.execute(
-            "UPDATE jobs SET tenant = ?, kind = ?, state = ?, due = ?, ended = ?, body = ? WHERE seq = ?",
-            (job.tenant, job.kind, job.state, _due(job), job.ended_at, _body(job), row.seq),
+            "UPDATE jobs SET tenant = ?, kind = ?, state = ?, held = ?, due = ?, ended = ?, body = ? WHERE seq = ?",
+            (job.tenant, job.kind, job.state, _is_held(job), _due(job), job.ended_at, _body(job), row.seq),
         )
 
 
@@ -164,3 +165,7 @@ def _body(job: Job) -> bytes:
 
 def _due(job: Job) -> float | None:
     return None if is_past_stopping(job) else job.deadline
+
+
+def _is_held(job: Job) -> bool:
+    return job.is_paused or job.ends_as is not None

@@ -45,10 +45,11 @@ _FIRST = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "INSERT INTO meta VALUES ('starts', 0), ('probes', 0)",
     "CREATE TABLE totals (name TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
-    # `due` is the deadline while it has a say, `taken` the number of the accept that it came with. AUTOINCREMENT: a page
-    # that goes on behind a job that was the last one must not find a newer job in its place.
+    # `held`: it is paused, or to stop. `due` is the deadline while it has a say, `taken` the number of the accept that it
+    # came with. AUTOINCREMENT: a page that goes on behind the last job must not find a newer one in its place.
     "CREATE TABLE jobs (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
-    "kind TEXT NOT NULL, state TEXT NOT NULL, due REAL, ended REAL, reads TEXT NOT NULL, taken INTEGER NOT NULL, "
+    "kind TEXT NOT NULL, state TEXT NOT NULL, held INTEGER NOT NULL, due REAL, ended REAL, reads TEXT NOT NULL, "
+    "taken INTEGER NOT NULL, "
     "body BLOB NOT NULL)",
     "CREATE INDEX jobs_tenant ON jobs (tenant, kind)",
     "CREATE INDEX jobs_due ON jobs (due) WHERE due IS NOT NULL",
