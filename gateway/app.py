@@ -52,7 +52,7 @@ from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, semantic_news
+from gateway.wiring import build_jobs, drain_jobs, semantic_news
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -221,11 +221,10 @@ class Gateway:
             await asyncio.wait([waiting], timeout=self.policy.server.notice_s)
         self._inflight.draining = True
         ends_at = self._clock.monotonic() + self.policy.server.grace_s
-        while len(self._inflight) and not hurry.is_set() and self._clock.monotonic() < ends_at:
+        jobs = asyncio.create_task(drain_jobs(self._jobs, self.policy.server.grace_s))
+        while (len(self._inflight) or not jobs.done()) and not hurry.is_set() and self._clock.monotonic() < ends_at:
             await asyncio.wait([waiting], timeout=0.05)
         waiting.cancel()
-        if self._jobs is not None:
-            await self._jobs.engine.drain(0.0 if hurry.is_set() else max(0.0, ends_at - self._clock.monotonic()))
 
     async def stop(self) -> None:
         """Stops everything; calls still running end with a clear error."""
@@ -260,6 +259,7 @@ class Gateway:
             self._shared.health if self._shared else lambda: None,
             self._kept_clock.wall,
             lambda: self._policies.current.emulated,
+            None if self._jobs is None else self._jobs.engine.health,
         )
         durable = [] if jobs is None else durable_routes(self._policies, jobs, self._make_call, self._clock)
         admin = policy.server.admin_listen

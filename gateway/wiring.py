@@ -52,3 +52,9 @@ def build_jobs(
         blobs=open_blobs(settings.files, settings.min_free_bytes),
         meter=meter,
     )
+
+
+async def drain_jobs(jobs: JobWork | None, grace_s: float) -> None:
+    """Lets the pieces of work that run end, at most for `grace_s`, and gives the rest back."""
+    if jobs is not None:
+        await jobs.engine.drain(grace_s)

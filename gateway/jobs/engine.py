@@ -54,6 +54,12 @@ class JobEngine:
         """Returns the number of pieces that run here."""
         return 0 if self._worker is None else self._worker.running
 
+    def health(self) -> str:
+        """Returns what a job is worth here, for everybody to see: what the store promises, or that there is none now."""
+        if self.problem:
+            return "unavailable"
+        return "not used yet" if self._store is None else self._store.promise
+
     async def start(self) -> None:
         """Goes on with the jobs that are there."""
         if self._has_jobs():

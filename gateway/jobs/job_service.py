@@ -12,6 +12,7 @@ from gateway.clock import Clock
 from gateway.errors import NotFound
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.watchers import Watchers
+from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
 from gateway.policy.jobs.job import (
     Accepted,
@@ -154,10 +155,8 @@ def refuse_callers_credential(call: Call) -> None:
     """Raises JobNeedsProviderKey for a call that came with a credential of the caller's own, which its providers would need."""
     if call.credential is None:
         return
-    providers = {target.provider for target in call.model.plan}
-    bare = sorted(name for name in providers if call.policy.providers[name].api_key is None)
-    if len(bare) == len(providers):
-        group = call.policy.providers[bare[0]].group
+    group = bare_provider(call.policy, call.model)
+    if group is not None:
         raise JobNeedsProviderKey(
             f"The provider '{group}' is paid with the caller's own credential here, and a job keeps none; set "
             f"providers.{group}.api_key in the gateway's config, or send a plain call."

@@ -54,12 +54,13 @@ def health_routes(
     state: Callable[[], StoreHealth | None] = lambda: None,
     wall: Callable[[], float] = time.time,
     emulated: Callable[[], Sequence[str]] = tuple,
+    jobs: Callable[[], str] | None = None,
 ) -> list[BaseRoute]:
     """Returns the routes of health: alive as long as it answers, ready until it leaves, with or without the shared store.
 
     `state` tells how that store is, None where there is none; `wall` is the clock of its `since`. `emulated` names the
     providers in whose place the emulator answers others than this machine: made-up answers are not service, so no
-    balancer may send calls here.
+    balancer may send calls here. `jobs` tells what a job is worth here: on disk, not opened yet, unavailable.
     """
 
     async def live(_request: Request) -> Response:
@@ -78,6 +79,8 @@ def health_routes(
             said["remedy"] = "set the api_key of these providers; until then the emulator makes their answers up"
         if health is not None:
             said["state"] = _store_health(health, wall())
+        if jobs is not None:
+            said["jobs"] = jobs()
         return json_response(said, status=200 if is_ready else 503)
 
     return [*(Route(path, live) for path in LIVE_PATHS), *(Route(path, ready) for path in READY_PATHS)]

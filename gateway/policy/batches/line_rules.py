@@ -8,6 +8,8 @@ from gateway.policy.batches.lines import LineProblem, LineRules
 from gateway.policy.openai.model_fields import other_model_field
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 
+EMULATOR = "emulator://"
+
 
 def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: bool) -> LineRules:
     """Returns the rules of a batch's lines; `endpoint` is below the base URL.
@@ -27,9 +29,12 @@ def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: b
 
 
 def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
-    """Returns a provider's name in the config if all providers of the model have no credential of the gateway's."""
+    """Returns a provider's name in the config if no provider of the model can be used without the caller's credential.
+
+    The emulator wants none.
+    """
     providers = [policy.providers[target.provider] for target in model.plan]
-    if not providers or any(provider.api_key is not None for provider in providers):
+    if not providers or any(one.api_key is not None or one.base_url.startswith(EMULATOR) for one in providers):
         return None
     return providers[0].group or providers[0].name
 
