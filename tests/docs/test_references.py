@@ -22,7 +22,7 @@ from tests.docs.support import DOCS, PAGES, constants, modules, prose, reference
 from tests.test_telemetry import line_of, record, spared
 
 NO_HEADERS = frozenset(
-    b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive "
+    b"max-age max-stale min-fresh no-cache no-store only-if-cached cross-site keep-alive form-data "
     b"x-ratelimit-over-limit x-amzn-errortype ratelimitbysize-query-cost".split()
 )
 """Constants that look like names of headers: directives, values, and what is only read in a provider's answers."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -99,7 +100,8 @@ async def download(url: str, file_id: str) -> int:
 async def test_a_large_batch_takes_little(tmp_path: Path, report: Report) -> None:
     """Of memory at any time, and of the loop at a time."""
     config = tmp_path / "config.yaml"
-    events, figures, marks = stream_events(), [], dict[str, float]()
+    events, figures, marks = stream_events(), list[str](), dict[str, float]()
+    shown: dict[str, Any] = {}
     async with await asyncio.get_running_loop().create_server(lambda: Canned(events), "127.0.0.1", 0) as provider:
         base_url = "http://{}:{}/v1".format(*provider.sockets[0].getsockname())
         settings = {

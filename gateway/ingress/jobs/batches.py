@@ -89,8 +89,8 @@ class BatchRoutes:
     def _shown(self, job: Job) -> Response:
         response = json_response(batch_object(job))
         if not job.state.is_end:
-            response.headers["openai-poll-after-ms"] = str(POLL_AFTER_MS)
+            response.raw_headers.append((b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS))
             paused = "operator" if job.is_paused else self._braked_by(job.id)
             if paused:
-                response.headers["x-gateway-paused"] = paused
+                response.raw_headers.append((b"x-gateway-paused", paused.encode()))
         return response
