@@ -32,6 +32,11 @@ CURSOR_S = 3600.0
 FREE_PAGES, FREED_PAGES = 2048, 128
 """Unused pages (16 MiB) left for new rows, or a quarter of the file, if more; pages given back to the system in one step."""
 
+_HELD = (
+    "SELECT jobs.seq, jobs.held FROM jobs JOIN pieces ON pieces.job = jobs.seq "  # noqa: S608 - from `sqlite_schema`
+    f"WHERE jobs.id = ? AND pieces.piece = ? AND pieces.state = {CLAIMED} AND pieces.fence = ?"
+)
+
 Oldest = Mapping[tuple[str, int, int], float]
 """When the oldest of the pieces was or is ready, by segment, lane and state."""
 
@@ -96,8 +101,16 @@ class SqliteClaims:
 
     def renew(self, db: sqlite3.Connection, works: Sequence[ClaimedWork]) -> list[WriteResult]:
         """Says what has been asked of the jobs."""
-        rows = [self._pieces.claimed(db, work) for work in works]
-        return [NOT_OURS if row is None else written(row.job) for row in rows]
+        return [self._renew(db, work) for work in works]
+
+    @staticmethod
+    def _renew(db: sqlite3.Connection, work: ClaimedWork) -> WriteResult:
+        """Asked every second for all that runs: only a job that is paused or to stop is read whole."""
+        found = db.execute(_HELD, (work.job.id, work.piece, work.fence)).fetchone()
+        if found is None:
+            return NOT_OURS
+        seq, is_held = found
+        return written(sqlite_rows.get(db, seq).job) if is_held else WriteResult(True)
 
     def give_back(
         self, db: sqlite3.Connection, work: ClaimedWork, at: float, now: float, error: JobError | None, is_attempt: bool

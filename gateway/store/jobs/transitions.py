@@ -62,7 +62,8 @@ def changed(job: Job, **fields: Any) -> Job:
 
 def taken_in(job: Job, now: float) -> Job:
     """Returns a new job as a store keeps it: by the store's clock it is due or not."""
-    return replace(job, state=JobState.SCHEDULED if job.run_at > now else JobState.QUEUED)
+    state = JobState.SCHEDULED if job.run_at > now else JobState.QUEUED
+    return job if job.state is state else replace(job, state=state)
 
 
 def debounced(old: Job, new: NewJob, now: float) -> Job:

@@ -66,7 +66,7 @@ def new(jobs: Jobs, number: int) -> NewJob:
     """A call as it comes by HTTP: with an id, a dedupe key for one in ten, and a kilobyte to ask."""
     about = {"endpoint": "/v1/chat/completions", "metadata": {"n": str(number)}, "trace": None}
     named = {"dedupe_key": key(number), "dedupe_until": time.time() + 86_400} if number % 10 == 0 else None
-    job_id = f"job_gw{number:022d}"
+    job_id = f"job_gw{key(number).hex()[:22]}"
     tenant = f"tenant-{number % TENANTS}"
     payload = b'{"model":"m"}' + os.urandom(PAYLOAD_BYTES - 13)
     return jobs.new(id=job_id, tenant=tenant, about=about, payload=payload, more=named)

@@ -1,0 +1,81 @@
+"""How SQLite finds what is asked for often: by an index, whatever waits besides. Counted, not timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery
+from gateway.store.jobs.sqlite import SqliteJobStore
+from tests.store.conformance import Wall
+from tests.store.jobs.support import DAY_S, Jobs, ids
+from tests.store.sqlite_support import Disk
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) -> None:
+    """Of jobs, payloads, pieces or files, in the whole life of jobs and batches, a start among it."""
+    path = str(tmp_path / "jobs.db")
+    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect), wall)
+    for _ in range(2):
+        store = jobs.store
+        await jobs.finish(await jobs.running_call())
+        await jobs.running_batch()
+        await jobs.finish(await jobs.until_finalise())
+        paused = await jobs.call(run_at=wall() + 10)
+        await store.flag(paused.id, "t", JobFlag.PAUSE)
+        await store.flag(paused.id, "t", JobFlag.RESUME)
+        await jobs.call(deadline=wall() + 5)
+        await store.add_file(jobs.file("f1"))
+        await store.remove_file("f1", "t")
+        await store.take_garbage(10)
+        await jobs.tick(DAY_S)
+        await store.list_jobs(JobQuery("t"))
+        await store.forget_ended(wall() + 1, 10)
+        await jobs.running_batch()
+        await jobs.claim_all()
+        await jobs.tick()
+        await store.aclose()
+        jobs.store = SqliteJobStore(path, wall, connect=disk.connect)
+        await jobs.finish(await jobs.until_finalise())
+    await jobs.store.aclose()
+
+    assert scans(path, disk) == []
+
+
+def scans(path: str, disk: Disk) -> list[str]:
+    """The statements that read a table, or an index that is not partial, from one end to the other."""
+    found = []
+    db = disk.connect(path)
+    for sql in {sql for sql in disk.statements if sql.startswith(("SELECT", "UPDATE", "DELETE"))}:
+        plan = db.execute(f"EXPLAIN QUERY PLAN {sql}", (None,) * sql.count("?")).fetchall()
+        is_scan = [row[3] for row in plan if row[3].startswith("SCAN") and not row[3].endswith(SMALL)]
+        found += [f"{sql}: {is_scan}"] if is_scan else []
+    db.close()
+    return found
+
+
+SMALL = ("pieces_claimed", "totals", "garbage", "sqlite_master")
+"""What there is little of."""
+
+
+async def test_a_claim_reads_what_it_gives(tmp_path: Path, wall: Wall, disk: Disk) -> None:
+    """As many statements with a thousand pieces in its way as with ten."""
+    store = SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect)
+    jobs = Jobs(store, wall)
+    counts = []
+    for number in (10, 1000):
+        await store.accept([jobs.new() for _ in range(number)])
+        await store.accept([jobs.new(run_at=wall() + DAY_S) for _ in range(number)])
+        disk.statements.clear()
+        works = await store.claim([ClaimAsk("fast", 5)])
+        counts.append(len(disk.statements))
+        assert len(set(ids(works))) == 5
+    await store.aclose()
+
+    assert counts[0] == counts[1]
