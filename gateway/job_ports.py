@@ -229,6 +229,10 @@ class Blobs(Protocol):
         """Removes blobs, those that are there. Raises JobsUnavailable."""
         ...
 
+    async def remove_below(self, folder: str) -> None:
+        """Removes all blobs whose names begin with `folder` and a slash, also those nobody knows. Raises JobsUnavailable."""
+        ...
+
     async def aclose(self) -> None:
         """Ends what is under way."""
         ...

@@ -13,6 +13,7 @@ from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.call_job import CallJobs
+from gateway.jobs.cleaning import JobCleaning
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
@@ -96,7 +97,12 @@ class JobWork:
         def segments() -> Sequence[SegmentRules]:
             return self._policies.current.jobs.default.segments
 
-        return JobWorker(store, run, self._clock, segments, self._meter, self.service.watchers.changed)
+        def keep_s() -> float:
+            return self._policies.current.jobs.default.keep_jobs_s
+
+        cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
+        changed, chores = self.service.watchers.changed, (cleaning.run_always,)
+        return JobWorker(store, run, self._clock, segments, self._meter, changed, chores)
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from math import inf
+from typing import Any
 
 from gateway.clock import Clock
 from gateway.job_ports import JobMeter, JobStore
@@ -45,8 +46,13 @@ class JobWorker:
         segments: Callable[[], Sequence[SegmentRules]],
         meter: JobMeter | None = None,
         changed: Callable[[str], None] | None = None,
+        chores: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs."""
+        """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs.
+
+        `chores` run beside the work until they are cancelled at the end.
+        """
+        self._chores = chores
         self._meter = meter
         self._changed = changed
         self._store = store
@@ -66,7 +72,8 @@ class JobWorker:
     def start(self) -> None:
         """Claims and runs work from now on."""
         self._store.on_ready(self._wake.set)
-        self._tasks = [asyncio.create_task(self._claim_always()), asyncio.create_task(self._renew_always())]
+        always = (self._claim_always, self._renew_always, *self._chores)
+        self._tasks = [asyncio.create_task(run()) for run in always]
 
     async def drain(self, grace_s: float) -> None:
         """Claims nothing more, and waits until what runs has ended, at most `grace_s`; the rest is given back."""

@@ -140,6 +140,22 @@ async def test_removing_what_is_gone_is_fine(blobs: Blobs) -> None:
     assert await whole(blobs, "batch/x/2") == b"2"
 
 
+async def test_a_folder_is_removed_with_all_that_is_below_it(blobs: Blobs) -> None:
+    """And nothing else, however alike its name is; one that is not there is fine."""
+    for name in ("batch/x/1", "batch/x/deep/2", "batch/xy", "batch/x1/1"):
+        await put(blobs, name, b"!")
+
+    await blobs.remove_below("batch/x")
+    await blobs.remove_below("batch/none")
+
+    for name in ("batch/x/1", "batch/x/deep/2"):
+        with pytest.raises(FileNotFoundError):
+            await whole(blobs, name)
+    assert await whole(blobs, "batch/xy") + await whole(blobs, "batch/x1/1") == b"!!"
+    with pytest.raises(ValueError, match="no name"):
+        await blobs.remove_below("..")
+
+
 @pytest.mark.parametrize(
     "name", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".new/x", "a/.b", "a\0b", "a\n", "ä", "a b", "x" * 201]
 )

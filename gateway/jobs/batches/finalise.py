@@ -71,7 +71,7 @@ class BatchEnds:
             await running.finish(store, failed)
         else:
             if await running.finish(store, end):
-                await self._forget_index(work.job)
+                await self._clear_away(work.job)
 
     async def _put_together(self, running: RunningWork, began_at: float) -> JobEnd:
         job = running.work.job
@@ -143,12 +143,12 @@ class BatchEnds:
         await self._store.add_file(file)
         return part.id
 
-    async def _forget_index(self, job: Job) -> None:
-        """Removes what nobody needs any more; one that stays is a matter of bytes."""
+    async def _clear_away(self, job: Job) -> None:
+        """Removes the index and the chunks, also those of workers that died or lost their claim; what stays is bytes."""
         try:
-            await self._blobs.remove([job.marks[marks.INDEX]] if marks.INDEX in job.marks else [])
+            await self._blobs.remove_below(marks.batch_folder(job.id))
         except JobsUnavailable:
-            log.warning("job %s: its index stays behind", job.id)
+            log.warning("job %s: what it needed on its way stays behind in its folder", job.id)
 
 
 class _Part:

@@ -47,11 +47,16 @@ def models_of(job: Job) -> Sequence[str]:
     return models
 
 
+def batch_folder(job_id: str) -> str:
+    """Returns what the names of all blobs begin with that a batch needs on its way."""
+    return f"batch/{job_id}"
+
+
 def index_blob(job_id: str) -> str:
     """Returns the name of the blob that says where each line of a batch's input is."""
-    return f"batch/{job_id}/index"
+    return f"{batch_folder(job_id)}/index"
 
 
 def chunk_blob(job_id: str, chunk: int, fence: int, kind: str) -> str:
     """Returns the name of a chunk's blob, `kind` being output or errors; each claim of a chunk writes blobs of its own."""
-    return f"batch/{job_id}/{chunk:06d}.{fence}.{kind}"
+    return f"{batch_folder(job_id)}/{chunk:06d}.{fence}.{kind}"

@@ -73,6 +73,11 @@ class DirectoryBlobs:
         if paths:
             await self.run(lambda: self._unlink(paths), "removed")
 
+    async def remove_below(self, folder: str) -> None:
+        """Removes all blobs below a folder, and the folder. Raises JobsUnavailable."""
+        path = self._path(folder)
+        await self.run(lambda: self._unlink([one for one in path.rglob("*") if one.is_file()]), "removed")
+
     async def aclose(self) -> None:
         """Returns when nothing is under way any more; what comes later is refused."""
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)

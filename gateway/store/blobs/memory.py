@@ -44,6 +44,11 @@ class MemoryBlobs:
         for name in names:
             self._bytes -= len(self._blobs.pop(check_name(name), b""))
 
+    async def remove_below(self, folder: str) -> None:
+        """Removes all blobs below a folder."""
+        start = f"{check_name(folder)}/"
+        await self.remove([name for name in self._blobs if name.startswith(start)])
+
     async def aclose(self) -> None:
         """There is nothing to end."""
 

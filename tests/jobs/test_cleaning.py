@@ -1,0 +1,58 @@
+"""What durable work leaves behind is cleared away, a little at a time."""
+
+from __future__ import annotations
+
+from gateway.jobs.cleaning import AT_ONCE, MOST_STEPS, JobCleaning
+from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
+from gateway.store.blobs.memory import MemoryBlobs
+from gateway.store.jobs.memory import MemoryJobStore
+from tests.flow.support import FakeClock
+from tests.policy.test_batch_output import batch
+
+DAY_S = 86_400.0
+
+
+async def test_old_jobs_and_blobs_that_nobody_needs_go() -> None:
+    """Once they are as old as they may become; files live by their own time."""
+    clock = FakeClock()
+    store, blobs = MemoryJobStore(clock.wall), MemoryBlobs()
+    cleaning = JobCleaning(store, blobs, clock, lambda: 7 * DAY_S)
+    now = clock.wall()
+    await store.accept([NewJob(batch(kind=JobKind.CALL, state=JobState.QUEUED, run_at=now, deadline=now + DAY_S))])
+    (work,) = await store.claim([ClaimAsk("slow", 1)])
+    await store.finish(work, JobEnd(JobState.SUCCEEDED))
+    for name, expires_at in (("short", now + DAY_S), ("long", now + 30 * DAY_S)):
+        writer = await blobs.writer(f"files/{name}")
+        await writer.commit()
+        await store.add_file(StoredFile(name, "t", "batch", "a", 1, now, expires_at, f"files/{name}"))
+
+    await cleaning.run_once()
+    assert await store.find(work.job.id, None) is not None
+    clock.advance(7 * DAY_S + 1)
+    await cleaning.run_once()
+
+    assert await store.find(work.job.id, None) is None
+    assert blobs.names == ["files/long"]
+
+
+async def test_only_so_much_is_done_at_a_time() -> None:
+    """A store that always has more is left to others in between."""
+
+    class Endless(MemoryJobStore):
+        asked = 0
+
+        async def forget_ended(self, before: float, most: int) -> int:
+            self.asked += 1
+            return most
+
+        async def take_garbage(self, most: int) -> list[str]:
+            self.asked += 1
+            return [f"files/{number}" for number in range(most)]
+
+    clock = FakeClock()
+    store = Endless(clock.wall)
+
+    await JobCleaning(store, MemoryBlobs(), clock, lambda: 0.0).run_once()
+
+    assert store.asked == 2 * MOST_STEPS
+    assert AT_ONCE * MOST_STEPS * 60 * 24 > 1_000_000
