@@ -167,13 +167,13 @@ class Stage:
         """Takes calls with these ids."""
         await self.store.accept([self.new_job(id, **changes) for id in ids])
 
-    async def accept_batch(self, lines: int, id: str = "batch_1") -> None:
+    async def accept_batch(self, lines: int, id: str = "batch_1", **changes: Any) -> None:
         """Takes a batch of so many good lines."""
         text = b'{"custom_id":"c%d","method":"POST","url":"/v1/chat/completions","body":%b}'
         texts = [text % (number, BODY) for number in range(lines)]
         await self.write_blob("input", b"".join(text + b"\n" for text in texts))
         about = {ENDPOINT: "/v1/chat/completions", INPUT: "input"}
-        new = self.new_job(id, kind=JobKind.BATCH, about=about, max_attempts=1)
+        new = self.new_job(id, kind=JobKind.BATCH, about=about, max_attempts=1, **changes)
         await self.store.accept([replace(new, payload=b"", first_piece=CHECK)])
 
     async def end_of(self, id: str = "job_1", within_s: float = 10_000.0) -> Job:

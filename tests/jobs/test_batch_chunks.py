@@ -11,9 +11,11 @@ import pytest
 from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
+from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
+from gateway.policy.jobs.rules import BatchRules
 from tests.flow.virtual import LoopClock, run
-from tests.jobs.stage import Stage, few_lines
+from tests.jobs.stage import BODY, Stage, few_lines
 
 
 def number_of(request: StoredRequest) -> int:
@@ -305,3 +307,33 @@ def test_a_worker_that_stops_leaves_what_is_done_and_gives_back_the_rest(grace_s
         assert [line["custom_id"] for line in stage.lines["batch_1"]] == [f"c{number}" for number in range(64)]
 
     run(story)
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(7200.0, b'"service_tier":"flex",'), (600.0, b"")])
+def test_lines_ask_for_half_price_while_there_is_time(left_s: float, expected: bytes) -> None:
+    """An hour before the batch's end they go at the usual price."""
+
+    async def story(clock: LoopClock) -> None:
+        bodies: list[bytes] = []
+
+        def note(request: StoredRequest, _try: int) -> float:
+            bodies.append(request.body)
+            return 0.1
+
+        stage = Stage(clock, rules=few_lines(run="flex"), script=note)
+        stage.worker.start()
+        await stage.accept_batch(3, deadline=clock.wall() + left_s)
+
+        await stage.end_of("batch_1")
+
+        assert bodies == [b"{" + expected + BODY[1:]] * 3
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_tier_that_a_line_names_stays() -> None:
+    """Whatever it is."""
+    body = b'{"model":"m","service_tier":"priority"}'
+
+    assert with_tier(body, BatchRules(run="flex"), 10_000) == body

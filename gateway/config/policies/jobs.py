@@ -25,8 +25,7 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document, did_you_mean
 from gateway.config.schema import Entry
-from gateway.errors import ErrorClass
-from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
+from gateway.policy.jobs.rules import BatchRules, JobRules, RunAs, SegmentRules
 from gateway.policy.retry.rules import CostRule
 
 _BUILT_IN: Final = JobRules()
@@ -71,6 +70,8 @@ class KeepEntry(Entry):
 
 
 class BatchesEntry(Entry):
+    run: RunAs = _BATCHES.run
+    standard_before_end: Duration = _BATCHES.standard_before_end_s
     max_lines: Count = _BATCHES.max_lines
     max_bytes: Size = _BATCHES.max_bytes
     mixed_models: Flag = _BATCHES.mixed_models
@@ -141,6 +142,8 @@ def _batches(document: Document | None, name: str) -> BatchRules:
             path = (name, "batches", "brake", "classes", index)
             document.complain(path, f"unknown class of errors{did_you_mean(one, list(ErrorClass))}")
     return BatchRules(
+        run=entry.run,
+        standard_before_end_s=entry.standard_before_end,
         max_lines=entry.max_lines,
         max_bytes=entry.max_bytes,
         mixed_models=entry.mixed_models,

@@ -26,6 +26,7 @@ from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.lines import read_line
 from gateway.policy.batches.marks import ENDPOINT, plan_of
 from gateway.policy.batches.output import LineIdentity, answered_line, unanswered_line
+from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import ChunkResult, Job, LineResult
@@ -237,7 +238,7 @@ class _Chunk:
         return StoredRequest(
             id=id,
             endpoint=job.about[ENDPOINT],
-            body=body,
+            body=with_tier(body, self._rules.batches, job.deadline - self._runner.clock.wall()),
             headers=[(name.encode(), value.encode()) for name, value in JSON],
             key=job.key,
             tenant=job.tenant,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gateway.policy.retry.rules import CostRule
 
@@ -39,10 +40,17 @@ class SegmentRules:
     """Pieces of work that run at a time in one gateway."""
 
 
+RunAs = Literal["here", "flex"]
+"""How lines are paid for: at the usual price, or with `service_tier: flex` at about half of it where a provider has that."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How batches run."""
 
+    run: RunAs = "here"
+    standard_before_end_s: float = 3600.0
+    """With `flex`: so long before a batch's end its lines go at the usual price, which is served sooner."""
     max_lines: int = 50_000
     max_bytes: int = 200 * 1024 * 1024
     mixed_models: bool = True
