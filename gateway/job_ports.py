@@ -46,7 +46,10 @@ class JobStore(Protocol):
     """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
-        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
+        """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs.
+
+        A job whose id is there already is answered with the one that is there, so that an accept can be repeated.
+        """
         ...
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
@@ -120,7 +123,7 @@ class JobStore(Protocol):
         ...
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
-        """Returns a page of jobs, newest first."""
+        """Returns a page of jobs, newest first; an empty one behind a job that is not there, or is another tenant's."""
         ...
 
     async def add_file(self, file: StoredFile) -> None:
@@ -132,7 +135,7 @@ class JobStore(Protocol):
         ...
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more."""
+        """Returns a page of files, and whether there are more; it goes on behind a file that was removed meanwhile, too."""
         ...
 
     async def remove_file(self, file_id: str, tenant: str) -> bool:
@@ -158,7 +161,10 @@ class JobStore(Protocol):
         ...
 
     def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
-        """Returns what waits and runs, by (segment, lane, "ready" | "later" | "claimed"), as last known."""
+        """Returns what waits and runs, by (segment, lane, "ready" | "later" | "claimed"), as last known.
+
+        Pieces of jobs that are paused count as "later".
+        """
         ...
 
     def tick(self) -> None:

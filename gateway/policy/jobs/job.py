@@ -158,6 +158,7 @@ class Accepted(NamedTuple):
     job: Job
     """As it is kept: the new one, or the one that was there."""
     is_new: bool = True
+    """False: it was there already, or has taken the place of one that was scheduled."""
     is_conflict: bool = False
     """The dedupe key belongs to a job with another payload, which is not shown to anybody."""
     debounced: int = 0
