@@ -1,0 +1,85 @@
+"""Durable work across kill -9 of the gateway's process: every line has one result, every accepted job one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import yaml
+
+from gateway.emulator.server import EmulatorServer
+from tests.e2e.batch_kills import UNEVEN, run_through_kills
+from tests.e2e.batches import asked_of, names
+from tests.e2e.durable import WEB, ask, new_job, result_of, with_jobs
+from tests.e2e.harness import get
+from tests.e2e.lives import Life, life
+from tests.e2e.replaying import assert_sound
+
+LINES, KILLS = 300, 4
+LIVES, CALLERS = 3, 8
+
+
+async def test_a_batch_survives_kill_9(tmp_path: Path) -> None:
+    """No line lost, none doubled, and no more was paid for twice than was in flight or waited for the disk at a kill."""
+    found = await run_through_kills(tmp_path, names(LINES), KILLS, seed=11)
+
+    assert found.files is not None
+    assert found.files.errors == []
+    assert "Traceback" not in found.said
+    assert 0 < found.extra <= found.in_flight + 8 * KILLS, found.sentence()
+
+
+async def test_what_was_accepted_survives_kill_9(tmp_path: Path) -> None:
+    """Each job that was acknowledged has one answer in the end; one that was not is either there or not, and whole."""
+    provider, rng = EmulatorServer(UNEVEN), random.Random(5)
+    await provider.start()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path)(provider.base_url))))
+    accepted: dict[str, str] = {}
+    for number in range(LIVES):
+        async with life(config) as served:
+            callers = [asyncio.ensure_future(_give(served, f"{number}-{one}", accepted)) for one in range(CALLERS)]
+            await asyncio.sleep(rng.uniform(0.1, 0.5))
+            served.kill()
+            assert await served.ends() == -signal.SIGKILL
+            await asyncio.gather(*callers)
+        assert_sound(tmp_path / "jobs.db")
+    async with life(config) as served:
+        answers = {job_id: await result_of(served.url, job_id) for job_id in accepted}
+        listed = await _listed(served)
+    await provider.stop()
+
+    assert len(accepted) > 20
+    for job_id, prompt in accepted.items():
+        assert answers[job_id].status == 200
+        assert prompt.encode() in answers[job_id].body
+    assert accepted.keys() <= listed.keys()
+    assert len(listed) - len(accepted) <= LIVES * CALLERS
+    assert max(Counter(asked_of(provider.emulator.recorder)).values()) <= 1 + LIVES
+
+
+async def _give(served: Life, caller: str, accepted: dict[str, str]) -> None:
+    """Give one job after the other until the gateway is gone; those that were acknowledged are noted, with their prompts."""
+    for number in range(10_000):
+        prompt = f"prompt {caller}-{number}"
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": prompt}]}
+        try:
+            answer = await ask(served.url, new_job(body=body))
+        except (OSError, EOFError):
+            return
+        assert answer.status == 202
+        accepted[orjson.loads(answer.body)["id"]] = prompt
+
+
+async def _listed(served: Life) -> dict[str, str]:
+    found: dict[str, str] = {}
+    after, has_more = "", True
+    while has_more:
+        page = orjson.loads((await ask(served.url, get(f"/v1/jobs?limit=100{after}", WEB))).body)
+        found |= {one["id"]: one["status"] for one in page["data"]}
+        after, has_more = f"&after={page['last_id']}", page["has_more"]
+    return found
