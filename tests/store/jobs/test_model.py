@@ -109,6 +109,7 @@ class TwoStores(RuleBasedStateMachine):
                twice: bool, **fields: Any) -> None:  # fmt: skip
         now = self.wall()
         urgent = fields.pop("urgent")
+        dedupe, debounce = (named and key(fields["tenant"], named) for named in (dedupe, debounce))
         about = {"metadata": {"payload": payload.decode()}}
 
         def new() -> NewJob:
