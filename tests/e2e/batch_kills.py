@@ -1,5 +1,7 @@
 """A batch whose gateway is killed again and again, and the reckoning at its end, by the provider's ledger and the files.
 
+After each kill the jobs file is asked which lines have results: none of these may ever be asked for again.
+
 The gateway is a process that is killed as the kernel does, at moments drawn from a seed: soon after its start, or after some
 progress. The provider outlives it and counts. Invariant: no kill comes before the batch was acknowledged.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,9 +24,9 @@ from openai.types import Batch
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
-from tests.e2e.batches import BATCH_ENDS, BatchFiles, asked_of, begin, check_end, end_of, line
+from tests.e2e.batches import BATCH_ENDS, BatchFiles, asked_of, begin, calls_in, check_end, end_of, line
 from tests.e2e.durable import with_jobs
-from tests.e2e.harness import WEB_KEY
+from tests.e2e.harness import WEB_KEY, until
 from tests.e2e.lives import Life, life
 from tests.e2e.replaying import assert_sound
 from tests.loopback import plain_http
@@ -42,6 +45,10 @@ class Kill:
 
     in_flight: int
     """Calls that the provider had not answered yet."""
+    committed: frozenset[int]
+    """The lines that have results."""
+    asked: int
+    """Calls that the provider has seen so far, over all lives."""
     status: str
     """Of the batch, as last seen before; empty: nobody could look."""
 
@@ -70,11 +77,20 @@ class Reckoning:
     def sentence(self) -> str:
         """The figures."""
         assert self.files is not None
+        committed = [len(kill.committed) for kill in self.kills]
         seen = Counter(kill.status for kill in self.kills)
         return (
             f"{self.lines} lines, {len(self.kills)} kills ({dict(seen)}): {len(self.files.output)} results, "
-            f"{len(self.files.errors)} errors; {self.extra} calls more than lines, {self.in_flight} in flight at the kills"
+            f"{len(self.files.errors)} errors; {self.extra} calls more than lines, {self.in_flight} in flight at the kills; "
+            f"lines committed at the first, middle and last: {committed[0]}, {committed[len(committed) // 2]}, {committed[-1]}"
         )
+
+    def check_paid_once(self, asked: Sequence[str], custom_ids: Sequence[str]) -> None:
+        """That no line was asked for again whose result was kept; `asked` is every call in its order."""
+        place = {name: number for number, name in enumerate(custom_ids)}
+        for kill in self.kills:
+            again = [name for name in asked[kill.asked :] if place[name] in kill.committed]
+            assert not again, again[:5]
 
 
 async def run_through_kills(folder: Path, custom_ids: Sequence[str], kills: int, seed: int) -> Reckoning:
@@ -87,12 +103,12 @@ async def run_through_kills(folder: Path, custom_ids: Sequence[str], kills: int,
     async with life(config) as served, _sdk(served) as sdk:
         batch = await begin(sdk, map(line, custom_ids))
         await _live(served, provider, rng, len(custom_ids) // (kills + 1))
-        found.kills.append(await _kill(served, sdk, batch, provider))
+        found.kills.append(await _kill(served, sdk, batch, provider, folder))
     for _ in range(1, kills):
         async with life(config) as served, _sdk(served) as sdk:
             seen = await sdk.batches.retrieve(batch.id)
             await _live(served, provider, rng, len(custom_ids) // (kills + 1))
-            found.kills.append(await _kill(served, sdk, seen, provider))
+            found.kills.append(await _kill(served, sdk, seen, provider, folder))
         found.said += served.said
         assert_sound(folder / "jobs.db")
     async with life(config) as served, _sdk(served) as sdk:
@@ -102,6 +118,7 @@ async def run_through_kills(folder: Path, custom_ids: Sequence[str], kills: int,
         found.said += served.said
     await provider.stop()
     found.asked = asked_of(provider.emulator.recorder)
+    found.check_paid_once(calls_in(provider.emulator.recorder), custom_ids)
     return found
 
 
@@ -115,7 +132,7 @@ async def _live(served: Life, provider: EmulatorServer, rng: random.Random, part
         await asyncio.sleep(0.001)
 
 
-async def _kill(served: Life, sdk: AsyncOpenAI, before: Batch, provider: EmulatorServer) -> Kill:
+async def _kill(served: Life, sdk: AsyncOpenAI, before: Batch, provider: EmulatorServer, folder: Path) -> Kill:
     """Look at the batch a last time, and kill; an end that was seen stays, and counts never go back."""
     status = ""
     try:
@@ -131,7 +148,20 @@ async def _kill(served: Life, sdk: AsyncOpenAI, before: Batch, provider: Emulato
     served.kill()
     in_flight = provider.emulator.stats.active
     assert await served.ends() == -signal.SIGKILL
-    return Kill(in_flight, status)
+    await until(lambda: provider.emulator.stats.active == 0)
+    return Kill(in_flight, committed_in(folder / "jobs.db"), len(provider.emulator.recorder._kept), status)
+
+
+def committed_in(path: Path) -> frozenset[int]:
+    """The numbers of the lines of the one batch in a jobs file that have results."""
+    db = sqlite3.connect(path)
+    try:
+        found = {line for (line,) in db.execute("SELECT line FROM lines")}
+        for chunk, per_chunk, total in db.execute("SELECT chunk, lines, total FROM chunks JOIN plans USING (job)"):
+            found.update(range(chunk * per_chunk, min((chunk + 1) * per_chunk, total)))
+    finally:
+        db.close()
+    return frozenset(found)
 
 
 def _sdk(served: Life) -> AsyncOpenAI:

@@ -97,13 +97,14 @@ async def check_end(sdk: AsyncOpenAI, batch: Batch, custom_ids: Sequence[str]) -
     return files
 
 
+def calls_in(recorder: Recorder) -> list[str]:
+    """The lines that a provider was asked for, in the order of the calls."""
+    return [orjson.loads(one.body)["messages"][0]["content"] for one in recorder._kept]
+
+
 def asked_of(*recorders: Recorder) -> Counter[str]:
     """How often providers were asked for each line."""
-    asked: Counter[str] = Counter()
-    for recorder in recorders:
-        for one in recorder._kept:
-            asked[orjson.loads(one.body)["messages"][0]["content"]] += 1
-    return asked
+    return Counter(name for recorder in recorders for name in calls_in(recorder))
 
 
 async def _lines_of(sdk: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:

@@ -24,13 +24,13 @@ LIVES, CALLERS = 3, 8
 
 
 async def test_a_batch_survives_kill_9(tmp_path: Path) -> None:
-    """No line lost, none doubled, and no more was paid for twice than was in flight or waited for the disk at a kill."""
+    """No line lost, none doubled; nothing whose result was kept is paid for again, and few lines have none at a kill."""
     found = await run_through_kills(tmp_path, names(LINES), KILLS, seed=11)
 
     assert found.files is not None
     assert found.files.errors == []
     assert "Traceback" not in found.said
-    assert 0 < found.extra <= found.in_flight + 8 * KILLS, found.sentence()
+    assert 0 < found.extra <= KILLS * 64, found.sentence()  # four chunks of sixteen lines
 
 
 async def test_what_was_accepted_survives_kill_9(tmp_path: Path) -> None:
