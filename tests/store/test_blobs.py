@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gateway.store.blobs import directory
 from gateway.store.blobs.directory import NEW, PIECE_BYTES, DirectoryBlobs
 from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.blobs.names import check_name
+from tests.e2e.harness import until
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -337,3 +339,39 @@ async def test_whoever_is_cancelled_leaves_nothing_open(folder: DirectoryBlobs) 
     await asyncio.sleep(0)
 
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+WRITES_ALWAYS = """
+import asyncio, sys
+from gateway.store.blobs.directory import DirectoryBlobs
+
+async def main():
+    blobs, number = DirectoryBlobs(sys.argv[1]), int(sys.argv[2])
+    while True:
+        writer = await blobs.writer(f"many/{number % 5}/{number}")
+        for _ in range(5):
+            await writer.write(bytes([number % 256]) * 100_000)
+        await writer.commit()
+        number += 1
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_process_leaves_whole_blobs_only(folder: DirectoryBlobs) -> None:
+    """At whatever moment: what has a name has all of its bytes, and the rest goes with the next writer."""
+    for life in range(3):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITES_ALWAYS, str(folder.root), str((life + 1) * 100_000)
+        )
+        try:
+            await until(lambda life=life: len(list(folder.root.glob(f"many/*/{life + 1}*"))) >= 5 + life)  # type: ignore[misc]  # mypy cannot infer a lambda's default
+        finally:
+            process.kill()
+            await process.wait()
+    await put(folder, "after", b"!")
+
+    blobs = [path for path in folder.root.rglob("*") if path.is_file()]
+    assert len(blobs) > 15
+    assert list((folder.root / NEW).iterdir()) == []
+    assert {path.stat().st_size for path in blobs if path.name != "after"} == {500_000}
