@@ -154,5 +154,5 @@ def _refuse_conflict(accepted: Accepted) -> None:
 
 def _batch(job: Job | None) -> Job:
     if job is None or job.kind is not JobKind.BATCH:
-        raise NotFound(NOT_THERE)
+        raise NotFound(NOT_THERE, code="object_not_found")
     return job

@@ -76,7 +76,7 @@ class FileService:
         """Returns a file of the tenant's. Raises NotFound, JobsUnavailable."""
         file = await (await self._open_store()).find_file(file_id, tenant)
         if file is None:
-            raise NotFound(NOT_THERE)
+            raise NotFound(NOT_THERE, code="object_not_found")
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
@@ -89,13 +89,13 @@ class FileService:
         try:
             first = await anext(pieces, b"")
         except FileNotFoundError:
-            raise NotFound(NOT_THERE) from None
+            raise NotFound(NOT_THERE, code="object_not_found") from None
         return _with_first(first, pieces)
 
     async def remove(self, file_id: str, tenant: str) -> None:
         """Takes a file away from its tenant. Raises NotFound, JobsUnavailable."""
         if not await (await self._open_store()).remove_file(file_id, tenant):
-            raise NotFound(NOT_THERE)
+            raise NotFound(NOT_THERE, code="object_not_found")
 
     async def _room(self, store: JobStore, tenant: str) -> int:
         """Returns how many bytes more the tenant may have. Raises JobsUnavailable where nobody may have any."""

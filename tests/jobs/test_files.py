@@ -108,6 +108,7 @@ async def test_a_file_of_another_tenant_is_none(edge: JobEdge) -> None:
         ]
         assert {answer.status for answer in answers} == {404}
         assert len({answer.body for answer in answers}) == 1
+        assert answers[0].error["code"] == "object_not_found"
     assert [file async for file in edge.sdk(OTHER_KEY).files.list()] == []
     assert (await edge.sdk().files.retrieve(made)).id == made
     assert (await ask(edge, get("/v1/files"))).status == 401
