@@ -127,11 +127,12 @@ class Gateway:
         replays = self._pipeline.replays
         self._cache_desk = CacheInspector(self._kept_clock, lambda: self._policies.current, self._store, replays)
         self._make_call = CallMaker(self._policies, self._clock)
+        self._overload = Shedding(container_bytes())
         self._jobs = build_jobs(
-            self._policies, self._clock, self._pipeline, self._admission, self._make_call, self._telemetry.jobs
+            *(self._policies, self._clock, self._pipeline, self._admission, self._make_call),
+            *(self._telemetry.jobs, self._overload),
         )
         self._keepalive = KeepAlive(self._admission.waiting.describe)
-        self._overload = Shedding(container_bytes())
         self._telemetry.set_policy(first.version)
         self._reloading = Reloading(
             settings.config,

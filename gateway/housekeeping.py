@@ -113,6 +113,8 @@ class Reloading:
             log.warning("server.port or admin.listen has changed: that takes effect after a restart")
         if (new.state, new.shared) != (first.state, first.shared):
             log.warning("state has changed: that takes effect after a restart")
+        if new.jobs.settings != first.jobs.settings:
+            log.warning("jobs has changed: that takes effect after a restart")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

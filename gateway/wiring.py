@@ -8,6 +8,7 @@ from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
+from gateway.flow.shedding import Shedding
 from gateway.job_ports import JobMeter
 from gateway.jobs.ports import MakeCall
 from gateway.jobs.work import JobWork
@@ -34,7 +35,13 @@ def semantic_news(
 
 
 def build_jobs(
-    policies: Policies, clock: Clock, pipeline: Pipeline, admission: Admission, make_call: MakeCall, meter: JobMeter
+    policies: Policies,
+    clock: Clock,
+    pipeline: Pipeline,
+    admission: Admission,
+    make_call: MakeCall,
+    meter: JobMeter,
+    shedding: Shedding,
 ) -> JobWork | None:
     """Returns durable work over the pipeline; None: the config has none."""
     settings = policies.current.jobs.settings
@@ -51,6 +58,7 @@ def build_jobs(
         has_jobs=lambda: has_jobs(settings.store),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
         meter=meter,
+        may_begin=lambda: not shedding.level,
     )
 
 

@@ -41,8 +41,10 @@ class JobWork:
         has_jobs: Callable[[], bool],
         blobs: Blobs,
         meter: JobMeter | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serve` is the pipeline's `handle`; `open_store` and `has_jobs` are the engine's."""
+        """`serve` is the pipeline's `handle`; `open_store` and `has_jobs` are the engine's, `may_begin` the worker's."""
+        self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
         self._server = CallServer(make_call, serve, clock)
@@ -77,11 +79,12 @@ class JobWork:
         return policy.jobs.default if model is None else model.jobs
 
     def _make_worker(self, store: JobStore) -> JobWorker:
-        draw, changed = self._random.random, self.service.watchers.changed
-        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw, changed)
-        self._chunks = chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, changed)
-        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of, changed)
-        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of, changed)
+        draw = self._random.random
+        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
+        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, self._may_begin)
+        self._chunks = chunks
+        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
+        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -91,6 +94,7 @@ class JobWork:
                 await checks.run(running)
             elif work.piece == FINALISE:
                 await ends.run(running)
+                chunks.forget(work.job.id)
             else:
                 await chunks.run(running)
 
@@ -102,7 +106,7 @@ class JobWork:
 
         cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
         changed, chores = self.service.watchers.changed, (cleaning.run_always,)
-        return JobWorker(store, run, self._clock, segments, self._meter, changed, chores)
+        return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))

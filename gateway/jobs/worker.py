@@ -46,15 +46,18 @@ class JobWorker:
         segments: Callable[[], Sequence[SegmentRules]],
         meter: JobMeter | None = None,
         changed: Callable[[str], None] | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
         chores: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         """`run` ends the claim of its piece in any case; `segments` gives the rules in force; `changed` hears ids of jobs.
 
-        `chores` run beside the work until they are cancelled at the end.
+        `chores` run beside the work until they are cancelled at the end; `may_begin` says whether the process has room for
+        more work.
         """
         self._chores = chores
         self._meter = meter
         self._changed = changed
+        self._may_begin = may_begin
         self._store = store
         self._run = run
         self._clock = clock
@@ -110,9 +113,14 @@ class JobWorker:
                 await self._sleep_until_woken(pause_s)
 
     async def _claim(self) -> Sequence[ClaimedWork]:
+        if not self._may_begin():
+            return ()
         busy = Counter(running.work.job.segment for running in self._running.values())
-        asks = [ClaimAsk(rules.name, rules.concurrency - busy[rules.name]) for rules in self._segments()]
-        asks = [ask for ask in asks if ask.most > 0]
+        room = {rules.name: rules.concurrency for rules in self._segments()}
+        rest = list(room.values())[-1]
+        for segment, _, _ in self._store.depth():
+            room.setdefault(segment, rest)  # a config that has gone named it: its jobs go on with the share of the last
+        asks = [ClaimAsk(segment, most - busy[segment]) for segment, most in room.items() if most > busy[segment]]
         return await self._store.claim(asks) if asks else ()
 
     async def _sleep_until_woken(self, longest_s: float) -> None:

@@ -52,6 +52,7 @@ class Stage:
     tries: list[str] = field(default_factory=list)
     """The ids of all requests that were served, in order."""
     running: int = 0
+    has_room: bool = True
     most_running: int = 0
     broken_off: list[str] = field(default_factory=list)
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -72,7 +73,15 @@ class Stage:
     def make_worker(self) -> JobWorker:
         """Returns another worker on the same store."""
         changed = self.changed.append
-        return JobWorker(self.store, self.run_piece, self.clock, lambda: self.rules.segments, self.meter, changed)
+        return JobWorker(
+            self.store,
+            self.run_piece,
+            self.clock,
+            lambda: self.rules.segments,
+            self.meter,
+            changed,
+            lambda: self.has_room,
+        )
 
     def _rules_of(self, _job: Job) -> JobRules:
         return self.rules

@@ -267,3 +267,36 @@ def test_a_defect_of_a_runner_is_an_attempt_and_ends_nothing_else(caplog: pytest
 
     run(story)
     assert "odd" in caplog.text
+
+
+def test_nothing_begins_while_the_process_has_no_room() -> None:
+    """As while load is shed; what runs goes on."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock)
+        stage.has_room = False
+        stage.worker.start()
+        await stage.accept("job_1")
+        await asyncio.sleep(30)
+        assert stage.tries == []
+
+        stage.has_room = True
+
+        assert (await stage.end_of(within_s=3)).state is JobState.SUCCEEDED
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_jobs_of_a_segment_that_the_config_names_no_more_run_on() -> None:
+    """With the share of the last one."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock)
+        stage.worker.start()
+        await stage.accept("job_1", segment="gone")
+
+        assert (await stage.end_of(within_s=3)).state is JobState.SUCCEEDED
+        await stage.worker.aclose()
+
+    run(story)

@@ -56,7 +56,12 @@ class ChunkRunner:
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`rules_of` gives the rules in force for a job, `draw` uniform numbers from [0, 1).
+
+        `may_begin` says whether the process has room for more work.
+        """
         self.store = store
         self.blobs = blobs
         self.server = server
@@ -64,10 +69,17 @@ class ChunkRunner:
         self.rules_of = rules_of
         self.draw = draw
         self.brakes = Brakes()
+        self.may_begin = may_begin
         self.chunks = 0
         """The chunks that run here now: they share the window."""
         self.attempts: dict[tuple[str, int], int] = {}
         """The failed attempts of lines that will be tried again."""
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        self.brakes.forget(job_id)
+        for line in [line for line in self.attempts if line[0] == job_id]:
+            del self.attempts[line]
 
     async def run(self, running: RunningWork) -> None:
         """Runs a chunk to its end, or as far as it may go now."""
@@ -101,10 +113,8 @@ class _Chunk:
         self._commit: asyncio.Task[bool] | None = None
         self._later_at: float | None = None
         """When the first of the lines that failed for now may be tried again, in wall-clock seconds."""
-        self._left_out = 0
-        """Lines that this claim leaves without a result, although they were tried."""
-        self._kept = 0
-        """Lines whose results the store has."""
+        self._left_out = 0  # lines that were tried, and that this claim leaves without a result
+        self._kept = 0  # lines whose results the store has
         self._news = asyncio.Event()
         self._defect: BaseException | None = None
 
@@ -166,8 +176,8 @@ class _Chunk:
             await asyncio.sleep(0)  # now those without room are held, and seen to be
 
     def _room(self) -> int:
-        if self._brake.is_on:
-            return int(not self._tasks and not self._left_out)
+        if self._brake.is_on or not self._runner.may_begin():
+            return int(self._brake.is_on and not self._tasks and not self._left_out)
         claims = self._running.work.claims
         window = self._rules.batches.window if claims < min(CRASH_WINDOWS) else CRASH_WINDOWS.get(claims, 1)
         window = max(1, window // max(1, self._runner.chunks))
