@@ -433,6 +433,22 @@ def test_workers_need_a_state_that_they_share(
     assert "state: redis://" in errors
 
 
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["check"]])
+def test_workers_cannot_share_a_jobs_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """One process alone can have it; without a setting for it there are no jobs, and many workers may be."""
+    shared = {"state": "redis://127.0.0.1:1/0"}
+    fine = write(tmp_path, "http://127.0.0.1:9/v1", **shared)
+    assert main(["check", "--config", str(fine), "--workers", "2"]) == 0
+    config = write(tmp_path, "http://127.0.0.1:9/v1", **shared, jobs={"store": "sqlite:///jobs.db"})
+    assert main([*command, "--config", str(config), "--workers", "2"]) == 2
+
+    errors = capsys.readouterr().err
+    assert "jobs.store" in errors
+    assert "--workers 1" in errors
+
+
 def test_the_number_of_workers_may_come_from_the_environment(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
