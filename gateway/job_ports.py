@@ -45,6 +45,11 @@ class JobStore(Protocol):
     promise: str
     """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
 
+    @property
+    def is_well(self) -> bool:
+        """Tells whether jobs are expected to be kept: the last attempt to write did not fail."""
+        ...
+
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs.
 

@@ -56,7 +56,7 @@ class JobEngine:
 
     def health(self) -> str:
         """Returns what a job is worth here, for everybody to see: what the store promises, or that there is none now."""
-        if self.problem:
+        if self.problem or (self._store is not None and not self._store.is_well):
             return "unavailable"
         return "not used yet" if self._store is None else self._store.promise
 

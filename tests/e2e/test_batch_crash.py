@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,11 +12,12 @@ from pathlib import Path
 import orjson
 import yaml
 
+from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from tests.e2e.batch_kills import UNEVEN, run_through_kills
 from tests.e2e.batches import asked_of, names
 from tests.e2e.durable import WEB, ask, new_job, result_of, with_jobs
-from tests.e2e.harness import get
+from tests.e2e.harness import PATIENCE_S, Response, chat, get, post
 from tests.e2e.lives import Life, life
 from tests.e2e.replaying import assert_sound
 
@@ -60,6 +62,49 @@ async def test_what_was_accepted_survives_kill_9(tmp_path: Path) -> None:
     assert accepted.keys() <= listed.keys()
     assert len(listed) - len(accepted) <= LIVES * CALLERS
     assert max(Counter(asked_of(provider.emulator.recorder)).values()) <= 1 + LIVES
+
+
+async def test_a_file_that_cannot_grow_costs_no_call_and_no_job(tmp_path: Path) -> None:
+    """As a full disk: jobs are refused, truly, calls go on, `/readyz` says so; with room it works again by itself."""
+    provider = EmulatorServer(EmulatorConfig(recorded_requests=1000))
+    await provider.start()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path)(provider.base_url))))
+    answers: dict[str, Response] = {}
+
+    async def give(prompt: str) -> Response:
+        content = prompt + " " * 20_000
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": content}]}
+        answers[content] = await ask(served.url, new_job(body=body))
+        return answers[content]
+
+    async with life(config) as served:
+        assert (await give("before")).status == 202
+        full = (tmp_path / "jobs.db-wal").stat().st_size
+        _, hard = resource.prlimit(served.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, (full, hard))
+        number = 0
+        while (refused := await give(f"full {number}")).status == 202:  # the log may have room in its middle
+            number += 1
+        plain = await ask(served.url, post("/v1/chat/completions", chat(), WEB))
+        ready = await ask(served.url, get("/readyz"))
+        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await give("with room")).status != 202:  # noqa: ASYNC110 - a poll over the wire
+                await asyncio.sleep(0.1)
+        later = await ask(served.url, get("/readyz"))
+        for answer in answers.values():
+            if answer.status == 202:
+                assert (await result_of(served.url, orjson.loads(answer.body)["id"])).status == 200
+    await provider.stop()
+
+    assert (refused.status, refused.error["code"]) == (503, "jobs_unavailable")
+    assert plain.status == ready.status == 200
+    assert orjson.loads(ready.body)["jobs"] == "unavailable"
+    assert orjson.loads(later.body)["jobs"] == "on disk"
+    ran = asked_of(provider.emulator.recorder)
+    accepted = [content for content, answer in answers.items() if answer.status == 202]
+    assert ran == Counter([*accepted, "hello there"])
 
 
 async def _give(served: Life, caller: str, accepted: dict[str, str]) -> None:

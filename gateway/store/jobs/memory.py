@@ -44,6 +44,7 @@ class MemoryJobStore:
 
     lease_s = inf
     promise = "kept in memory: lost with the process"
+    is_well = True
 
     def __init__(self, wall: Callable[[], float], bounds: OpenBounds | None = None) -> None:
         self._wall = wall
