@@ -18,7 +18,7 @@ from gateway.emulator.server import EmulatorServer
 from tests.e2e.batches import CHAT, asked_of, begin, check_end, end_of, input_of, line, names
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, QUICK, WEB, ask, policies, with_jobs
-from tests.e2e.harness import NIGHTLY_KEY, PROVIDER_KEY, Running, get, post, until
+from tests.e2e.harness import NIGHTLY_KEY, PROVIDER_KEY, WEB_KEY, Running, get, post, until
 from tests.e2e.replaying import hold
 
 RECORDED = EmulatorConfig(recorded_requests=100_000, recorded_bytes=64 * 1024 * 1024)
@@ -278,6 +278,29 @@ async def test_a_gateway_that_stops_hands_its_batch_to_the_next(start: StartGate
 
     assert done.status == "completed"
     assert second.upstream_calls() == 200 - answered
+
+
+async def test_a_key_that_is_taken_away_pays_no_further_line(start: StartGateway, tmp_path: Path) -> None:
+    """In the middle of its batch: what had begun is kept, the rest is refused line by line, and nothing more is sent."""
+    made_with = with_jobs(tmp_path)
+    gateway = await start(made_with, emulator=RECORDED)
+    custom_ids, may_end = names(200), hold(gateway)
+    await gateway.emulator.configure(ttft_s=1.0)
+    async with gateway.sdk(NIGHTLY_KEY) as sdk, gateway.sdk() as other:
+        made = await begin(sdk, map(line, custom_ids))
+        await until(lambda: gateway.emulator.emulator.stats.active >= 32)
+        keys = [{"name": "web", "key": WEB_KEY, "tenant": "nightly"}]
+        gateway.write_config(dict(made_with(gateway.emulator.base_url)) | {"keys": keys})
+        gateway.gateway.reload()
+        await until(lambda: gateway.gateway.policy.version == 2)
+        begun = gateway.upstream_calls()
+        may_end.set()
+        done = await end_of(other, made.id)
+        files = await check_end(other, done, custom_ids)
+
+    assert done.status == "completed"
+    assert begun <= len(files.output) == gateway.upstream_calls() <= 64  # the lines of four chunks
+    assert {one["response"]["status_code"] for one in files.errors} == {401}
 
 
 async def test_without_jobs_there_are_no_batches(start: StartGateway, tmp_path: Path) -> None:

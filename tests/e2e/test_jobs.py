@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.ingress.jobs import jobs as job_routes
 from gateway.jobs import engine
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import (
@@ -223,6 +224,24 @@ async def test_events_follow_a_job_to_its_end(gateway: Running) -> None:
     assert b'"status":"succeeded"' in rest
     assert last.body.count(b"event: job") == 1
     assert b'"status":"succeeded"' in last.body
+
+
+async def test_readers_of_events_are_counted_while_they_are_there(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more than there may be is refused; who leaves makes room."""
+    monkeypatch.setattr(job_routes, "MOST_EVENT_READERS", 2)
+    job = await take(gateway.url, new_job(delay="1h"))
+    follow = get(f"/v1/jobs/{job['id']}/events", WEB)
+    for _ in range(3):
+        async with connect(gateway.url) as one, connect(gateway.url) as other:
+            for peer in (one, other):
+                peer.send(follow)
+                await peer.reader.readuntil(b"\n\n\r\n")
+            refused = await ask(gateway.url, follow)
+            assert (refused.status, refused.error["code"]) == (429, "too_many_event_readers")
+        await gateway.idle()
+        await until(lambda: len(gateway.connections) == 0)
 
 
 async def test_a_running_job_is_cancelled_and_its_call_ends(gateway: Running) -> None:
