@@ -123,7 +123,7 @@ async def test_a_tenants_batches_and_files_are_its_own(gateway: Running) -> None
     for place in (*places, f"{places[2]}/content"):
         foreign = await ask(gateway.url, get(place, NIGHTLY))
         absent = await ask(gateway.url, get(place.replace("gw", "gw0"), NIGHTLY))
-        assert (foreign.status, foreign.error["code"]) == (404, "not_found")
+        assert (foreign.status, foreign.error["code"]) == (404, "object_not_found")
         assert foreign.body == absent.body
     own = await ask(gateway.url, get(places[0], WEB))
 
