@@ -7,7 +7,7 @@ durable, and what is not durable is not accepted. Every method that writes about
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.policy.jobs.job import (
     Accepted,
@@ -37,7 +37,8 @@ class JobStore(Protocol):
     """Jobs and their pieces of work. Every method but the last four raises JobsUnavailable.
 
     The store's own clock says what is due. A transition and all that follows from it (the next chunk, the end) is one step:
-    a crash leaves either all of it or nothing.
+    a crash leaves either all of it or nothing. However a job ends (by `finish`, cancelled, past its deadline), what its
+    `Following` names is accepted in the step of that end.
     """
 
     lease_s: float
@@ -206,6 +207,36 @@ class JobMeter(Protocol):
 
     def braked(self, error_class: str) -> None:
         """Counts a batch that was slowed down to single tries."""
+        ...
+
+    def delivered(self, endpoint: str, result: str) -> None:
+        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
+        ...
+
+
+class Unreachable(Exception):
+    """There was no HTTP answer, or none in time. The message says why, and names no path."""
+
+
+class OutwardAnswer(NamedTuple):
+    """What is heard of an answer from outside."""
+
+    status: int
+    retry_after: bytes = b""
+    """The header of that name."""
+
+
+class Outward(Protocol):
+    """Requests to addresses that are no provider's."""
+
+    async def post(
+        self, url: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
+    ) -> OutwardAnswer:
+        """Posts a body; a redirect is an answer like any other. Raises Unreachable. Cancelling ends the request."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
         ...
 
 

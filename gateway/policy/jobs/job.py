@@ -6,7 +6,7 @@ is claimed in pieces: a `call` is one piece; a `batch` is checked, then run in c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -26,6 +26,8 @@ class JobKind(StrEnum):
     """Serves one request; its answer is kept word by word."""
     BATCH = "batch"
     """Serves every line of an input file; the answers are two files."""
+    DELIVERY = "delivery"
+    """Tells a webhook of the end of another job. It is nobody's: its tenant is empty, so that no tenant ever meets it."""
 
 
 class JobState(StrEnum):
@@ -150,6 +152,16 @@ class NewJob:
     debounce_wait_s: float = 0.0
     debounce_max_s: float = 0.0
     """Its `run_at` moves to now + wait with each replacement, and never behind the first one's creation + max."""
+
+
+Following = Callable[[Job], Sequence[NewJob]]
+"""What a job's end brings with it: given the job at its end, the jobs that a store accepts in the same step, whatever the
+bounds. It never raises, may be called in any thread, and again for the same end: the ids have to follow from the job's."""
+
+
+def nothing_follows(_ended: Job) -> Sequence[NewJob]:
+    """Is the `Following` of a store whose jobs' ends concern nobody."""
+    return ()
 
 
 class Accepted(NamedTuple):

@@ -18,6 +18,7 @@ from gateway.policy.jobs.job import (
     ClaimAsk,
     ClaimedWork,
     FileQuery,
+    Following,
     Job,
     JobDepth,
     JobEnd,
@@ -30,6 +31,7 @@ from gateway.policy.jobs.job import (
     StoredAnswer,
     StoredFile,
     WriteResult,
+    nothing_follows,
 )
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory_acceptance import MemoryAcceptance
@@ -46,13 +48,16 @@ class MemoryJobStore:
     promise = "kept in memory: lost with the process"
     is_well = True
 
-    def __init__(self, wall: Callable[[], float], bounds: OpenBounds | None = None) -> None:
+    def __init__(
+        self, wall: Callable[[], float], bounds: OpenBounds | None = None, following: Following = nothing_follows
+    ) -> None:
         self._wall = wall
+        self._following = following
         self._jobs: dict[str, MemoryJob] = {}
         """By id, in the order in which they came."""
         self._files = MemoryJobFiles(wall)
         self._wakes: list[Callable[[], None]] = []
-        self._pieces = MemoryPieces(self._wake, self._files.discard)
+        self._pieces = MemoryPieces(self._wake, self._files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
         self._fences = count(1)
         self._is_open = True
@@ -247,6 +252,10 @@ class MemoryJobStore:
         kept = self._jobs.get(work.job.id)
         piece = None if kept is None else kept.pieces.get(work.piece)
         return kept if piece is not None and piece.state == "claimed" and piece.fence == work.fence else None
+
+    def _follow(self, ended: Job, now: float) -> None:
+        for new in self._following(ended):
+            self._acceptance.accept(new, now)
 
     def _wake(self) -> None:
         for wake in self._wakes:

@@ -61,11 +61,19 @@ class MemoryJob:
 
 
 class MemoryPieces:
-    """Moves pieces from state to state; calls `wake` when one is ready, `discard` with blobs that are no longer needed."""
+    """Moves pieces from state to state; calls `wake` when one is ready, `discard` with blobs that are no longer needed, and
+    `follow` with a job at its end.
+    """
 
-    def __init__(self, wake: Callable[[], None], discard: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        discard: Callable[[Sequence[str]], None],
+        follow: Callable[[Job, float], None],
+    ) -> None:
         self._wake = wake
         self._discard = discard
+        self._follow = follow
         self._turns = count()
 
     def ready(self, jobs: Iterable[MemoryJob], segment: str) -> list[tuple[MemoryJob, MemoryPiece]]:
@@ -119,6 +127,7 @@ class MemoryPieces:
         kept.pieces.clear()
         kept.lines.clear()
         kept.chunks.clear()
+        self._follow(kept.job, now)
 
     def flag(self, kept: MemoryJob, flag: JobFlag, now: float) -> None:
         """Does what is asked of a job that has not ended."""
@@ -133,11 +142,11 @@ class MemoryPieces:
         self._stop(kept, JobState.EXPIRED, now)
 
     def stop_if_asked(self, kept: MemoryJob, now: float) -> None:
-        """Ends a call that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
+        """Ends a job that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
         job = kept.job
         if job.ends_as is None or kept.is_claimed or FINALISE in kept.pieces:
             return
-        if job.kind is JobKind.CALL:
+        if job.kind is not JobKind.BATCH:
             self.end(kept, JobEnd(job.ends_as), now)
         else:
             self._finalise(kept, now)

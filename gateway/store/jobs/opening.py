@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable
 
 from gateway.job_ports import Blobs, JobStore
+from gateway.policy.jobs.job import Following, nothing_follows
 from gateway.store.blobs.directory import DirectoryBlobs
 from gateway.store.jobs.transitions import OpenBounds
 
 
-def open_jobs(path: str, wall: Callable[[], float], in_all: int, per_tenant: int) -> JobStore:
-    """Returns the store of jobs in the file. Raises StoreUnusable."""
+def open_jobs(
+    path: str, wall: Callable[[], float], in_all: int, per_tenant: int, following: Following = nothing_follows
+) -> JobStore:
+    """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
     from gateway.store.jobs.sqlite import SqliteJobStore  # a gateway without jobs does not load it
 
-    return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant))
+    return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant), following=following)
 
 
 def open_blobs(folder: str, min_free_bytes: int) -> Blobs:

@@ -22,6 +22,7 @@ from gateway.policy.jobs.job import (
     ClaimAsk,
     ClaimedWork,
     FileQuery,
+    Following,
     Job,
     JobDepth,
     JobEnd,
@@ -34,6 +35,7 @@ from gateway.policy.jobs.job import (
     StoredAnswer,
     StoredFile,
     WriteResult,
+    nothing_follows,
 )
 from gateway.store.jobs import sqlite_files, sqlite_lists, sqlite_rows
 from gateway.store.jobs.sqlite_acceptance import SqliteAcceptance
@@ -58,11 +60,13 @@ class SqliteJobStore:
         wall: Callable[[], float],
         bounds: OpenBounds | None = None,
         *,
+        following: Following = nothing_follows,
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wall = wall
-        self._pieces = SqlitePieces()
+        self._following = following
+        self._pieces = SqlitePieces(self._follow)
         self._claims = SqliteClaims(self._pieces)
         self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
@@ -245,6 +249,11 @@ class SqliteJobStore:
     async def aclose(self) -> None:
         """Writes all that was taken, and takes nothing more."""
         await self._file.aclose()
+
+    def _follow(self, db: sqlite3.Connection, ended: Job, now: float) -> None:
+        """Accepts what a job's end brings with it, in the file's thread."""
+        for new in self._following(ended):
+            self._acceptance.accept(db, new, now, next(self._pieces.numbers))
 
     def _ticked(self, oldest: Any) -> None:
         self._is_ticking = False

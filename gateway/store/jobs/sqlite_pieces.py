@@ -6,7 +6,7 @@ Used by the file's thread, in transactions. The same steps as in `memory_pieces`
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from gateway.policy.jobs.job import (
@@ -29,9 +29,13 @@ from gateway.words import LANES
 
 
 class SqlitePieces:
-    """Moves pieces from state to state; `readied` counts those that became ready, `numbers` are turns and fences."""
+    """Moves pieces from state to state; `readied` counts those that became ready, `numbers` are turns and fences.
 
-    def __init__(self) -> None:
+    `follow` is called with each job at its end, in the transaction of that end.
+    """
+
+    def __init__(self, follow: Callable[[sqlite3.Connection, Job, float], None]) -> None:
+        self._follow = follow
         self.numbers = count(1)
         self.readied = 0
 
@@ -124,6 +128,7 @@ class SqlitePieces:
         self._drop_all(db, row)
         for table in ("lines", "chunks", "plans"):
             db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))  # noqa: S608 - names from above
+        self._follow(db, row.job, now)
 
     def flag(self, db: sqlite3.Connection, row: JobRow, flag: JobFlag, now: float) -> None:
         """Does what is asked of a job that has not ended."""
@@ -141,13 +146,13 @@ class SqlitePieces:
             self.stop_if_asked(db, row, now)
 
     def stop_if_asked(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
-        """Ends a call that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
+        """Ends a job that is to stop, or sends a batch on to FINALISE, if no piece of it is claimed any more."""
         job = row.job
         if job.ends_as is None or job.state.is_end:
             return
         if self._has(db, row, f"state = {CLAIMED}") or self._has(db, row, f"piece = {FINALISE}"):
             return
-        if job.kind is JobKind.CALL:
+        if job.kind is not JobKind.BATCH:
             self.end(db, row, JobEnd(job.ends_as), now)
         else:
             self._finalise(db, row, now)
