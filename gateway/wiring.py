@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
@@ -12,8 +12,11 @@ from gateway.flow.shedding import Shedding
 from gateway.job_ports import JobMeter
 from gateway.jobs.ports import MakeCall
 from gateway.jobs.work import JobWork
+from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.snapshot import Policies
+from gateway.policy.webhooks.events import deliveries_of
 from gateway.store.jobs.opening import has_jobs, open_blobs, open_jobs
+from gateway.upstream.outward import HttpOutward
 
 
 def semantic_news(
@@ -48,15 +51,20 @@ def build_jobs(
     if not policies.current.jobs.is_on:
         return None
     bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+
+    def following(ended: Job) -> Sequence[NewJob]:
+        return deliveries_of(ended, policies.current.webhooks)
+
     return JobWork(
         policies,
         clock,
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=lambda: open_jobs(settings.store, clock.wall, *bounds),
+        open_store=lambda: open_jobs(settings.store, clock.wall, *bounds, following),
         has_jobs=lambda: has_jobs(settings.store),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
+        outward=HttpOutward(),
         meter=meter,
         may_begin=lambda: not shedding.level,
     )

@@ -65,6 +65,7 @@ ONLY_IN = {
     "numpy": {"semantic.index", "semantic.local_model"},
     "tokenizers": {"semantic.local_model"},
     "sqlite3": {"store"},
+    "standardwebhooks": {"jobs.webhooks.signing"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""

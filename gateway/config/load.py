@@ -34,6 +34,7 @@ from gateway.config.sections.sections import (
 from gateway.config.sections.state import state_section
 from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
+from gateway.config.sections.webhooks import webhook_notices, webhook_section
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
 from gateway.policy.jobs.rules import Jobs
@@ -72,6 +73,7 @@ def load_snapshot(
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state)
+    webhooks = webhook_section(document, config, keys.values())
     if problems:
         raise _config_error(problems)
 
@@ -107,11 +109,13 @@ def load_snapshot(
         passthrough_admin=relayed is not None and relayed.admin,
         objects=objects,
         jobs=Jobs(jobs, policies.jobs),
+        webhooks=webhooks,
         notices=(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
             *object_notices(objects, state),
             *job_notices(jobs),
+            *webhook_notices(webhooks, jobs),
             *(tokenizers.notices if tokenizers else ()),
         ),
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),

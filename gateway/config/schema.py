@@ -99,6 +99,7 @@ class ConfigFile(Entry):
     passthrough: Any = None
     objects: Any = None
     jobs: Any = None
+    webhooks: Section = Field(default={}, repr=False)
     keys: list[Any] = []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports import Blobs, JobMeter, JobStore, Outward
 from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
@@ -20,6 +20,8 @@ from gateway.jobs.job_service import JobService
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import MakeCall, ServeCall
 from gateway.jobs.running import RunningWork
+from gateway.jobs.webhooks.deliveries import Deliveries
+from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
@@ -40,6 +42,7 @@ class JobWork:
         open_store: Callable[[], JobStore],
         has_jobs: Callable[[], bool],
         blobs: Blobs,
+        outward: Outward,
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -49,6 +52,7 @@ class JobWork:
         self._clock = clock
         self._server = CallServer(make_call, serve, clock)
         self._blobs = blobs
+        self._outward = outward
         self._meter = meter
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         works = policies.current.jobs.settings.works
@@ -66,6 +70,7 @@ class JobWork:
     async def aclose(self) -> None:
         """Ends at once: what runs is given back, and the stores close."""
         await self.engine.drain(0.0)
+        await self._outward.aclose()
         await self._blobs.aclose()
 
     def braked_by(self, job_id: str) -> str:
@@ -85,11 +90,15 @@ class JobWork:
         self._chunks = chunks
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
+        endpoints = Endpoints(lambda: self._policies.current.webhooks, self._clock.monotonic)
+        deliveries = Deliveries(store, self._outward, endpoints, self._clock, draw)
 
         async def run(running: RunningWork) -> None:
             work = running.work
             if work.job.kind is JobKind.CALL:
                 await calls.run(running)
+            elif work.job.kind is JobKind.DELIVERY:
+                await deliveries.run(running)
             elif work.piece == CHECK:
                 await checks.run(running)
             elif work.piece == FINALISE:
@@ -99,7 +108,7 @@ class JobWork:
                 await chunks.run(running)
 
         def segments() -> Sequence[SegmentRules]:
-            return self._policies.current.jobs.default.segments
+            return [*self._policies.current.jobs.default.segments, *endpoints.segments()]
 
         def keep_s() -> float:
             return self._policies.current.jobs.default.keep_jobs_s

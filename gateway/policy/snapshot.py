@@ -26,6 +26,7 @@ from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
+from gateway.policy.webhooks.rules import Webhooks
 from gateway.words import Lane
 
 LimitsAre = Literal["account", "server"]
@@ -317,6 +318,8 @@ class PolicySnapshot:
     """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
     jobs: Jobs = field(default_factory=Jobs)
     """Durable work: where it is kept, and how it runs."""
+    webhooks: Webhooks = field(default_factory=dict)
+    """Who hears of the ends of jobs."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

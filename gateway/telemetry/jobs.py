@@ -42,6 +42,10 @@ class JobCounter:
         """Counts a batch that was slowed down to single tries."""
         self._metrics.brakes.totals[(error_class,)] += 1
 
+    def delivered(self, endpoint: str, result: str) -> None:
+        """Counts an attempt to tell a webhook something."""
+        self._metrics.webhooks.totals[endpoint, result] += 1
+
     def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:
         """Sets what waits and runs now; `now` is wall-clock seconds."""
         self._metrics.jobs_depth.values = {labels: of.number for labels, of in depth.items()}

@@ -204,6 +204,9 @@ class Metrics:
         "job_leases_lost_total", "Pieces of work that were taken over from this gateway."
     )
     brakes: Counts = _counter("batch_brakes_total", "Batches slowed down to single tries.", "class")
+    webhooks: Counts = _counter(
+        "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"
+    )
     dropped: Counts = _counter("log_lines_dropped_total", "Call log lines lost to a slow reader.")
     reload_errors: Counts = _counter("config_reload_errors_total", "Reloads that were refused.")
     config_version: Levels = _gauge("config_version", "Version of the policy snapshot in force.")

@@ -21,7 +21,18 @@ from gateway.jobs.worker import JobWorker
 from gateway.policy.batches.chunks import plan_chunks
 from gateway.policy.batches.index import IndexEntry, pack_entry
 from gateway.policy.batches.marks import ENDPOINT, INDEX, INPUT, LINES_PER_CHUNK, PARALLEL
-from gateway.policy.jobs.job import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState, NewJob
+from gateway.policy.jobs.job import (
+    CHECK,
+    FINALISE,
+    ClaimedWork,
+    Following,
+    Job,
+    JobEnd,
+    JobKind,
+    JobState,
+    NewJob,
+    nothing_follows,
+)
 from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.jobs.memory import MemoryJobStore
@@ -59,9 +70,10 @@ class Stage:
     """By batch, the lines of its complete chunks when it was finalised, in order of chunks: those with an answer first."""
     class_of: Mapping[int, str] = field(default_factory=lambda: {401: "auth", 500: "server_error", 400: "bad_request"})
     held: Callable[[str], bool] = lambda _id: False
+    following: Following = nothing_follows
 
     def __post_init__(self) -> None:
-        self.store = MemoryJobStore(self.clock.wall)
+        self.store = MemoryJobStore(self.clock.wall, following=self.following)
         server = CallServer(self.make_call, self.serve, self.clock)
         self.changed: list[str] = []
         self.metrics = Metrics()

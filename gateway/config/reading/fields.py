@@ -172,7 +172,7 @@ def _header_safe(text: str) -> str:
     return text
 
 
-def _real_secret(text: str) -> str:
+def real_secret(text: str) -> str:
     """Returns the text; raises for the placeholder of a secret."""
     if _PLACEHOLDER.match(text):
         raise said(
@@ -198,7 +198,7 @@ def _label(text: str) -> str:
 
 
 def _api_key(text: str | None) -> str | None:
-    return _real_secret(_header_safe(text)) if text else None
+    return real_secret(_header_safe(text)) if text else None
 
 
 def _two_or_more(keys: list[str | None]) -> list[str | None]:
@@ -217,7 +217,7 @@ def _digest(value: object) -> object:
         return bytes.fromhex(value[7:])
     if len(_header_safe(value)) < MIN_SECRET_CHARS:
         raise said(f"is too short to be a secret: at least {MIN_SECRET_CHARS} characters")
-    return sha256(_real_secret(value).encode()).digest()
+    return sha256(real_secret(value).encode()).digest()
 
 
 def _attempts(number: int) -> int:
@@ -226,7 +226,7 @@ def _attempts(number: int) -> int:
     return number
 
 
-def _split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
+def split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
     """Returns the parts of a URL; raises when it is not of these schemes, has no host, or holds odd characters."""
     choice = ", ".join(f"{scheme}://" for scheme in schemes)
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
@@ -248,7 +248,7 @@ def _base_url(url: str) -> str:
         if not re.fullmatch(r"emulator://[A-Za-z0-9_-]+", url.rstrip("/")):
             raise said("must be emulator://NAME, with a name of letters, digits, - and _")
         return url.rstrip("/")
-    parts = _split_url(url, ("http", "https", "emulator"))
+    parts = split_url(url, ("http", "https", "emulator"))
     if parts.username is not None or parts.password is not None:
         raise said("must not carry a user or password: use api_key or headers")
     if "?" in url or "#" in url:
@@ -257,7 +257,7 @@ def _base_url(url: str) -> str:
 
 
 def _proxy_url(url: str) -> str:
-    _split_url(url, ("http", "https", "socks5", "socks5h"))
+    split_url(url, ("http", "https", "socks5", "socks5h"))
     return url
 
 

@@ -1,0 +1,78 @@
+"""What webhooks are told, in OpenAI's words where OpenAI has some: the events of batches are its own, those of jobs are ours.
+
+An event says that something has ended, and whose id to ask for; never what came of it. So a delivery that comes late, twice or
+into the wrong hands tells nothing that is out of date or secret.
+Source: openai-python `types/webhooks`, 2026-11; https://github.com/standard-webhooks/standard-webhooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+
+from gateway.policy.jobs.ids import derived_event_ids
+from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
+from gateway.policy.webhooks.rules import Webhooks
+from gateway.policy.webhooks.schedule import DEADLINE_S, SCHEDULE_S
+
+ENDPOINT: Final = "webhook"
+"""The name of the endpoint in `about`."""
+EVENT: Final = "event"
+_BATCH: Final = {
+    JobState.SUCCEEDED: "batch.completed",
+    JobState.FAILED: "batch.failed",
+    JobState.EXPIRED: "batch.expired",
+    JobState.CANCELLED: "batch.cancelled",
+}
+_CALL: Final = {
+    JobState.SUCCEEDED: "job.succeeded",
+    JobState.FAILED: "job.failed",
+    JobState.EXPIRED: "job.expired",
+    JobState.CANCELLED: "job.cancelled",
+}
+_BY_KIND: Final = {JobKind.CALL: _CALL, JobKind.BATCH: _BATCH}
+EVENTS: Final = (*_BATCH.values(), *_CALL.values())
+"""All events that there are."""
+
+
+def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
+    """Returns the deliveries that follow from a job's end, one for each endpoint that is to hear of it.
+
+    Always the same for the same job and endpoints. Deliveries themselves end unheard.
+    """
+    event = _BY_KIND.get(ended.kind, {}).get(ended.state)
+    if event is None or not webhooks:
+        return ()
+    hearing = [rules for rules in webhooks.values() if rules.hears(event, ended.tenant)]
+    return [_delivery(ended, event, rules.name, rules.segment) for rules in hearing]
+
+
+def _delivery(ended: Job, event: str, name: str, segment: str) -> NewJob:
+    ended_at = ended.ended_at or ended.created_at
+    event_id, delivery_id = derived_event_ids(ended.id, name)
+    body = {
+        "id": event_id,
+        "object": "event",
+        "created_at": int(ended_at),
+        "type": event,
+        "data": {"id": ended.id},
+    }
+    job = Job(
+        id=delivery_id,
+        kind=JobKind.DELIVERY,
+        tenant="",
+        key="",
+        lane="background",
+        segment=segment,
+        is_urgent=False,
+        model="",
+        state=JobState.QUEUED,
+        created_at=ended_at,
+        run_at=ended_at,
+        deadline=ended_at + DEADLINE_S,
+        max_attempts=len(SCHEDULE_S),
+        about={ENDPOINT: name, EVENT: event, "of": ended.id, "tenant": ended.tenant},
+    )
+    return NewJob(job, payload=orjson.dumps(body))
