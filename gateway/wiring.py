@@ -15,7 +15,7 @@ from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
-from gateway.store.jobs.opening import has_jobs, open_blobs, open_jobs
+from gateway.store.jobs.opening import has_jobs, no_jobs, open_blobs, open_jobs
 from gateway.upstream.outward import HttpOutward
 
 
@@ -63,6 +63,7 @@ def build_jobs(
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
         open_store=lambda: open_jobs(settings.store, clock.wall, *bounds, following),
         has_jobs=lambda: has_jobs(settings.store),
+        nothing=lambda: no_jobs(clock.wall),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
         outward=HttpOutward(),
         meter=meter,

@@ -55,6 +55,7 @@ class BatchService:
     def __init__(
         self,
         open_store: Callable[[], Awaitable[JobStore]],
+        read_store: Callable[[], Awaitable[JobStore]],
         watchers: Watchers,
         clock: Clock,
         rules: Callable[[], JobRules],
@@ -62,6 +63,7 @@ class BatchService:
     ) -> None:
         """`rules` gives those in force, `draw` so many random bytes; `watchers` are those of all jobs."""
         self._open_store = open_store
+        self._read_store = read_store
         self._watchers = watchers
         self._clock = clock
         self._rules = rules
@@ -86,16 +88,16 @@ class BatchService:
 
     async def find(self, batch_id: str, tenant: str) -> Job:
         """Returns a batch of the tenant's, at most a second old. Raises NotFound, JobsUnavailable."""
-        return _batch(await self._watchers.look(await self._open_store(), batch_id, tenant))
+        return _batch(await self._watchers.look(await self._read_store(), batch_id, tenant))
 
     async def list_batches(self, tenant: str, after: str | None, limit: int) -> JobPage:
         """Returns a page of the tenant's batches, newest first. Raises JobsUnavailable."""
-        store = await self._open_store()
+        store = await self._read_store()
         return await store.list_jobs(JobQuery(tenant, JobKind.BATCH, after=after, limit=limit))
 
     async def cancel(self, batch_id: str, tenant: str) -> Job:
         """Asks a batch to stop. Raises NotFound, BatchNotCancellable at its end, JobsUnavailable."""
-        store = await self._open_store()
+        store = await self._read_store()
         job = _batch(await store.find(batch_id, tenant))
         if not job.state.is_end:
             job = _batch(await store.flag(batch_id, tenant, JobFlag.CANCEL))

@@ -30,8 +30,13 @@ class JobEngine:
         has_jobs: Callable[[], bool],
         make_worker: Callable[[JobStore], JobWorker] | None,
         clock: Clock,
+        nothing: Callable[[], JobStore] | None = None,
     ) -> None:
-        """`open_store` may take long and raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere."""
+        """`open_store` may take long and raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere.
+
+        `nothing` returns an empty store, in which those may look who ask for jobs before there was any.
+        """
+        self._nothing = nothing
         self._open_store = open_store
         self._has_jobs = has_jobs
         self._make_worker = make_worker
@@ -76,6 +81,12 @@ class JobEngine:
             if self._store is None:
                 self._store = await self._open()
         return self._store
+
+    async def reader(self) -> JobStore:
+        """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
+        if self._store is None and self._nothing is not None and not self._has_jobs():
+            return self._nothing()
+        return await self.store()
 
     def tick(self) -> None:
         """Is called about once a second."""

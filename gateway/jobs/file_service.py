@@ -26,6 +26,7 @@ class FileService:
     def __init__(
         self,
         open_store: Callable[[], Awaitable[JobStore]],
+        read_store: Callable[[], Awaitable[JobStore]],
         blobs: Blobs,
         clock: Clock,
         jobs: Callable[[], Jobs],
@@ -33,6 +34,7 @@ class FileService:
     ) -> None:
         """`jobs` gives the rules in force, `draw` so many random bytes."""
         self._open_store = open_store
+        self._read_store = read_store
         self._blobs = blobs
         self._clock = clock
         self._jobs = jobs
@@ -74,14 +76,14 @@ class FileService:
 
     async def find(self, file_id: str, tenant: str) -> StoredFile:
         """Returns a file of the tenant's. Raises NotFound, JobsUnavailable."""
-        file = await (await self._open_store()).find_file(file_id, tenant)
+        file = await (await self._read_store()).find_file(file_id, tenant)
         if file is None:
             raise NotFound(NOT_THERE, code="object_not_found")
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
         """Returns a page of files, and whether there are more. Raises JobsUnavailable."""
-        return await (await self._open_store()).list_files(query)
+        return await (await self._read_store()).list_files(query)
 
     async def read(self, file: StoredFile, start: int, length: int) -> AsyncIterator[bytes]:
         """Returns the bytes of a file, as they are read. Raises NotFound where they are gone, JobsUnavailable."""
@@ -94,7 +96,7 @@ class FileService:
 
     async def remove(self, file_id: str, tenant: str) -> None:
         """Takes a file away from its tenant. Raises NotFound, JobsUnavailable."""
-        if not await (await self._open_store()).remove_file(file_id, tenant):
+        if not await (await self._read_store()).remove_file(file_id, tenant):
             raise NotFound(NOT_THERE, code="object_not_found")
 
     async def _room(self, store: JobStore, tenant: str) -> int:

@@ -69,14 +69,14 @@ class JobService:
 
     async def find(self, job_id: str, tenant: str) -> Job:
         """Returns a job of the tenant's, at most a second old. Raises NotFound."""
-        job = await self.watchers.look(await self._engine.store(), job_id, tenant)
+        job = await self.watchers.look(await self._engine.reader(), job_id, tenant)
         if job is None:
             raise NotFound(NOT_THERE)
         return job
 
     async def answer(self, job_id: str, tenant: str) -> tuple[Job, StoredAnswer | None]:
         """Returns a job and its stored answer; None: there is none yet, or never will be. Raises NotFound."""
-        store = await self._engine.store()
+        store = await self._engine.reader()
         job = await store.find(job_id, tenant)
         if job is None:
             raise NotFound(NOT_THERE)
@@ -94,12 +94,12 @@ class JobService:
     async def changes(self, job_id: str, tenant: str, after: int) -> AsyncIterator[Job]:
         """Yields the job whenever it has changed, until its end. Raises NotFound."""
         await self.find(job_id, tenant)
-        async for job in self.watchers.changes(await self._engine.store(), job_id, tenant, after):
+        async for job in self.watchers.changes(await self._engine.reader(), job_id, tenant, after):
             yield job
 
     async def cancel(self, job_id: str, tenant: str) -> Job:
         """Asks a job to stop; one that has ended stays as it is. Raises NotFound."""
-        store = await self._engine.store()
+        store = await self._engine.reader()
         job = await store.flag(job_id, tenant, JobFlag.CANCEL)
         if job is None:
             raise NotFound(NOT_THERE)
@@ -108,7 +108,7 @@ class JobService:
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of the tenant's jobs, newest first."""
-        return await (await self._engine.store()).list_jobs(query)
+        return await (await self._engine.reader()).list_jobs(query)
 
     def _new_job(self, call: Call, options: JobOptions) -> NewJob:
         rules, now = self._rules(), self._clock.wall()

@@ -41,12 +41,13 @@ class JobWork:
         price_of: Callable[[Call], float | None],
         open_store: Callable[[], JobStore],
         has_jobs: Callable[[], bool],
+        nothing: Callable[[], JobStore],
         blobs: Blobs,
         outward: Outward,
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serve` is the pipeline's `handle`; `open_store` and `has_jobs` are the engine's, `may_begin` the worker's."""
+        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing` are the engine's."""
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
@@ -56,11 +57,15 @@ class JobWork:
         self._meter = meter
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         works = policies.current.jobs.settings.works
-        self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock)
+        self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock, nothing)
         self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
-        self.files = FileService(self.engine.store, blobs, clock, lambda: policies.current.jobs, self._random.randbytes)
+        self.files = FileService(
+            self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs, self._random.randbytes
+        )
         watchers, draw = self.service.watchers, self._random.randbytes
-        self.batches = BatchService(self.engine.store, watchers, clock, lambda: policies.current.jobs.default, draw)
+        self.batches = BatchService(
+            self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw
+        )
         self._chunks: ChunkRunner | None = None
 
     async def start(self) -> None:

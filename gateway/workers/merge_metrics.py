@@ -25,6 +25,7 @@ ADDED = frozenset(
         "gateway_calls_in_flight",
         "gateway_queue_depth",
         "gateway_queue_bytes",
+        "gateway_jobs_depth",
         "gateway_upstream_connections",
         "process_virtual_memory_bytes",
         "process_resident_memory_bytes",
@@ -45,6 +46,7 @@ LEAST = frozenset(
 MOST = frozenset(
     {
         "gateway_queue_oldest_seconds",
+        "gateway_jobs_oldest_seconds",
         "gateway_limit_capacity",
         "gateway_estimate_error_ratio",
         "gateway_breaker_state",

@@ -247,7 +247,7 @@ async def test_the_gateways_own_refusals_are_the_sdks_own_errors(start: StartGat
         assert await error_of(client, model="", input="a") is openai.BadRequestError
         assert await error_of(client, model="gpt-4o", input="a" * 20_000) is openai.APIStatusError
         with pytest.raises(openai.NotFoundError):
-            await client.files.list()
+            await client.vector_stores.list()
 
 
 async def test_a_client_that_gives_up_gets_its_own_timeout(both: Running) -> None:

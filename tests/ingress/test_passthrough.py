@@ -83,7 +83,7 @@ async def test_without_pass_through_nothing_below_the_root_is_relayed(start: Sta
     gateway = await start(config_of)
 
     async with connect(gateway.url) as peer:
-        listed = await peer.exchange(get("/files"))
+        listed = await peer.exchange(get("/assistants"))
         deleted = await peer.exchange(get("/models/x", method="DELETE"))
 
     assert (listed.status, deleted.status) == (404, 405)

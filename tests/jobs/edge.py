@@ -99,9 +99,9 @@ async def job_edge(
     async def open_store() -> JobStore:
         return store
 
-    files = FileService(open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
+    files = FileService(open_store, open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
     watchers = Watchers(clock)
-    batches = BatchService(open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
+    batches = BatchService(open_store, open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
     routes = FileRoutes(policies, files).routes() + BatchRoutes(policies, batches, lambda _id: braked_by).routes()
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter

@@ -28,3 +28,10 @@ def open_blobs(folder: str, min_free_bytes: int) -> Blobs:
 def has_jobs(path: str) -> bool:
     """Returns whether jobs were kept there before."""
     return os.path.exists(path)
+
+
+def no_jobs(wall: Callable[[], float]) -> JobStore:
+    """Returns an empty store, to look into where there is no file yet."""
+    from gateway.store.jobs.memory import MemoryJobStore  # as above
+
+    return MemoryJobStore(wall)
