@@ -100,18 +100,18 @@ async def run_through_kills(folder: Path, custom_ids: Sequence[str], kills: int,
     await provider.start()
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(dict(with_jobs(folder)(provider.base_url))))
-    async with life(config) as served, _sdk(served) as sdk:
+    async with life(config) as served, sdk_of(served) as sdk:
         batch = await begin(sdk, map(line, custom_ids))
         await _live(served, provider, rng, len(custom_ids) // (kills + 1))
         found.kills.append(await _kill(served, sdk, batch, provider, folder))
     for _ in range(1, kills):
-        async with life(config) as served, _sdk(served) as sdk:
+        async with life(config) as served, sdk_of(served) as sdk:
             seen = await sdk.batches.retrieve(batch.id)
             await _live(served, provider, rng, len(custom_ids) // (kills + 1))
             found.kills.append(await _kill(served, sdk, seen, provider, folder))
         found.said += served.said
         assert_sound(folder / "jobs.db")
-    async with life(config) as served, _sdk(served) as sdk:
+    async with life(config) as served, sdk_of(served) as sdk:
         done = await end_of(sdk, batch.id)
         found.files = await check_end(sdk, done, custom_ids)
         assert done.status == "completed"
@@ -164,5 +164,6 @@ def committed_in(path: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-def _sdk(served: Life) -> AsyncOpenAI:
+def sdk_of(served: Life) -> AsyncOpenAI:
+    """The SDK of the first tenant."""
     return AsyncOpenAI(base_url=f"{served.url}/v1", api_key=WEB_KEY, max_retries=0, http_client=plain_http())

@@ -14,10 +14,10 @@ import yaml
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
-from tests.e2e.batch_kills import UNEVEN, run_through_kills
-from tests.e2e.batches import asked_of, names
+from tests.e2e.batch_kills import UNEVEN, run_through_kills, sdk_of
+from tests.e2e.batches import asked_of, begin, check_end, end_of, line, names
 from tests.e2e.durable import WEB, ask, new_job, result_of, with_jobs
-from tests.e2e.harness import PATIENCE_S, Response, chat, get, post
+from tests.e2e.harness import PATIENCE_S, Response, chat, get, post, until
 from tests.e2e.lives import Life, life
 from tests.e2e.replaying import assert_sound
 
@@ -33,6 +33,40 @@ async def test_a_batch_survives_kill_9(tmp_path: Path) -> None:
     assert found.files.errors == []
     assert "Traceback" not in found.said
     assert 0 < found.extra <= KILLS * 64, found.sentence()  # four chunks of sixteen lines
+
+
+async def test_what_was_said_to_a_batch_survives_kill_9(tmp_path: Path) -> None:
+    """It was made, and the gateway died: it runs. It was cancelled, and the gateway died: it stays so, whole and for good."""
+    provider = EmulatorServer(UNEVEN)
+    await provider.start()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path)(provider.base_url))))
+    custom_ids = names(150)
+    async with life(config) as served, sdk_of(served) as sdk:
+        made = await begin(sdk, map(line, custom_ids))
+        served.kill()
+        await served.ends()
+    async with life(config) as served, sdk_of(served) as sdk:
+        await until(lambda: provider.emulator.stats.statuses[200] >= 10)
+        cancelled = await sdk.batches.cancel(made.id)
+        served.kill()
+        await served.ends()
+    async with life(config) as served, sdk_of(served) as sdk:
+        seen = await end_of(sdk, made.id)
+        served.kill()
+        await served.ends()
+    async with life(config) as served, sdk_of(served) as sdk:
+        later = await sdk.batches.retrieve(made.id)
+        files = await check_end(sdk, later, custom_ids)
+    asked = asked_of(provider.emulator.recorder)
+    await provider.stop()
+
+    assert cancelled.status == "cancelling"
+    assert seen.status == "cancelled"
+    assert later == seen
+    assert files.codes() == {"batch_cancelled": len(custom_ids) - len(files.output)}
+    assert len(files.output) >= 1
+    assert set(asked) >= {one["custom_id"] for one in files.output}
 
 
 async def test_what_was_accepted_survives_kill_9(tmp_path: Path) -> None:
@@ -73,7 +107,7 @@ async def test_a_file_that_cannot_grow_costs_no_call_and_no_job(tmp_path: Path) 
     answers: dict[str, Response] = {}
 
     async def give(prompt: str) -> Response:
-        content = prompt + " " * 20_000
+        content = prompt + " " * 200_000
         body = {"model": "gpt-4o", "messages": [{"role": "user", "content": content}]}
         answers[content] = await ask(served.url, new_job(body=body))
         return answers[content]
