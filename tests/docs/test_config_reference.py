@@ -16,6 +16,14 @@ from gateway.config.policies.admission import KINDS
 from gateway.config.policies.breakers import BreakersSet, HoldEntry
 from gateway.config.policies.cache import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
 from gateway.config.policies.error_rule import RuleEntry
+from gateway.config.policies.jobs import (
+    BatchesEntry,
+    BrakeEntry,
+    JobBackoffEntry,
+    JobsSet,
+    KeepEntry,
+    SegmentEntry,
+)
 from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies.retries import (
     ACTIONS,
@@ -45,6 +53,7 @@ from gateway.config.schema import (
     TargetEntry,
     TimeoutsSet,
 )
+from gateway.config.sections.jobs import JobsEntry
 from gateway.config.sections.objects import ObjectsEntry
 from gateway.config.sections.state import RedisEntry
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action
@@ -55,6 +64,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     ServerEntry: ("config", "## server"),
     AdminEntry: ("config", "## admin"),
     RedisEntry: ("config", "## state"),
+    JobsEntry: ("config", "## jobs"),
     ProviderEntry: ("config", "## providers"),
     ModelEntry: ("config", "## models"),
     TargetEntry: ("config", "## targets"),
@@ -81,6 +91,12 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     IdempotencyEntry: ("policies", "### idempotency"),
     ExactEntry: ("policies", "### exact"),
     SemanticEntry: ("policies", "### semantic"),
+    JobsSet: ("policies", "## jobs.yaml"),
+    JobBackoffEntry: ("policies", "### backoff of jobs"),
+    SegmentEntry: ("policies", "### segments"),
+    KeepEntry: ("policies", "### keep"),
+    BatchesEntry: ("policies", "### batches"),
+    BrakeEntry: ("policies", "### brake"),
     RuleEntry: ("policies", "## errors/KIND.yaml"),
 }
 """Where the fields of each kind of entry are told, in a table with their defaults."""

@@ -18,7 +18,9 @@ import pytest
 from starlette.routing import Route
 
 from gateway.ingress.http.server import HttpServer
+from gateway.ingress.jobs.own_routes import OwnRoute
 from gateway.ingress.routes import Front, PassThrough
+from gateway.policy.jobs.ids import BATCH, FILE, JOB, new_id
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect
 
@@ -101,14 +103,43 @@ def _hot() -> Iterator[tuple[str, Row]]:
         yield f"POST {prefix}/audio/transcriptions", Row("callers", body=FORM)
 
 
+def _jobs() -> Iterator[tuple[str, Row]]:
+    """Whoever is served learns that there is none: a stranger does not."""
+    job = new_id(JOB, bytes(16))
+    body = b'{"endpoint": "/v1/chat/completions", "body": %b}' % MODEL
+    for prefix in ("", "/v1"):
+        yield f"GET|HEAD {prefix}/jobs", Row("callers")
+        yield f"POST {prefix}/jobs", Row("callers", body=body, served=202)
+        yield f"GET|HEAD {prefix}/jobs/{{id}}", Row("callers", f"{prefix}/jobs/{job}", served=404)
+        for below in ("result", "events"):
+            yield f"GET|HEAD {prefix}/jobs/{{id}}/{below}", Row("callers", f"{prefix}/jobs/{job}/{below}", served=404)
+        yield f"POST {prefix}/jobs/{{id}}/cancel", Row("callers", f"{prefix}/jobs/{job}/cancel", served=404)
+
+
+def _own_objects() -> Iterator[tuple[str, Row]]:
+    file, batch = new_id(FILE, bytes(16)), new_id(BATCH, bytes(16))
+    for prefix in ("", "/v1"):
+        for kind, id in (("files", file), ("batches", batch)):
+            yield f"GET|HEAD {prefix}/{kind}", Row("callers")
+            yield f"POST {prefix}/{kind}", Row("callers", served=400)  # of no content type, with no file to read
+            yield f"GET|HEAD {prefix}/{kind}/{{id}}", Row("callers", f"{prefix}/{kind}/{id}", served=404)
+        content = f"{prefix}/files/{file}/content"
+        yield f"GET|HEAD {prefix}/files/{{id}}/content", Row("callers", content, served=404)
+        yield f"DELETE {prefix}/files/{{id}}", Row("callers", f"{prefix}/files/{file}", served=404)
+        yield f"POST {prefix}/batches/{{id}}/cancel", Row("callers", f"{prefix}/batches/{batch}/cancel", served=404)
+
+
 DATA: Mapping[str, Row] = {
     **dict(_hot()),
     "GET|HEAD /models": Row("callers"),
     "GET|HEAD /v1/models": Row("callers"),
     "GET|HEAD /models/{name:path}": Row("callers", "/models/gpt-4o"),
     "GET|HEAD /v1/models/{name:path}": Row("callers", "/v1/models/gpt-4o"),
+    **dict(_jobs()),
     "DELETE|GET|HEAD|PATCH|POST|PUT /{path:path}": Row("callers of all", "/v1/audio/voices"),
 }
+OBJECTS: Mapping[str, Row] = dict(_own_objects())
+"""Files and batches, where the config makes them the gateway's own."""
 HEALTH: Mapping[str, Row] = {
     "GET|HEAD /healthz": Row("all"),
     "GET|HEAD /livez": Row("all"),
@@ -165,7 +196,9 @@ def routes_of(server: HttpServer) -> list[str]:
     rest: Any = app if front is None else front._rest
     routes = rest.routes
     for route in routes:
-        assert type(route) in (Route, PassThrough), f"{route}: the test does not know how to ask for this kind of route"
+        assert type(route) in (Route, OwnRoute, PassThrough), (
+            f"{route}: the test does not know how to ask for this kind of route"
+        )
     named = ["|".join(sorted(route.methods)) + " " + route.path for route in routes]
     assert front is None or {f"POST {path}" for path in front._hot} <= set(named)
     assert len(named) == len(set(named)), "a route is there twice: the first alone is asked"
@@ -210,16 +243,18 @@ def config(url: str, folder: Path, **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sections", "guards"),
     [
+        ({"keys": KEYS, "admin": {"key": ADMIN_KEY}, "jobs": {}}, WITH_KEYS),
+        ({"admin": {"key": ADMIN_KEY}, "jobs": {}}, WITHOUT_KEYS),
         ({"keys": KEYS, "admin": {"key": ADMIN_KEY}}, WITH_KEYS),
         ({"admin": {"key": ADMIN_KEY}}, WITHOUT_KEYS),
         ({"keys": KEYS}, WITHOUT_ADMIN),
     ],
-    ids=["with keys", "without keys", "without an admin key"],
+    ids=["with files", "with files, without keys", "with keys", "without keys", "without an admin key"],
 )
 async def test_every_route_of_the_one_port_serves_whom_the_table_says(
     start: StartGateway, tmp_path: Path, sections: dict[str, Any], guards: Guards
 ) -> None:
-    rows = {**DATA, **HEALTH, **OPERATIONS}
+    rows = {**DATA, **HEALTH, **OPERATIONS, **(OBJECTS if "jobs" in sections else {})}
     async with agreeable() as provider:
         gateway = await start(lambda _: config(provider, tmp_path, **sections))
         (server,) = gateway.gateway._servers

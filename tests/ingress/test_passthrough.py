@@ -80,7 +80,7 @@ async def test_the_administration_of_an_account_is_relayed_where_the_config_says
 
 
 async def test_without_pass_through_nothing_below_the_root_is_relayed(start: StartGateway) -> None:
-    gateway = await start(config_of)
+    gateway = await start(lambda url: config_of(url, jobs="off"))
 
     async with connect(gateway.url) as peer:
         listed = await peer.exchange(get("/assistants"))
