@@ -160,7 +160,7 @@ async def test_where_there_are_no_jobs_the_preference_is_ignored(start: StartGat
 
     assert (plain.status, plain.header("preference-applied")) == (200, None)
     assert [answer.status for answer in refused] == [404] * 3
-    assert [answer.error["type"] for answer in refused] == ["invalid_request_error"] * 3
+    assert [answer.error["code"] for answer in refused] == ["jobs_off"] * 3
     assert [one.name for one in gateway.config_path.parent.iterdir()] == ["config.yaml"]
 
 

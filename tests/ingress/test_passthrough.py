@@ -86,7 +86,7 @@ async def test_without_pass_through_nothing_below_the_root_is_relayed(start: Sta
         listed = await peer.exchange(get("/assistants"))
         deleted = await peer.exchange(get("/models/x", method="DELETE"))
 
-    assert (listed.status, deleted.status) == (404, 405)
+    assert (listed.status, listed.error["code"], deleted.status) == (404, "jobs_off", 405)
 
 
 @pytest.mark.parametrize("status", [b"500 Oops", b"502 Bad", b"503 Busy", b"504 Late", b"529 Full"])

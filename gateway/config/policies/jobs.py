@@ -131,6 +131,16 @@ def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[Seg
         document.complain(
             (name, "segments", last, "below_usd"), "the last segment takes all other jobs: leave it out there"
         )
+    below_usd = 0.0
+    for one, part in list(found.items())[:-1]:
+        here = (name, "segments", one)
+        if part.below_usd is None:
+            document.complain(here, "needs below_usd: without it this segment takes all jobs, and those behind it none")
+        elif part.below_usd <= below_usd:
+            document.complain(
+                (*here, "below_usd"), "must be more than that of the segment before, which has these jobs"
+            )
+        below_usd = part.below_usd or below_usd
     return tuple(SegmentRules(one, part.below_usd, part.concurrency) for one, part in found.items())
 
 

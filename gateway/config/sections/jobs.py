@@ -36,17 +36,21 @@ class JobsEntry(Entry):
     @classmethod
     def spelled_out(cls, data: object) -> object:
         """Accepts `off` alone; YAML 1.1 reads that word as false."""
-        return {"store": OFF} if data is False or data == OFF else data
+        if data is False or data == OFF:
+            return {"store": OFF}
+        return {**data, "store": OFF} if isinstance(data, dict) and data.get("store") is False else data
 
 
 def job_settings(document: Document, config: ConfigFile, state: str) -> JobSettings:
     """Returns the settings of jobs; `state` is the compiled store of the state that outlives a call."""
     entry = check(JobsEntry, document, _HERE) or JobsEntry()
     store = _store(document, entry, state)
-    files = beside(document, entry.files) if entry.files is not None else f"{store}.files"
+    files = os.path.abspath(beside(document, entry.files)) if entry.files is not None else f"{store}.files"
+    if store and (files == store or os.path.isfile(files)):
+        document.complain((*_HERE, "files"), "is a file: name a folder")
     return JobSettings(
         store=store,
-        files=os.path.abspath(files) if store else "",
+        files=files if store else "",
         takes_files=bool(store) and (config.jobs is not None or config.passthrough is None),
         works=entry.work,
         max_file_bytes=entry.max_file,
@@ -63,13 +67,30 @@ def _store(document: Document, entry: JobsEntry, state: str) -> str:
     if entry.store == OFF:
         return ""
     if entry.store.startswith(SQLITE) and entry.store.removeprefix(SQLITE).strip("/"):
-        return os.path.abspath(beside(document, entry.store.removeprefix(SQLITE)))
+        return _file(document, entry.store.removeprefix(SQLITE), state)
     if entry.store != STATE:
-        document.complain((*_HERE, "store"), "must be state, off, or sqlite:///FILE")
+        document.complain(
+            (*_HERE, "store"),
+            "must be state, off, or sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db)",
+        )
         return ""
     if state.startswith(SQLITE):
         return f"{state.removeprefix(SQLITE)}.jobs"
-    return os.path.abspath(FILE) if state == "memory" else ""
+    if state == "memory":
+        return os.path.abspath(FILE)
+    if document.at(_HERE) is not None:
+        document.complain(_HERE, "are not kept in a Redis yet: name a file of this gateway, store: sqlite:///jobs.db")
+    return ""
+
+
+def _file(document: Document, written: str, state: str) -> str:
+    file = os.path.abspath(beside(document, written))
+    here = (*_HERE, "store")
+    if file == state.removeprefix(SQLITE):
+        document.complain(here, "is the file of `state`: name another one, or leave it out")
+    elif os.path.isdir(file):
+        document.complain(here, f"{document.show(here, written)} is a folder: name a file in it")
+    return file
 
 
 def job_notices(settings: JobSettings) -> list[str]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from gateway.clock import Clock
 from gateway.ingress.jobs.batches import BatchRoutes
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
+from gateway.ingress.jobs.own_routes import caller_of
 from gateway.jobs.ports import MakeCall
 from gateway.jobs.work import JobWork
+from gateway.policy.jobs.errors import JobsOff
 from gateway.policy.snapshot import Policies
+
+ANY_METHOD = ("GET", "POST", "DELETE")
 
 
 def durable_routes(policies: Policies, work: JobWork, make_call: MakeCall, clock: Clock) -> list[BaseRoute]:
@@ -19,4 +28,35 @@ def durable_routes(policies: Policies, work: JobWork, make_call: MakeCall, clock
     if policies.current.jobs.settings.takes_files:
         routes += FileRoutes(policies, work.files).routes()
         routes += BatchRoutes(policies, work.batches, work.braked_by).routes()
+    return routes
+
+
+class AbsentRoute(Route):
+    """A path of files or batches where the gateway has none: a `passthrough` may."""
+
+    def __init__(self, policies: Policies, path: str, refuse: Callable[[Request], Awaitable[Response]]) -> None:
+        super().__init__(path, refuse, methods=ANY_METHOD)
+        self._policies = policies
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._policies.current.passthrough is not None:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+def absent_routes(policies: Policies) -> list[BaseRoute]:
+    """Returns the routes of a gateway that takes no jobs: they say so, to those who may call."""
+
+    async def refuse(request: Request) -> Response:
+        caller_of(policies, request)
+        raise JobsOff("This gateway takes no jobs, files and batches; its operator names a file with `jobs.store`.")
+
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1", ""):
+        routes += [Route(prefix + path, refuse, methods=ANY_METHOD) for path in ("/jobs", "/jobs/{rest:path}")]
+        routes += [
+            AbsentRoute(policies, f"{prefix}/{kind}{below}", refuse)
+            for kind in ("files", "batches")
+            for below in ("", "/{rest:path}")
+        ]
     return routes

@@ -1,0 +1,258 @@
+"""The section `jobs` and jobs.yaml: what they compile to, what a start says of them, and every mistake in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.config.sections.jobs import FILE
+from gateway.policy.jobs.rules import BatchRules, JobRules, Jobs, JobSettings, SegmentRules
+from gateway.policy.retry.rules import CostRule
+from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
+
+MIB = 1024 * 1024
+PASSED_ON = "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
+FORM = "must be state, off, or sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db)"
+
+
+def load_jobs(folder: Path, text: str = "") -> Jobs:
+    """What a good config with these lines says of jobs."""
+    return load_text(folder, f"{text}\n{GOOD}").jobs
+
+
+def load_rules(folder: Path, text: str) -> JobRules:
+    """What the set `default` of this jobs.yaml compiles to."""
+    return load_text(folder, with_policies(folder, jobs=text)).jobs.default
+
+
+# --- the section ---
+
+
+@pytest.mark.parametrize("text", ["", "jobs:", "jobs: {}"])
+def test_jobs_are_on_where_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """In a file of their own in the working directory, where the state is in memory; it is not made by looking."""
+    monkeypatch.chdir(tmp_path)
+
+    jobs = load_jobs(tmp_path, text)
+
+    assert jobs.is_on
+    assert jobs.settings == JobSettings(store=f"{tmp_path}/{FILE}", files=f"{tmp_path}/{FILE}.files")
+    assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_jobs_are_beside_the_state_file(tmp_path: Path) -> None:
+    """In another: the two are backed up, and sized, apart."""
+    settings = load_jobs(tmp_path, "state: sqlite:///gateway.db").settings
+
+    assert (settings.store, settings.files) == (f"{tmp_path}/gateway.db.jobs", f"{tmp_path}/gateway.db.jobs.files")
+
+
+def test_every_field_of_the_section_is_compiled(tmp_path: Path) -> None:
+    """Paths from the folder of the config, sizes in bytes."""
+    settings = load_jobs(
+        tmp_path,
+        'jobs: {store: "sqlite:///j.db", files: blobs, work: false, max_file: 1MiB, max_bytes: 5MiB, '
+        "max_bytes_per_tenant: 2MiB, min_free: 3MiB, max_open: 9, max_open_per_tenant: 4}",
+    ).settings
+
+    assert settings == JobSettings(
+        store=f"{tmp_path}/j.db",
+        files=f"{tmp_path}/blobs",
+        takes_files=True,
+        works=False,
+        max_file_bytes=MIB,
+        max_bytes=5 * MIB,
+        max_bytes_per_tenant=2 * MIB,
+        min_free_bytes=3 * MIB,
+        max_open_jobs=9,
+        max_open_jobs_per_tenant=4,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["jobs: off", "jobs: 'off'", "jobs: no", "jobs: {store: off}", "jobs: {store: 'off'}", "state: redis://h:1/0"],
+)
+def test_jobs_can_be_off(tmp_path: Path, text: str) -> None:
+    """Although YAML reads the word as false. A Redis keeps none, and who does not ask for any is told nothing."""
+    assert not load_jobs(tmp_path, text).is_on
+
+
+def test_jobs_beside_a_redis_need_a_file(tmp_path: Path) -> None:
+    """Which is this gateway's alone."""
+    assert load_jobs(tmp_path, 'state: redis://h:1/0\njobs: {store: "sqlite:///j.db"}').is_on
+    assert problems_of(tmp_path, f"state: redis://h:1/0\njobs: {{}}\n{GOOD}") == [
+        "config.yaml:2: jobs: are not kept in a Redis yet: name a file of this gateway, store: sqlite:///jobs.db"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "takes_files", "notices"),
+    [
+        ("", True, ()),
+        ("passthrough: openai", False, (PASSED_ON,)),
+        ("passthrough: openai\njobs: {}", True, ()),
+        ("passthrough: openai\njobs: off", False, ()),
+        ("jobs: off", False, ()),
+    ],
+)
+def test_files_and_batches_go_on_where_they_went_before(
+    tmp_path: Path, text: str, takes_files: bool, notices: tuple[str, ...]
+) -> None:
+    """A `passthrough` has them until somebody asks for jobs; that is said at start."""
+    snapshot = load_text(tmp_path, f"{text}\n{GOOD}")
+
+    assert snapshot.jobs.settings.takes_files is takes_files
+    assert tuple(one for one in snapshot.notices if "batches" in one) == notices
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("[]", "jobs: expected a mapping, not a list"),
+        ("true", "jobs: expected a mapping, not true or false"),
+        ("{stor: x}", 'jobs.stor: unknown field; did you mean "store"?'),
+        ("{store: memory}", f"jobs.store: {FORM}"),
+        ('{store: "redis://h:1/0"}', f"jobs.store: {FORM}"),
+        ('{store: "sqlite:///"}', f"jobs.store: {FORM}"),
+        ('{store: "sqlite:///state.db"}', "jobs.store: is the file of `state`: name another one, or leave it out"),
+        ('{store: "sqlite:///folder"}', 'jobs.store: "folder" is a folder: name a file in it'),
+        ("{files: config.yaml}", "jobs.files: is a file: name a folder"),
+        ('{store: "sqlite:///j.db", files: j.db}', "jobs.files: is a file: name a folder"),
+        ("{work: maybe}", "jobs.work: expected true or false, not text"),
+        ("{max_file: 5}", "jobs.max_file: 5 has no unit: write for example 500kB, 20MB or 512MiB"),
+        ("{max_open: 0}", "jobs.max_open: must be at least 1"),
+    ],
+)
+def test_a_mistake_in_the_section_is_said_once(tmp_path: Path, section: str, said: str) -> None:
+    """With its line and what to do."""
+    (tmp_path / "folder").mkdir()
+
+    assert problems_of(tmp_path, f"state: sqlite:///state.db\njobs: {section}\n{GOOD}") == [f"config.yaml:2: {said}"]
+
+
+# --- jobs.yaml ---
+
+
+@pytest.mark.parametrize(
+    "text", ["# nothing\n", "default:\n", "default: {backoff: {}, keep: , batches: {brake: {}}}\n"]
+)
+def test_without_a_word_the_built_in_rules_hold(tmp_path: Path, text: str) -> None:
+    """An empty file, an empty set and none at all are the same."""
+    assert load_rules(tmp_path, text) == load_jobs(tmp_path).default == JobRules()
+
+
+def test_the_file_beside_the_others_has_the_built_in_rules(tmp_path: Path) -> None:
+    """To copy it changes nothing; each of its fields is one that there is."""
+    text = (ROOT / "policies/jobs.yaml").read_text()
+
+    assert load_rules(tmp_path, text) == JobRules()
+    assert set(yaml.safe_load(text)["default"]) == {
+        *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "batches"),
+    }
+
+
+def test_every_field_reaches_the_compiled_set(tmp_path: Path) -> None:
+    """Durations in seconds, sizes in bytes."""
+    text = """\
+default:
+  attempts: 7
+  deadline: 2h
+  backoff: {base: 1s, factor: 3, max: 1m, jitter: full}
+  by_cost: [{above_usd: 1, attempts: 1}]
+  batches:
+    max_lines: 10
+    max_bytes: 1MiB
+    mixed_models: false
+    window: 3
+    parallel_chunks: 2
+    slice: 5s
+    brake: {after: 4, classes: [auth]}
+    cancel_grace: 0s
+  segments:
+    small: {below_usd: 0.5, concurrency: 9}
+    large: {}
+  keep: {jobs: 1d, files: 2d}
+  dedupe_for: 1h
+"""
+
+    assert load_rules(tmp_path, text) == JobRules(
+        attempts=7,
+        deadline_s=7200,
+        backoff_base_s=1,
+        backoff_factor=3,
+        backoff_max_s=60,
+        by_cost=(CostRule(1, above_usd=1),),
+        segments=(SegmentRules("small", 0.5, 9), SegmentRules("large")),
+        keep_jobs_s=86_400,
+        keep_files_s=172_800,
+        dedupe_for_s=3600,
+        batches=BatchRules(10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0),
+    )
+
+
+def test_attempts_of_ones_own_hold_whatever_a_job_costs(tmp_path: Path) -> None:
+    """Unless `by_cost` is there, too."""
+    assert load_rules(tmp_path, "default: {attempts: 3}").by_cost == ()
+    assert load_rules(tmp_path, "default: {attempts: 3, by_cost: [{above_usd: 1, attempts: 1}]}").by_cost
+    assert load_rules(tmp_path, "default: {deadline: 1h}").by_cost == JobRules().by_cost
+
+
+def test_a_model_picks_a_set(tmp_path: Path) -> None:
+    """By its name."""
+    config = with_policies(tmp_path, jobs="patient: {attempts: 50}")
+
+    picked = load_text(tmp_path, config.replace("gpt-4o]}", "gpt-4o], jobs: patient}"))
+
+    assert picked.models["gpt-4o"].jobs.attempts == 50
+    assert problems_of(tmp_path, config.replace("gpt-4o]}", "gpt-4o], jobs: patent}")) == [
+        'config.yaml:5: models.gpt-4o.jobs: no set "patent"; did you mean "patient"?'
+    ]
+
+
+OF_ALL = "concerns all jobs at once: only the set `default` can say it"
+LAST = "the last segment takes all other jobs: leave it out there"
+TAKES_ALL = "needs below_usd: without it this segment takes all jobs, and those behind it none"
+NOT_MORE = "must be more than that of the segment before, which has these jobs"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("attempts: 0", ".attempts: must be at least 1, for the first attempt is one of them"),
+        ("deadline: 5", ".deadline: 5 has no unit: write for example 300ms, 30s, 5m, 6h or 1d"),
+        ("backoff: {base: 1h}", ".backoff: max must not be less than base"),
+        ("backoff: {jitter: none}", '.backoff.jitter: "none" is not one of full'),
+        ("by_cost: {}", ".by_cost: expected a list, not a mapping"),
+        (
+            "by_cost: [{attempts: 2}]",
+            ".by_cost[0]: needs above_usd or below_usd; attempts for every call stand beside by_cost",
+        ),
+        ("segments: 5", ".segments: expected a mapping, not a number"),
+        ("segments: {a: {below_usd: 1}}", f".segments.a.below_usd: {LAST}"),
+        ("segments: {a: {}, b: {}}", f".segments.a: {TAKES_ALL}"),
+        ("segments: {a: {below_usd: 2}, b: {below_usd: 1}, c: }", f".segments.b.below_usd: {NOT_MORE}"),
+        ("segments: {a: {concurrency: 0}}", ".segments.a.concurrency: must be at least 1"),
+        ("keep: {jobs: 0s}", '.keep.jobs: "0s" must be longer than nothing'),
+        ("batches: {windows: 1}", '.batches.windows: unknown field; did you mean "window"?'),
+        (
+            "batches: {brake: {classes: [authh]}}",
+            '.batches.brake.classes[0]: unknown class of errors; did you mean "auth"?',
+        ),
+    ],
+)
+def test_a_mistake_in_the_rules_is_said_once(tmp_path: Path, text: str, said: str) -> None:
+    """With its line and what to do."""
+    assert problems_of(tmp_path, with_policies(tmp_path, jobs=f"default: {{{text}}}")) == [
+        f"rules/jobs.yaml:1: default{said}"
+    ]
+
+
+@pytest.mark.parametrize("text", ["segments: {a: }", "keep: {jobs: 1d}", "dedupe_for: 1h"])
+def test_what_concerns_all_jobs_is_for_the_default(tmp_path: Path, text: str) -> None:
+    """No model can pick it."""
+    assert problems_of(tmp_path, with_policies(tmp_path, jobs=f"other: {{{text}}}")) == [
+        f"rules/jobs.yaml:1: other.{text.partition(':')[0]}: {OF_ALL}"
+    ]
