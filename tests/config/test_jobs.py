@@ -163,6 +163,8 @@ default:
   backoff: {base: 1s, factor: 3, max: 1m, jitter: full}
   by_cost: [{above_usd: 1, attempts: 1}]
   batches:
+    run: flex
+    standard_before_end: 2h
     max_lines: 10
     max_bytes: 1MiB
     mixed_models: false
@@ -189,7 +191,7 @@ default:
         keep_jobs_s=86_400,
         keep_files_s=172_800,
         dedupe_for_s=3600,
-        batches=BatchRules(10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0),
+        batches=BatchRules("flex", 7200, 10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0),
     )
 
 
