@@ -41,7 +41,7 @@ from gateway.ingress.http.server import HttpServer, listen_on
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.jobs.call_maker import CallMaker
 from gateway.ingress.jobs.respond_async import AsyncAnswers
-from gateway.ingress.jobs.routes import absent_routes, durable_routes
+from gateway.ingress.jobs.routes import durable_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.process.memory import container_bytes
@@ -262,11 +262,7 @@ class Gateway:
             lambda: self._policies.current.emulated,
             None if self._jobs is None else self._jobs.engine.health,
         )
-        durable = (
-            absent_routes(self._policies)
-            if jobs is None
-            else durable_routes(self._policies, jobs, self._make_call, self._clock)
-        )
+        durable = durable_routes(self._policies, jobs, self._make_call, self._clock)
         admin = policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [

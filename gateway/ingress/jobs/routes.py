@@ -22,8 +22,10 @@ from gateway.policy.snapshot import Policies
 ANY_METHOD = ("GET", "POST", "DELETE")
 
 
-def durable_routes(policies: Policies, work: JobWork, make_call: MakeCall, clock: Clock) -> list[BaseRoute]:
-    """Returns the routes, with and without `/v1`."""
+def durable_routes(policies: Policies, work: JobWork | None, make_call: MakeCall, clock: Clock) -> list[BaseRoute]:
+    """Returns the routes, with and without `/v1`; without work they say that there is none."""
+    if work is None:
+        return absent_routes(policies)
     routes = JobRoutes(policies, work.service, make_call, clock).routes()
     if policies.current.jobs.settings.takes_files:
         routes += FileRoutes(policies, work.files).routes()
