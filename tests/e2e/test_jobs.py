@@ -421,6 +421,10 @@ async def test_tenants_see_their_own_jobs_only(gateway: Running) -> None:
         ({"run_at": 1, "delay": 1}, "delay"),
         ({"delay": "soon"}, "delay"),
         ({"deadline": 1}, "deadline"),
+        ({"deadline": 1e300}, "deadline"),
+        ({"deadline": "9" * 400 + "d"}, "deadline"),
+        ({"deadline": "3000d"}, "deadline"),
+        ({"delay": "9" * 400 + "d"}, "run_at"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"dedupe_key": "k" * 257}, "dedupe_key"),
         ({"debounce": {"wait": "1s"}}, "debounce.key"),
@@ -457,6 +461,33 @@ async def test_a_header_that_is_wrong_is_named(gateway: Running, header: str, pa
 
     assert (refused.status, refused.error["param"]) == (400, param)
     assert gateway.upstream_calls() == 0
+
+
+async def test_a_body_that_is_nested_too_deeply_is_refused(gateway: Running) -> None:
+    """It can be read, but not written again."""
+    deep = b'{"endpoint":"/v1/chat/completions","body":{"model":"gpt-4o","messages":%b}}' % (b"[" * 300 + b"]" * 300)
+    refused = await ask(gateway.url, post("/v1/jobs", deep, WEB))
+
+    assert (refused.status, refused.error["param"]) == (400, "body")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/files", "/v1/batches"])
+@pytest.mark.parametrize("limit", ["0", "101000", "00000000010001", "000001" + "9" * 5000, "%C2%B2", "-1", "1e1", ""])
+async def test_a_page_has_no_more_than_it_may(gateway: Running, path: str, limit: str) -> None:
+    """However the number is written."""
+    refused = await ask(gateway.url, get(f"{path}?limit={limit}", WEB))
+
+    assert (refused.status, refused.error["param"]) == (400, "limit")
+
+
+async def test_an_odd_last_event_id_is_none(gateway: Running) -> None:
+    """The events begin with the job as it is."""
+    job = await take(gateway.url, new_job())
+    await end_of(gateway.url, job["id"])
+    events = await ask(gateway.url, get(f"/v1/jobs/{job['id']}/events", WEB, "last-event-id: \xb2"))
+
+    assert events.status == 200
+    assert b"succeeded" in events.body
 
 
 async def test_a_key_may_make_jobs_of_its_models_only(gateway: Running) -> None:

@@ -14,6 +14,7 @@ from gateway.clock import Clock
 from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
+from gateway.ingress.jobs.own_routes import limit_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
@@ -28,7 +29,7 @@ from gateway.words import Lane
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
 MOST_EVENT_READERS = 1000
-MOST_LISTED = 100
+USUALLY_LISTED, MOST_LISTED = 20, 100
 _PROBE_ID = "job"
 
 
@@ -68,7 +69,7 @@ class JobRoutes:
         stored = StoredRequest(
             id=_PROBE_ID,
             endpoint=endpoint,
-            body=orjson.dumps(body),
+            body=_bytes_of(body),
             headers=headers,
             key=key.name,
             tenant=parse.choose_tenant(key, index),
@@ -92,17 +93,13 @@ class JobRoutes:
         """Lists the tenant's jobs, newest first."""
         index, key, _ = self._caller(request)
         query = request.query_params
-        limit = query.get("limit", "20")
-        if not limit.isdigit() or not 1 <= int(limit[:6]) <= MOST_LISTED:
-            raise InvalidRequest(
-                f"The parameter 'limit' must be a whole number from 1 to {MOST_LISTED}.", param="limit"
-            )
+        limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
         states = [_state(one) for one in query.get("status", "").split(",") if one]
         metadata = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
         }
         tenant = parse.choose_tenant(key, index)
-        asked = JobQuery(tenant, None, states, query.get("after"), int(limit), metadata)
+        asked = JobQuery(tenant, None, states, query.get("after"), limit, metadata)
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
     async def show(self, request: Request) -> Response:
@@ -138,7 +135,7 @@ class JobRoutes:
         """Streams the job whenever it changes, as server-sent events with its revision as their id, until its end."""
         tenant, job_id = self._tenant(request), request.path_params["id"]
         last = request.headers.get("last-event-id", "")
-        after = int(last) if last.isdigit() and len(last) < 16 else -1
+        after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else -1
         if self._readers >= MOST_EVENT_READERS:
             raise TooManyReaders(
                 f"{MOST_EVENT_READERS} streams of job events are open, which is the limit; poll instead."
@@ -170,6 +167,14 @@ def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:
     if asked is None:
         return parse.choose_lane(key, index)
     return parse.choose_lane(key, {b"x-gateway-lane": str(asked).encode()})
+
+
+def _bytes_of(body: dict[str, Any]) -> bytes:
+    """The body as a request has it. Raises InvalidRequest for one that is nested more deeply than can be written."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("The field 'body' is nested too deeply.", param="body") from None
 
 
 def _state(name: str) -> JobState:

@@ -55,6 +55,6 @@ def limit_of(request: Request, usual: int, most: int) -> int:
     said = request.query_params.get("limit")
     if said is None:
         return usual
-    if not said.isdecimal() or not said.isascii() or not 1 <= int(said[:9]) <= most:
+    if not said.isdecimal() or not said.isascii() or len(said) > 9 or not 1 <= int(said) <= most:
         raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
     return int(said)

@@ -15,6 +15,8 @@ from gateway.errors import InvalidRequest
 from gateway.exchange import RawHeaders
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
+MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S
+"""From now: a year after the latest begin. A time without end, or of hundreds of digits, is none that a store could keep."""
 MOST_WAIT_S: Final = 600.0
 MOST_KEY_CHARS: Final = 256
 MOST_METADATA, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512
@@ -169,11 +171,11 @@ def _deadline(value: object, begins_at: float, now: float) -> float | None:
     """A duration from the job's begin on, or a time in seconds since 1970."""
     if value is None:
         return None
-    if isinstance(value, str):
-        return begins_at + _duration("deadline", value)
-    deadline = _time("deadline", value)
+    deadline = begins_at + _duration("deadline", value) if isinstance(value, str) else _time("deadline", value)
     if deadline <= now:
         _refuse("deadline", "has passed")
+    if deadline > now + MOST_DEADLINE_S:
+        _refuse("deadline", "is more than two years ahead")
     return deadline
 
 
