@@ -244,6 +244,19 @@ async def test_an_input_that_is_gone_fails_the_batch(policies: Policies) -> None
     assert [one["code"] for one in (await bench.check()).marks[marks.ERRORS]] == ["input_no_permissions"]
 
 
+async def test_a_check_that_kills_its_workers_is_not_tried_for_ever(policies: Policies) -> None:
+    """The gateway would die of it after each start."""
+    bench = Bench(policies)
+    await bench.accept(lines(3))
+    work = replace(await bench.claim(), claims=4)
+    await bench.checks.run(RunningWork(work, bench.clock))
+    job = await bench.job()
+
+    assert job.state is JobState.FAILED
+    assert job.last_error is not None
+    assert job.last_error.error_class == "server_error"
+
+
 async def test_a_check_that_cannot_write_is_tried_again(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later, and without an attempt being counted."""
     bench = Bench(policies)

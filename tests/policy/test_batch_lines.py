@@ -242,6 +242,20 @@ def test_of_many_problems_a_hundred_are_kept_and_the_others_counted() -> None:
     assert found.problems[-1].message == "1134 more lines have problems."
 
 
+def test_a_file_of_empty_lines_is_neither_remembered_nor_read_to_its_end() -> None:
+    """There may be hundreds of millions of them in one file."""
+    found = check(b"\n" * 450 + jsonl(line("a")), max_lines=500)
+    endless = InputCheck(RULES, BatchRules(max_lines=500), 10_000)
+    for at in range(501):
+        assert not endless.is_hopeless
+        endless.add(at, b"")
+
+    assert (len(found.problems), found.problems[-1].message) == (MOST_PROBLEMS + 1, "350 more lines have problems.")
+    assert endless.is_hopeless
+    assert [one.code for one in endless.problems] == ["invalid_json_line"]
+    assert len(endless._blank) <= MOST_PROBLEMS
+
+
 def test_bounds_of_the_whole_file() -> None:
     """Too many lines, none at all, several models where one is wanted."""
     lines = [line(str(number)) for number in range(4)]

@@ -28,6 +28,10 @@ SLICE_S = 0.004
 INDEX_BYTES = 65_536
 """Of the index that are gathered before they are written."""
 
+MOST_CRASHES = 3
+"""A check whose worker has died so often is not tried again: it would take the gateway with it each time."""
+CRASHED = f"The gateway died {MOST_CRASHES} times while it checked this file; send another one, in smaller parts."
+
 
 class _CheckStopped(Exception):
     """Nothing more of it shall begin here."""
@@ -62,6 +66,9 @@ class BatchChecks:
     async def run(self, running: RunningWork) -> None:
         """Checks a batch, and ends the claim: its lines begin, it has failed, or the piece is given back."""
         store, work = self._store, running.work
+        if work.claims > MOST_CRASHES:
+            await self._fail(running, [LineProblem("server_error", CRASHED)])
+            return
         try:
             checked = await self._check(running)
         except _BadInput as found:

@@ -67,7 +67,10 @@ class InputCheck:
         self._max_line_bytes = max_line_bytes
         self._number = 0
         self._blank: list[int] = []
-        """Empty lines that nothing has followed yet: at the end they are fine."""
+        """The first of the empty lines that nothing has followed yet: at the end they are fine."""
+        self._more_blank = 0
+        self._blanks = 0
+        """All empty lines: a file may consist of hundreds of millions."""
         self._ids: set[bytes] = set()
         self._index: list[bytes] = []
         self._models: dict[str, int] = {}
@@ -86,11 +89,13 @@ class InputCheck:
         """Checks the next line, which begins at `offset`; None: it is too long to be looked at."""
         self._number += 1
         if text is not None and not text.strip():
-            self._blank.append(self._number)
+            self._add_blank()
             return
         for blank in self._blank:
             self._tell(replace(no_json("This line is empty; take it out"), line=blank))
+        self.more_problems += self._more_blank
         self._blank.clear()
+        self._more_blank = 0
         self.total += 1
         if self.total > self._rules.max_lines:
             self.is_hopeless = True
@@ -119,6 +124,16 @@ class InputCheck:
         """Returns the entries of the index that have not been taken yet; of no use once there are problems."""
         index, self._index = b"".join(self._index), []
         return index
+
+    def _add_blank(self) -> None:
+        self._blanks += 1
+        if self._blanks > self._rules.max_lines:
+            self.is_hopeless = True
+            self._tell(no_json(f"The file has more than {self._rules.max_lines} empty lines; take them out"))
+        elif len(self._blank) < MOST_PROBLEMS:
+            self._blank.append(self._number)
+        else:
+            self._more_blank += 1
 
     def _fault_beside(self, line: CheckedLine) -> LineProblem | None:
         """Returns what is wrong with a good line beside the others."""
