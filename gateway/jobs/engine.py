@@ -41,7 +41,7 @@ class JobEngine:
         self._has_jobs = has_jobs
         self._make_worker = make_worker
         self._clock = clock
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[JobStore] | None = None
         self._store: JobStore | None = None
         self._worker: JobWorker | None = None
         self._is_closed = False
@@ -58,6 +58,11 @@ class JobEngine:
     def running(self) -> int:
         """Returns the number of pieces that run here."""
         return 0 if self._worker is None else self._worker.running
+
+    @property
+    def is_closing(self) -> bool:
+        """Tells whether the process is on its way out: nobody should wait here for a job any more."""
+        return self._is_closed
 
     def health(self) -> str:
         """Returns what a job is worth here, for everybody to see: what the store promises, or that there is none now."""
@@ -77,10 +82,10 @@ class JobEngine:
         """Returns the store, opened if it is not yet. Raises JobsUnavailable."""
         if self._store is not None:
             return self._store
-        async with self._opening:
-            if self._store is None:
-                self._store = await self._open()
-        return self._store
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._opening)  # whoever leaves takes nobody's store with it
 
     async def reader(self) -> JobStore:
         """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
@@ -96,6 +101,8 @@ class JobEngine:
     async def drain(self, grace_s: float) -> None:
         """Lets what runs end, at most for `grace_s`, and gives the rest back; then the store closes."""
         self._is_closed = True
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
         if self._worker is not None:
             await self._worker.drain(grace_s)
             await self._worker.aclose()
@@ -115,6 +122,12 @@ class JobEngine:
             self.problem = str(error)
             raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.") from error
         self.problem = ""
+        if self.is_closing:
+            await store.aclose()
+            raise JobsUnavailable(
+                "Jobs cannot be kept now: the gateway is stopping. Send the request again in a moment."
+            )
+        self._store = store
         if self._make_worker is not None:
             self._worker = self._make_worker(store)
             self._worker.start()
