@@ -2,61 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway.job_ports import OutwardAnswer, Unreachable
 from gateway.upstream.outward import MOST_READ_BYTES, HttpOutward
+from tests.receiver import receiver
 
 HEADERS = [(b"content-type", b"application/json"), (b"webhook-id", b"msg_1")]
-Serve = Callable[[bytes], Awaitable[bytes | None]]
-
-
-class Receiver:
-    """A server that answers each request with the bytes that it is told to; None: it never answers."""
-
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-        self.requests: list[bytes] = []
-        self.connections = 0
-        self.url = ""
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                self.requests.append(head + await reader.readexactly(length))
-                answer = await self._serve(self.requests[-1])
-                if answer is None:
-                    await reader.read()
-                    return
-                writer.write(answer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def receiver(answer: bytes | None) -> AsyncIterator[Receiver]:
-    """A receiver with one answer to everything."""
-
-    async def serve(_request: bytes) -> bytes | None:
-        return answer
-
-    one = Receiver(serve)
-    server = await asyncio.start_server(one.handle, "127.0.0.1", 0)
-    one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hooks?t=1"
-    try:
-        yield one
-    finally:
-        server.close()
 
 
 @pytest.fixture
