@@ -268,7 +268,7 @@ def test_lines_of_a_chunk_that_kills_its_workers_run_alone_and_the_deadly_one_is
         await stage._check(check)
         (work,) = await stage.store.claim([ClaimAsk("all", 1)])
 
-        running = RunningWork(replace(work, claims=6), clock)
+        running = RunningWork(replace(work, claims=9), clock)
         running.task = asyncio.create_task(stage.chunks.run(running))
         await running.task
         stage.worker.start()

@@ -39,7 +39,8 @@ HELD_PART = 8
 """One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
 CRASH_WINDOWS = {2: 8}
 """How many lines run at a time in a chunk that has come to nothing before, by the number of its claims; later only one."""
-MOST_CRASHES = 5
+MOST_CRASHES = 8
+"""The first open line of a chunk with so many claims that nobody gave back ran alone at the last six of them."""
 LAST_COMMIT_S = 2.0
 """The longest wait of a process that ends for a commit under way."""
 CRASHED = "worker_crashed", "The gateway died several times while it served this request; it is not tried again."

@@ -40,7 +40,7 @@ def show_job(job: Job) -> dict[str, Any]:
         "last_error": None
         if error is None
         else {"class": error.error_class, "message": error.message, "at": int(error.at)},
-        "result": {"url": f"/v1/jobs/{job.id}/result"} if job.state in (JobState.SUCCEEDED, JobState.FAILED) else None,
+        "result": {"url": f"/v1/jobs/{job.id}/result"} if _may_have_answer(job) else None,
         "usage": {
             "input_tokens": tally.input_tokens,
             "input_tokens_details": {"cached_tokens": tally.cached_tokens},
@@ -62,6 +62,11 @@ def show_page(page: JobPage) -> dict[str, Any]:
         "last_id": jobs[-1]["id"] if jobs else None,
         "has_more": page.has_more,
     }
+
+
+def _may_have_answer(job: Job) -> bool:
+    """Tells whether the job is of the kind that has an answer, and has come to its end by itself; a batch has files."""
+    return job.kind is JobKind.CALL and job.state in (JobState.SUCCEEDED, JobState.FAILED)
 
 
 def _whole(at: float | None) -> int | None:
