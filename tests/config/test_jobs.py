@@ -233,6 +233,10 @@ NOT_MORE = "must be more than that of the segment before, which has these jobs"
             ".by_cost[0]: needs above_usd or below_usd; attempts for every call stand beside by_cost",
         ),
         ("segments: 5", ".segments: expected a mapping, not a number"),
+        (
+            "segments: {'webhooks:a': {}}",
+            '.segments."webhooks:a": names that begin with webhooks: are those of webhooks',
+        ),
         ("segments: {a: {below_usd: 1}}", f".segments.a.below_usd: {LAST}"),
         ("segments: {a: {}, b: {}}", f".segments.a: {TAKES_ALL}"),
         ("segments: {a: {below_usd: 2}, b: {below_usd: 1}, c: }", f".segments.b.below_usd: {NOT_MORE}"),

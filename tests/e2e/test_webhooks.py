@@ -52,6 +52,7 @@ async def test_the_official_sdk_unwraps_what_is_told(start: StartGateway, tmp_pa
 
     assert types(there) == {batch.id: "batch.completed", job["id"]: "job.succeeded"}
     headers, body = next(parts(one) for one in there.requests if batch.id.encode() in one)
+    assert headers["user-agent"]
     for secret in (NEW_TEXT, OLD.decode()):
         client = openai.OpenAI(api_key="unused", webhook_secret=secret)
         event = client.webhooks.unwrap(body, headers)

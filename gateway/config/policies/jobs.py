@@ -27,6 +27,8 @@ from gateway.config.reading.problems import Document, did_you_mean
 from gateway.config.schema import Entry
 from gateway.policy.jobs.rules import BatchRules, JobRules, RunAs, SegmentRules
 from gateway.policy.retry.rules import CostRule
+from gateway.policy.webhooks.rules import SEGMENT
+from gateway.provider_errors import ErrorClass
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
@@ -126,6 +128,9 @@ def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[Seg
     if not entry.segments or document is None:
         return tuple(_BUILT_IN.segments)
     found = {one: check_part(SegmentEntry, document, (name, "segments", one)) for one in entry.segments}
+    for one in found:
+        if one.startswith(SEGMENT):
+            document.complain((name, "segments", one), f"names that begin with {SEGMENT} are those of webhooks")
     last = list(found)[-1]
     if found[last].below_usd is not None:
         document.complain(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from standardwebhooks import Webhook
+
+USER_AGENT: Final = b"llm-gateway-sidecar"
+"""Many a firewall refuses requests that have none."""
 
 
 def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -> list[tuple[bytes, bytes]]:
@@ -17,6 +21,7 @@ def signed_headers(secrets: Sequence[bytes], id: str, body: bytes, now: float) -
     signatures = " ".join(Webhook(secret).sign(id, at, body.decode()) for secret in secrets)
     return [
         (b"content-type", b"application/json"),
+        (b"user-agent", USER_AGENT),
         (b"webhook-id", id.encode()),
         (b"webhook-timestamp", b"%d" % int(now)),
         (b"webhook-signature", signatures.encode()),
