@@ -560,6 +560,7 @@ def test_commented_lines_of_the_example_are_true(tmp_path: Path) -> None:
         "GROQ_KEY_1": "g1",
         "GROQ_KEY_2": "g2",
         "REDIS_PASSWORD": "r",
+        "HOOK_SECRET": KEY + "3",
     }
 
     snapshot = load_text(tmp_path, text, environ)
