@@ -83,10 +83,12 @@ class JobService:
         return job, await store.answer(job_id, tenant) if job.state.is_end else None
 
     async def wait(self, job: Job, wait_s: float) -> Job:
-        """Returns the job when it has ended, or as it is after `wait_s`."""
+        """Returns the job when it has ended, or as it is after `wait_s`, or once the process is on its way out."""
         store = await self._engine.store()
         ends_at = self._clock.monotonic() + wait_s
         while not job.state.is_end and (left_s := ends_at - self._clock.monotonic()) > 0:
+            if self._engine.is_closing:
+                break  # the next process goes on with it, and whoever is told so finds it there
             await self.watchers.wait(job.id, left_s)
             job = await self.watchers.look(store, job.id, job.tenant) or job
         return job

@@ -17,6 +17,8 @@ import pytest
 
 from gateway.ingress.jobs import jobs as job_routes
 from gateway.jobs import engine
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.store.jobs.sqlite import SqliteJobStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import (
     ASYNC,
@@ -116,6 +118,37 @@ async def test_a_caller_that_waits_too_short_has_the_place_of_the_answer(gateway
     assert (accepted.status, job["status"]) == (202, "running")
     assert (await result_of(gateway.url, job["id"])).status == 200
     assert gateway.upstream_calls() == 1
+
+
+async def test_a_caller_whose_job_is_taken_is_not_sent_away(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that cannot be read behind the accept is no reason: a refused call would be sent, and paid for, again."""
+    await end_of(gateway.url, (await take(gateway.url, new_job()))["id"])
+
+    async def fail(_store: SqliteJobStore, _job_id: str, _tenant: str | None) -> None:
+        raise JobsUnavailable("The disk says nothing.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteJobStore, "find", fail)
+        accepted = await ask(gateway.url, post(CHAT, chat(), WEB, "prefer: respond-async, wait=5"))
+
+    assert accepted.status == 202, accepted.raw
+    assert (await result_of(gateway.url, orjson.loads(accepted.body)["id"])).status == 200
+
+
+async def test_a_caller_that_waits_hears_of_its_job_when_the_gateway_stops(start: StartGateway, tmp_path: Path) -> None:
+    """Before the grace is over, and by the place of the answer: to a refusal it would send the call again."""
+    gateway = await start(with_jobs(tmp_path, server={"grace": "20s"}))
+    may_end = hold(gateway)
+    await gateway.emulator.configure(ttft_s=1.0)
+    asked = asyncio.create_task(ask(gateway.url, post(CHAT, chat(), WEB, "prefer: respond-async, wait=600")))
+    await until(lambda: gateway.upstream_calls() == 1)
+    draining = asyncio.create_task(gateway.gateway.drain(asyncio.Event()))
+    accepted = await asked
+    is_drained = draining.done()
+    may_end.set()
+    await draining
+
+    assert (accepted.status, is_drained) == (202, False)
 
 
 async def test_a_caller_that_leaves_takes_nothing_with_it(gateway: Running) -> None:

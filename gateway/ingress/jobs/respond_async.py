@@ -13,6 +13,7 @@ import orjson
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.jobs.job_service import JobService
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, StoredAnswer
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job
 from gateway.policy.jobs.job_request import read_option_headers
@@ -31,15 +32,24 @@ class AsyncAnswers:
         """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
         options = read_option_headers(index, self._clock.wall())
         accepted = await self._jobs.accept(call, options)
-        job = await self._jobs.wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
-        if job.state.is_end:
-            job, answer = await self._jobs.answer(job.id, job.tenant)
-            if answer is not None:
-                return Reply(answer.status, [*stored_headers(job, answer), APPLIED], answer.body)
+        job, answer = await self._wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
+        if answer is not None:
+            return Reply(answer.status, [*stored_headers(job, answer), APPLIED], answer.body)
         headers = [*accepted_headers(job), APPLIED]
         if accepted.debounced:
             headers.append((b"x-gateway-debounced", b"%d" % accepted.debounced))
         return Reply(202, headers, orjson.dumps(show_job(job)))
+
+    async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
+        """Returns the job after `wait_s` or at its end, with its answer, if there is one.
+
+        It is taken: a store that cannot be read now is no reason to refuse it, or its caller would send it, and pay, again.
+        """
+        try:
+            job = await self._jobs.wait(job, wait_s)
+            return await self._jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
+        except JobsUnavailable:
+            return job, None
 
 
 def accepted_headers(job: Job) -> list[tuple[bytes, bytes]]:
