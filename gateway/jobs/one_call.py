@@ -13,7 +13,7 @@ import orjson
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
-from gateway.errors import GatewayError, InternalError
+from gateway.errors import CallerFault, GatewayError, InternalError
 from gateway.flow.settle import known_usd
 from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
 from gateway.policy.jobs.job import JobError, StoredAnswer
@@ -22,9 +22,15 @@ from gateway.words import Usage
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 """A longer answer is not kept: it fails for good."""
-TOO_LARGE = "answer_too_large"
 JSON = (("content-type", "application/json"),)
 log = logging.getLogger("gateway.jobs")
+
+
+class AnswerTooLarge(CallerFault):
+    """The answer is longer than one that is kept: asked for again it would be so, too, and paid for again."""
+
+    status = 502
+    code = "answer_too_large"
 
 
 @dataclass(slots=True)
@@ -62,6 +68,9 @@ class CallServer:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
             return self._refused(call, error)
+        except Exception:
+            log.exception("defect while serving %s", request.id)  # as at the edge: this request's, and nobody else's
+            return self._refused(call, InternalError())
         verdict = verdict_of_status(answer.status)
         if reply.chunks is not None and call.outcome != "ok":  # the stream broke off behind its status line
             verdict = WorkVerdict(Outcome.TRANSIENT)
@@ -87,9 +96,7 @@ async def _read(reply: Reply) -> StoredAnswer:
             async for chunk in reply.chunks:
                 size += len(chunk)
                 if size > MOST_ANSWER_BYTES:
-                    raise GatewayError(
-                        f"The answer has more than {MOST_ANSWER_BYTES} bytes, and is not kept.", code=TOO_LARGE
-                    )
+                    raise AnswerTooLarge(f"The answer has more than {MOST_ANSWER_BYTES} bytes, and is not kept.")
                 parts.append(chunk)
         finally:
             await reply.close()

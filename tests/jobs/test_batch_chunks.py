@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
+from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
 from gateway.policy.batches.tier import with_tier
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
 from gateway.policy.jobs.rules import BatchRules
 from tests.flow.virtual import LoopClock, run
@@ -246,13 +248,86 @@ def test_line_after_line_with_an_operators_fault_slows_a_batch_to_single_tries()
         await asyncio.sleep(290)
         tried = len(stage.tries)
         assert stage.chunks.brakes.reason("batch_1") == "auth"
-        assert 20 <= tried <= 24 + 5
+        assert 20 <= tried <= 24 + 3 * 4  # each of four chunks tries one line after 30, 90 and 210 s
 
         job = await stage.end_of("batch_1", within_s=4000)
 
         assert job.tally.failed <= 24
         assert job.tally.completed + job.tally.failed == 200
         assert stage.chunks.brakes.reason("batch_1") == ""
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_lines_that_were_under_way_when_the_brake_went_on_do_not_put_off_its_first_probe() -> None:
+    """Else a batch with a large window would wait for the longest time at once."""
+
+    async def story(clock: LoopClock) -> None:
+        mended_at = clock.monotonic() + 20
+        stage = Stage(
+            clock,
+            rules=few_lines(window=100),
+            script=lambda _request, _try: 401 if clock.monotonic() < mended_at else 0.1,
+        )
+        stage.worker.start()
+        await stage.accept_batch(200)
+
+        job = await stage.end_of("batch_1", within_s=100)
+
+        assert job.tally.completed + job.tally.failed == 200
+        assert job.tally.failed < 100
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_defect_of_one_line_is_its_own() -> None:
+    """The others are served once, and it is told of in its place."""
+
+    async def story(clock: LoopClock) -> None:
+        def odd(request: StoredRequest, _try: int) -> float:
+            if number_of(request) == 5:
+                raise RuntimeError("a defect")
+            return 0.1 + number_of(request) / 10
+
+        stage = Stage(clock, rules=few_lines(), script=odd)
+        stage.worker.start()
+        await stage.accept_batch(12)
+
+        job = await stage.end_of("batch_1")
+
+        assert (job.tally.completed, job.tally.failed) == (11, 1)
+        assert not stage.broken_off
+        assert len(set(stage.tries)) == 12
+        assert all(stage.tries.count(id) == 1 for id in stage.tries if not id.endswith("5"))
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_an_input_that_cannot_be_read_for_a_while_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way ends and is kept; the rest follows when it can be read."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda request, _try: 2.0 + number_of(request) % 8 / 4)
+        broken_at, mended_at = clock.monotonic() + 1, clock.monotonic() + 30
+        real = ChunkInput.next_lines
+
+        async def next_lines(self: ChunkInput, most: int) -> list[InputLine]:
+            if broken_at < clock.monotonic() < mended_at:
+                raise JobsUnavailable("The disk says nothing.")
+            return await real(self, most)
+
+        monkeypatch.setattr(ChunkInput, "next_lines", next_lines)
+        stage.worker.start()
+        await stage.accept_batch(16)
+
+        job = await stage.end_of("batch_1", within_s=100)
+
+        assert job.tally.completed == 16
+        assert not stage.broken_off
+        assert len(stage.tries) == 16
         await stage.worker.aclose()
 
     run(story)

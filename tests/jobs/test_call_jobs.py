@@ -239,7 +239,7 @@ def test_a_job_that_meets_a_defect_each_time_is_given_up() -> None:
         stage.worker.start()
         await stage.accept("job_1")
 
-        ended = await stage.end_of(within_s=60)
+        ended = await stage.end_of(within_s=200)
 
         assert ended.state is JobState.FAILED
         assert len(stage.tries) == 3

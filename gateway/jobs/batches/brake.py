@@ -26,9 +26,13 @@ class Brake:
         """Notes a line that did not fail so: everything goes on."""
         self.in_a_row, self.error_class, self.probe_s = 0, "", FIRST_PROBE_S
 
-    def failed(self, error_class: str, after: int) -> None:
-        """Notes a line that failed with a class of the brake's; `after` so many in a row it is on."""
-        if self.is_on:
+    def failed(self, error_class: str, after: int, began_at_s: float = 0.0) -> None:
+        """Notes a line that failed with a class of the brake's; `after` so many in a row it is on.
+
+        `began_at_s` is the `probe_s` under which the line began as a probe: of several only one doubles it, and lines that
+        were under way when the brake went on do not.
+        """
+        if self.is_on and began_at_s == self.probe_s:
             self.probe_s = min(LAST_PROBE_S, 2 * self.probe_s)
         self.in_a_row += 1
         if self.in_a_row >= after:

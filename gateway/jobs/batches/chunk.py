@@ -10,6 +10,7 @@ was paid for is committed, unless the process dies or the claim is lost; a chunk
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,11 +18,11 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
-from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
+from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, given_up
 from gateway.jobs.batches.segment import write_chunk
 from gateway.jobs.one_call import JSON, CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
-from gateway.jobs.running import RunningWork
+from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.lines import read_line
 from gateway.policy.batches.marks import ENDPOINT, plan_of
@@ -43,7 +44,7 @@ MOST_CRASHES = 8
 """The first open line of a chunk with so many claims that nobody gave back ran alone at the last six of them."""
 LAST_COMMIT_S = 2.0
 """The longest wait of a process that ends for a commit under way."""
-CRASHED = "worker_crashed", "The gateway died several times while it served this request; it is not tried again."
+log = logging.getLogger("gateway.jobs")
 
 
 class ChunkRunner:
@@ -118,20 +119,21 @@ class _Chunk:
         self._kept = 0  # lines whose results the store has
         self._news = asyncio.Event()
         self._defect: BaseException | None = None
+        self._is_unreadable = False  # nothing more begins; what runs has been paid for, and ends
 
     async def run(self) -> None:
         """Feeds and commits until nothing is left to be done here, and ends the claim."""
         runner, running = self._runner, self._running
-        committed = await runner.store.results(running.work)
+        committed = {result.line for result in await runner.store.results(running.work)}
         self._kept = len(committed)
-        await self._input.open({result.line for result in committed})
+        await self._input.open(committed)
         await self._set_aside_the_deadly()
         slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
         stops_at: float | None = None
         while running.is_ours:
             self._news.clear()
             is_over = runner.clock.monotonic() >= slice_ends_at and self._do_others_wait()
-            if not running.stopping.is_set() and not is_over:
+            if not running.stopping.is_set() and not is_over and not self._is_unreadable:
                 await self._feed()
             elif running.stopping.is_set():
                 self._stop_held()
@@ -153,8 +155,8 @@ class _Chunk:
         await self._stop_lines()
         if self._commit is not None:
             await asyncio.wait([self._commit], timeout=LAST_COMMIT_S)
-        store, work = self._runner.store, self._running.work
         if self._running.is_ours:
+            store, work = self._runner.store, self._running.work
             with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
                 if self._results:
                     await store.commit(work, self._results)
@@ -172,7 +174,13 @@ class _Chunk:
     async def _feed(self) -> None:
         """Starts lines while few of them are held, at most as many as this chunk's part of the window."""
         while (room := self._room()) > 0 and len(self._input):
-            for line in await self._input.next_lines(room):
+            try:
+                lines = await self._input.next_lines(room)
+            except (JobsUnavailable, FileNotFoundError) as trouble:
+                log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
+                self._is_unreadable, self._later_at = True, self._runner.clock.wall() + LAST_RETRY_S
+                return
+            for line in lines:
                 self._tasks[line.number] = asyncio.create_task(self._run_line(line))
             await asyncio.sleep(0)  # now those without room are held, and seen to be
 
@@ -207,8 +215,6 @@ class _Chunk:
             result = await self._served(line)
             if result is not None:
                 self._results.append(result)
-        except asyncio.CancelledError:
-            raise
         except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
             self._defect = defect
         finally:
@@ -227,6 +233,7 @@ class _Chunk:
         who = LineIdentity(line.number, line_id(job.id, line.number), custom_id)
         while True:
             calls = self._calls[line.number] = []
+            probe_s = self._brake.probe_s if self._brake.is_on else 0.0
             tried = await runner.server.serve(self._request(who.id, body), calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:
@@ -242,19 +249,19 @@ class _Chunk:
             ):
                 return None
             else:
-                return self._result(who, tried)
+                return self._result(who, tried, probe_s)
 
     def _request(self, id: str, body: bytes) -> StoredRequest:
-        job = self._job
+        job, left_s = self._job, self._job.deadline - self._runner.clock.wall()
         return StoredRequest(
             id=id,
             endpoint=job.about[ENDPOINT],
-            body=with_tier(body, self._rules.batches, job.deadline - self._runner.clock.wall()),
+            body=with_tier(body, self._rules.batches, left_s),
             headers=[(name.encode(), value.encode()) for name, value in JSON],
             key=job.key,
             tenant=job.tenant,
             lane=job.lane,
-            deadline_s=max(0.0, job.deadline - self._runner.clock.wall()),
+            deadline_s=max(0.0, left_s),
         )
 
     def _may_try_again(self, number: int, tried: TryResult) -> bool:
@@ -271,13 +278,14 @@ class _Chunk:
             self._running.meter.tried_again(tried.error.error_class)
         return True
 
-    def _result(self, who: LineIdentity, tried: TryResult) -> LineResult | None:
+    def _result(self, who: LineIdentity, tried: TryResult, probe_s: float) -> LineResult | None:
+        """Returns the line's result; None: it began as a probe of the brake, or met it, and is left for another claim."""
         error_class = tried.error.error_class if tried.error is not None else ""
         batches = self._rules.batches
         self._runner.attempts.pop((self._job.id, who.line), None)
         if error_class in batches.brake_classes:
             was_on = self._brake.is_on
-            self._brake.failed(error_class, batches.brake_after)
+            self._brake.failed(error_class, batches.brake_after, probe_s)
             if self._brake.is_on and not was_on and self._running.meter is not None:
                 self._running.meter.braked(error_class)
             if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
@@ -325,14 +333,8 @@ class _Chunk:
 
     async def _set_aside_the_deadly(self) -> None:
         """Gives up the first line of a chunk that has killed its workers again and again: it ran alone when they died."""
-        if self._running.work.claims <= MOST_CRASHES:
-            return
-        for line in await self._input.next_lines(1):
-            custom_id = ""
-            with suppress(ValueError):
-                custom_id = read_line(line.text).custom_id
-            who = LineIdentity(line.number, line_id(self._job.id, line.number), custom_id)
-            self._results.append(unanswered_line(who, *CRASHED))
+        if self._running.work.claims > MOST_CRASHES:
+            self._results += [given_up(self._job, line) for line in await self._input.next_lines(1)]
 
     async def _end(self) -> None:
         """Completes the chunk if all its lines have results, else gives it back for later."""
@@ -341,6 +343,6 @@ class _Chunk:
             result = await self._write_blobs()
             await running.write(lambda: runner.store.complete_chunk(work, result))
         else:
-            is_later = (len(self._input) == 0 or self._brake.is_on) and not running.stopping.is_set()
-            at = self._later_at if is_later else None
+            is_later = not len(self._input) or self._brake.is_on or self._is_unreadable
+            at = self._later_at if is_later and not running.stopping.is_set() else None
             await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))
