@@ -33,6 +33,8 @@ class RunningWork:
         self.meter = meter
         self._changed = changed
         self.is_ours = True
+        self.is_over = False
+        """Its job has ended by this worker."""
         self.is_draining = False
         """The process is on its way out."""
         self.ends_as: JobState | None = work.job.ends_as
@@ -42,6 +44,8 @@ class RunningWork:
 
     def note(self, result: WriteResult) -> bool:
         """Heeds a store's answer; returns whether the piece is still this worker's. Once it is not, its task is cancelled."""
+        if not result.is_ours and self.is_over:
+            return False  # of course not: it has ended here, and what is left to do is to clear away
         if not result.is_ours:
             if self.is_ours:
                 self.is_ours = False
@@ -90,7 +94,7 @@ class RunningWork:
 
     async def finish(self, store: JobStore, end: JobEnd) -> bool:
         """Ends the job; returns whether its piece was still this worker's."""
-        is_ours = await self.write(lambda: store.finish(self.work, end))
+        is_ours = self.is_over = await self.write(lambda: store.finish(self.work, end))
         job = self.work.job
         if is_ours and self.meter is not None:
             now = self._clock.wall()

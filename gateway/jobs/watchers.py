@@ -12,6 +12,7 @@ from gateway.policy.jobs.job import Job
 LOOK_S = 1.0
 MOST_KEPT = 10_000
 """Jobs whose last look is remembered."""
+MOST_ID_CHARS = 64
 
 
 class Look:
@@ -37,6 +38,8 @@ class Watchers:
 
         Polls of one job share a look; whoever leaves does not end it for the others. Raises JobsUnavailable.
         """
+        if len(job_id) > MOST_ID_CHARS:  # nobody's, and not to be remembered
+            return None
         now = self._clock.monotonic()
         look = self._looks.get(job_id)
         if look is None or (look.task.done() and (now - look.at >= LOOK_S or look.task.exception() is not None)):
@@ -57,10 +60,8 @@ class Watchers:
         """Returns when the job may have changed: at once where that happens here, after a second where it may be elsewhere."""
         waiting = self._waiting.setdefault(job_id, asyncio.Event())
         timer = self._clock.call_at(self._clock.monotonic() + min(LOOK_S, longest_s), lambda: self.changed(job_id))
-        try:
-            await waiting.wait()
-        finally:
-            timer.cancel()
+        await waiting.wait()
+        timer.cancel()  # that of a waiter who leaves runs out: it takes away what was kept for him
 
     async def changes(self, store: JobStore, job_id: str, tenant: str | None, after: int) -> AsyncIterator[Job]:
         """Yields the job whenever its revision is another than before, first where it is not `after`, until its end."""
