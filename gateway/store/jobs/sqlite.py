@@ -180,7 +180,11 @@ class SqliteJobStore:
 
     async def add_file(self, file: StoredFile) -> None:
         """Keeps a file, durably; one with the same id is replaced."""
-        await self._file.write(lambda db: sqlite_files.add(db, file))
+        await self._file.write(
+            lambda db: sqlite_files.add(db, file),
+            undo=lambda db: sqlite_files.take_back(db, file),
+            is_undone_unheard=True,
+        )
 
     async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
         """Returns a file; None: there is none, it has expired, or it is another tenant's."""

@@ -30,6 +30,11 @@ def add(db: sqlite3.Connection, file: StoredFile) -> None:
     db.execute(_ADD, about)
 
 
+def take_back(db: sqlite3.Connection, file: StoredFile) -> None:
+    """Removes a file of which its caller was told that it is not kept, or heard nothing: the caller removes its blob."""
+    db.execute("DELETE FROM files WHERE id = ? AND created = ?", (file.id, file.created_at))
+
+
 def find(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> StoredFile | None:
     """Returns a file of the tenant that has neither been removed nor expired."""
     query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND {_IS_THERE}"  # noqa: S608 - from above

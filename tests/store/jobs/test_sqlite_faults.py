@@ -369,6 +369,19 @@ def delete(path: str) -> None:
     Path(path + "-wal").unlink()
 
 
+async def test_a_file_whose_upload_was_cancelled_is_not_there(jobs: FaultyJobs) -> None:
+    """Its bytes are removed: it would be shown, and count, without any."""
+    adding = asyncio.create_task(jobs.store.add_file(jobs.file("file-1")))
+    await asyncio.sleep(0)
+    adding.cancel()
+    await asyncio.gather(adding, return_exceptions=True)
+    await jobs.tick()
+    await jobs.tick()
+
+    assert await jobs.store.find_file("file-1", "t") is None
+    assert await jobs.store.file_bytes("t") == 0
+
+
 async def test_a_deleted_file_is_made_anew(jobs: FaultyJobs) -> None:
     """Said once; fences go on behind those that were given."""
     before = await jobs.running_call()
