@@ -242,6 +242,15 @@ def test_of_many_problems_a_hundred_are_kept_and_the_others_counted() -> None:
     assert found.problems[-1].message == "1134 more lines have problems."
 
 
+def test_a_line_of_millions_of_values_is_not_read() -> None:
+    """It would keep the loop for seconds; commas in a text are none of them."""
+    crowded = orjson.dumps(line()).replace(b'"hi: there"', b"[" + b",".join([b"0"] * 1_000_100) + b"]")
+    text = orjson.dumps(line()).replace(b"hi: there", b"a," * 1_000_100)
+
+    assert problem(crowded).code == "invalid_request"
+    assert isinstance(check_line(text, RULES), CheckedLine)
+
+
 def test_a_file_of_empty_lines_is_neither_remembered_nor_read_to_its_end() -> None:
     """There may be hundreds of millions of them in one file."""
     found = check(b"\n" * 450 + jsonl(line("a")), max_lines=500)

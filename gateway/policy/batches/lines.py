@@ -20,6 +20,8 @@ from gateway.policy.openai.json_text import MAX_DEPTH, outside_strings
 
 MOST_ID_CHARS = 512
 MOST_MODEL_CHARS = 256
+MOST_VALUES = 1_000_000
+"""In one line, as in other bodies by default: reading more would keep everybody else waiting for seconds."""
 MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 """Byte order marks."""
 _NOT_CHECKED = "this is no line of a batch that was checked"
@@ -153,6 +155,8 @@ def _is_url_of(endpoint: str, url: object) -> bool:
 
 def _parsed(text: bytes) -> dict[str, Any] | LineProblem:
     """Returns the line's object, if it is one that all parsers read alike."""
+    if text.count(b",") > MOST_VALUES and outside_strings(text).count(b",") > MOST_VALUES:
+        return LineProblem("invalid_request", f"This line has more than {MOST_VALUES} JSON values.")
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
