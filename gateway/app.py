@@ -129,7 +129,7 @@ class Gateway:
         self._make_call = CallMaker(self._policies, self._clock)
         self._overload = Shedding(container_bytes())
         self._jobs = build_jobs(
-            *(self._policies, self._clock, self._pipeline, self._admission, self._make_call),
+            *(self._policies, self._kept_clock, self._pipeline, self._admission, self._make_call),
             *(self._telemetry.jobs, self._overload),
         )
         self._keepalive = KeepAlive(self._admission.waiting.describe)

@@ -89,7 +89,7 @@ class JobEngine:
 
     async def reader(self) -> JobStore:
         """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
-        if self._store is None and self._nothing is not None and not self._has_jobs():
+        if self._store is None and not self.problem and self._nothing is not None and not self._has_jobs():
             return self._nothing()
         return await self.store()
 
