@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,19 +34,49 @@ class AdminRefused(Exception):
         self.is_misuse = is_misuse
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """Where a gateway listens."""
+
+    url: str
+    """As the operator wrote it."""
+    host: str
+    port: int | None
+    is_tls: bool
+    base: str
+    """The path before that of a route; empty, or it begins with a slash."""
+
+    @classmethod
+    def read(cls, url: str) -> GatewayAddress:
+        """Reads an address with or without its scheme, and with or without `/v1`. Raises AdminRefused."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            host, port = "", None
+        if not host or parts.scheme not in ("http", "https"):
+            raise AdminRefused(f"{url!r} is no address; write it as http://127.0.0.1:8080", is_misuse=True)
+        return cls(url, host, port, parts.scheme == "https", parts.path.rstrip("/").removesuffix("/v1"))
+
+    @contextmanager
+    def connected(self, timeout_s: float) -> Iterator[HTTPConnection]:
+        """Gives a connection to it, of which no wait is longer than that. Raises AdminRefused where it breaks."""
+        kind = HTTPSConnection if self.is_tls else HTTPConnection
+        connection = kind(self.host, self.port, timeout=timeout_s)
+        try:
+            yield connection
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise AdminRefused(f"no gateway answers at {self.url}: {reason}; is it running, is --url right?") from error
+        finally:
+            connection.close()
+
+
 class AdminClient:
     """Speaks to the admin API at `url`; its methods raise AdminRefused."""
 
     def __init__(self, url: str, key: str) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError:
-            self._host = ""
-        if not self._host or parts.scheme not in ("http", "https"):
-            raise AdminRefused(f"{url!r} is no address; write it as http://127.0.0.1:8080", is_misuse=True)
-        self._is_tls = parts.scheme == "https"
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._address = GatewayAddress.read(url)
         self._url = url
         self._key = key
 
@@ -84,22 +115,14 @@ class AdminClient:
 
     @contextmanager
     def _asked(self, method: str, path: str, body: object, timeout_s: float) -> Iterator[HTTPResponse]:
-        kind = HTTPSConnection if self._is_tls else HTTPConnection
-        connection = kind(self._host, self._port, timeout=timeout_s)
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        content = None if body is None else json.dumps(body)
         try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, f"{self._base}/admin/{path}", content, headers)
-            yield connection.getresponse()
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise AdminRefused(
-                f"no gateway answers at {self._url}: {reason}; is it running, is --url right?"
-            ) from error
+            with self._address.connected(timeout_s) as connection:
+                connection.request(method, f"{self._address.base}/admin/{path}", content, headers)
+                yield connection.getresponse()
         except ValueError:
             raise AdminRefused("the admin key has characters that no key has", is_misuse=True) from None
-        finally:
-            connection.close()
 
 
 def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
