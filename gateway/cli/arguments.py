@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gateway.cli.jobs.arguments import add_batch, add_jobs
 from gateway.config.policies.admission import KINDS
 from gateway.ingress.admin.operations import ACTIONS
 from gateway.settings import MOST_WORKERS
@@ -88,6 +89,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
     _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
+
+    add_jobs(commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel"))
+    add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
 
     command = commands.add_parser(
         "demo",

@@ -1,0 +1,68 @@
+"""The arguments of `gateway jobs` and `gateway batch`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+MOST_LISTED = 100
+
+
+def add_jobs(command: argparse.ArgumentParser) -> None:
+    """Adds what `gateway jobs` takes."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser("ls", help="the key's jobs and batches, newest first")
+    action.add_argument("--status", help="only those: queued, running, failed …; several divided by commas")
+    action.add_argument("--limit", type=_limit, default=20, help=f"at most {MOST_LISTED} (default: %(default)s)")
+    action.add_argument("--after", metavar="ID", help="those that come after this one")
+    _add_caller(action)
+    action.set_defaults(command="jobs.commands:list_jobs")
+
+    action = actions.add_parser("show", help="how far a job or a batch is, and what it has cost")
+    action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
+    _add_caller(action)
+    action.set_defaults(command="jobs.commands:show")
+
+    action = actions.add_parser("cancel", help="stop a job or a batch; one that has ended stays as it is")
+    action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
+    _add_caller(action)
+    action.set_defaults(command="jobs.commands:cancel")
+
+
+def add_batch(command: argparse.ArgumentParser) -> None:
+    """Adds what `gateway batch` takes."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser(
+        "run",
+        help="upload a file of requests, wait for its end, fetch the answers",
+        description="Upload a file of requests, make a batch of it, wait for its end, and write its answers beside it."
+        " The batch goes on if this command is stopped. Exit code: 0 if every line is answered, 1 if not, 2 if FILE is wrong.",
+    )
+    action.add_argument("file", type=Path, metavar="FILE", help="a .jsonl with a request a line")
+    action.add_argument("--endpoint", default="/v1/chat/completions", help="of its lines (default: %(default)s)")
+    action.add_argument("--window", default="24h", help="it has so long: 10m to 7d (default: %(default)s)")
+    action.add_argument(
+        "--output", type=Path, metavar="PATH", help="of the answers (default: FILE's name.output.jsonl)"
+    )
+    action.add_argument(
+        "--errors", type=Path, metavar="PATH", help="of failed lines (default: FILE's name.errors.jsonl)"
+    )
+    action.add_argument("--cancel-on-interrupt", action="store_true", help="Ctrl-C stops the batch, too")
+    _add_caller(action)
+    action.set_defaults(command="jobs.batch:run")
+
+
+def _add_caller(command: argparse.ArgumentParser) -> None:
+    """Adds what every command needs that calls a running gateway as its clients do."""
+    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
+    command.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
+    command.add_argument("--json", action="store_true", help="print the answer as it came")
+
+
+def _limit(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MOST_LISTED:
+        raise argparse.ArgumentTypeError(f"{number} is not between 1 and {MOST_LISTED}")
+    return number
