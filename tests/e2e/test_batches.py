@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.clock import SystemClock
+from gateway.clock import SteadyClock
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.faults import parse_rule
 from gateway.emulator.server import EmulatorServer
@@ -175,7 +175,7 @@ async def test_a_batch_whose_window_is_over_expires(
 ) -> None:
     """With what it has; the others say why they have none."""
     ahead_s = [0.0]
-    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: time.time() + ahead_s[0]))
+    monkeypatch.setattr(SteadyClock, "wall", lambda _clock: time.time() + ahead_s[0])
     gateway = await start(
         with_jobs(tmp_path, policies=policies(tmp_path, jobs={"batches": {"cancel_grace": "0s"}})), emulator=RECORDED
     )

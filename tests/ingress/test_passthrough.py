@@ -83,7 +83,7 @@ async def test_without_pass_through_nothing_below_the_root_is_relayed(start: Sta
     gateway = await start(lambda url: config_of(url, jobs="off"))
 
     async with connect(gateway.url) as peer:
-        listed = await peer.exchange(get("/assistants"))
+        listed = await peer.exchange(get("/files"))
         deleted = await peer.exchange(get("/models/x", method="DELETE"))
 
     assert (listed.status, listed.error["code"], deleted.status) == (404, "jobs_off", 405)
