@@ -23,7 +23,7 @@ from gateway.ingress.inflight import InFlight
 from gateway.jobs.work import JobWork
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.ports import SharedStore, Store
-from gateway.process.memory import GiveBack, find_trim, resident_bytes
+from gateway.process.memory import find_trim, resident_bytes
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 
@@ -192,7 +192,7 @@ class Housekeeping:
             self.inflight or queue.occupancy.calls or (self.jobs is not None and self.jobs.engine.running)
         )
         resident = resident_bytes()
-        if self._give_back.is_due(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
+        if self._give_back.look(now, resident, shedding.memory_limit(bounds), is_at_rest=is_at_rest):
             await asyncio.to_thread(self._give_back.run)
             before, resident = resident, resident_bytes()
             self._give_back.done(now, before or 0, resident or 0)

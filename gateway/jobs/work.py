@@ -47,7 +47,7 @@ class JobWork:
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing` are the engine's."""
+        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing` the engine's."""
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock

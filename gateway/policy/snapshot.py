@@ -18,9 +18,7 @@ from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules, Jobs
-from gateway.policy.limits.estimate import ChargeRule
-from gateway.policy.limits.limits import CONTINUOUS, Style
-from gateway.policy.limits.rules import Limits
+from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice, Tiers

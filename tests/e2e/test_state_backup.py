@@ -10,7 +10,6 @@ import pytest
 
 from gateway.cli.client import AdminRefused, save
 from gateway.cli.main import main
-from gateway.cli.state import save
 from gateway.store.sqlite.opening import damage_of
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, config_of, connect, get, post

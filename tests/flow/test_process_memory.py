@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from gateway.process.memory import PEAK_BYTES, GiveBack, find_trim, resident_bytes
+from gateway.flow.shedding import PEAK_BYTES, GiveBack
+from gateway.process.memory import find_trim, resident_bytes
 
 MIB = 1024 * 1024
 LIMIT = 100 * MIB

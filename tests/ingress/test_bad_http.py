@@ -294,6 +294,8 @@ PATHS = [
     Path("/", 404, 404, "GET"),
     Path("/v1", 404, 404, "GET"),
     Path("/v1/", 404, 404, "GET"),
+    Path("/v1/files", 200, 401, "GET"),
+    Path("/v1/assistants", 404, 404, "GET"),
     Path("/v1/fine_tuning/jobs", 404, 404, "GET"),
     Path("/favicon.ico", 404, 404, "GET"),
 ]

@@ -30,7 +30,7 @@ from gateway.policy.batches.output import LineIdentity, answered_line, unanswere
 from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import ChunkResult, Job, LineResult
+from gateway.policy.jobs.job import Job, LineResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 
@@ -340,7 +340,7 @@ class _Chunk:
         """Completes the chunk if all its lines have results, else gives it back for later."""
         runner, running, work = self._runner, self._running, self._running.work
         if self._kept == len(lines_of(plan_of(self._job), work.piece)):
-            result = await self._write_blobs()
+            result = await write_chunk(runner.store, runner.blobs, work, runner.clock)
             await running.write(lambda: runner.store.complete_chunk(work, result))
         else:
             is_later = not len(self._input) or self._brake.is_on or self._is_unreadable
