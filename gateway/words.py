@@ -21,6 +21,10 @@ LANES: tuple[Lane, ...] = ("critical", "interactive", "batch", "background")
 PASSTHROUGH = "passthrough"
 
 
+EMULATOR = "emulator://"
+"""Begins the base URL of a provider that is answered inside the process."""
+
+
 FIRST_SHOWN, LAST_SHOWN = 5, 20
 """The attempts of a call that headers and errors show: this many of the first, this many of the last."""
 

@@ -17,6 +17,7 @@ from gateway.policy.snapshot import Provider
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.httpx_transport import HttpxTransport
+from gateway.words import EMULATOR
 
 StartEmulator = Callable[[str], Awaitable[str]]
 """Starts the emulator of that name inside the process, once, and tells its base URL."""
@@ -90,7 +91,7 @@ class Pools:
         self._retired.clear()
 
     def _build(self, provider: Provider) -> httpx.AsyncBaseTransport:
-        if provider.base_url.startswith("emulator://"):
+        if provider.base_url.startswith(EMULATOR):
             return EmulatedTransport(httpx.URL(provider.base_url).host, self._start_emulator, self._turns)
         if provider.transport == "httpx":
             return HttpxTransport(

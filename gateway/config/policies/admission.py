@@ -13,13 +13,13 @@ from typing import Final, get_args
 from urllib.parse import urlsplit
 
 from gateway.config.reading.check import check, check_sets
-from gateway.config.reading.fields import EMULATOR
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import AdmissionSet, CountingEntry, Kind, ProviderEntry, Windows
 from gateway.config.sections import tokenizers
 from gateway.policy.learning.provider_headers import provider_of
 from gateway.policy.limits.rules import AZURE, CONTINUOUS, ChargeRule, Style
 from gateway.policy.snapshot import Counting, LimitsAre, Provider
+from gateway.words import EMULATOR
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 WINDOWS: Final[Mapping[Windows, Style]] = {

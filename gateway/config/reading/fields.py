@@ -19,9 +19,9 @@ from pydantic_core import PydanticCustomError
 from gateway.config.reading.env import EnvText
 from gateway.config.reading.problems import quoted
 from gateway.policy.reuse.rules import Which
+from gateway.words import EMULATOR
 
 MIN_SECRET_CHARS = 16
-EMULATOR = "emulator://"
 SQLITE = "sqlite:///"
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key"})

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
-from gateway.config.reading.fields import EMULATOR, is_loopback
+from gateway.config.reading.fields import is_loopback
 from gateway.config.reading.problems import Document, Path, path_text, printable
 from gateway.config.schema import ConfigFile
 from gateway.config.sections.credentials import is_first
 from gateway.config.sections.redis_url import parse_redis_url
 from gateway.policy.route_plan import strangers_of
 from gateway.policy.snapshot import Key, Model, Provider, SharedState
+from gateway.words import EMULATOR
 
 _READABLE_BY_OTHERS = 0o044
 _URLS = frozenset({"proxy", "state", "redis"})

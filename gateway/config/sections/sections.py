@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from gateway.config.policies.admission import SELF_HOSTED, kind_of_provider, limits_by_kind
 from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check
-from gateway.config.reading.fields import EMULATOR, is_loopback, is_pattern
+from gateway.config.reading.fields import is_loopback, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean, quoted
 from gateway.config.schema import AdminEntry, ConfigFile, KeyEntry, Kind, PassthroughEntry, ProviderEntry, ServerEntry
 from gateway.config.sections.credentials import (
@@ -32,6 +32,7 @@ from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.config.sections.vendors import check_accepted
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.snapshot import Key, Provider, Server, Target
+from gateway.words import EMULATOR
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gateway.config.policies.admission import kind_of_host
-from gateway.config.reading.fields import EMULATOR
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import ConfigFile, ProviderEntry
 from gateway.config.sections.credentials import Groups
 from gateway.policy.snapshot import Model, Provider, Target
+from gateway.words import EMULATOR
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -14,14 +14,14 @@ from gateway.clock import Clock
 from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
-from gateway.ingress.jobs.own_routes import limit_of
+from gateway.ingress.jobs.own_routes import caller_of, limit_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import MakeCall, StoredRequest
 from gateway.policy.jobs.errors import NoResult, TooManyReaders
-from gateway.policy.jobs.job import JobQuery, JobState
-from gateway.policy.jobs.job_object import show_job, show_page
+from gateway.policy.jobs.job import Job, JobQuery, JobState
+from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
 from gateway.policy.openai.headers import request_headers
 from gateway.policy.snapshot import Key, Policies
@@ -80,25 +80,19 @@ class JobRoutes:
         call.credential = credential
         call.idempotency_key = parse.idempotency_key(index, call.endpoint)
         accepted = await self._jobs.accept(call, options)
-        response = json_response(show_job(accepted.job), 202 if accepted.is_new else 200)
-        response.raw_headers[:] = [
-            *((name, value) for name, value in response.raw_headers if name == b"content-length"),
-            *accepted_headers(accepted.job),
-        ]
+        response = _to_be_polled(accepted.job, 202 if accepted.is_new else 200)
         if accepted.debounced:
             response.headers["x-gateway-debounced"] = str(accepted.debounced)
         return response
 
     async def list_jobs(self, request: Request) -> Response:
         """Lists the tenant's jobs, newest first."""
-        index, key, _ = self._caller(request)
-        query = request.query_params
+        tenant, query = self._tenant(request), request.query_params
         limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
         states = [_state(one) for one in query.get("status", "").split(",") if one]
         metadata = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
         }
-        tenant = parse.choose_tenant(key, index)
         asked = JobQuery(tenant, None, states, query.get("after"), limit, metadata)
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
@@ -107,7 +101,7 @@ class JobRoutes:
         job = await self._jobs.find(request.path_params["id"], self._tenant(request))
         response = json_response(show_job(job))
         if not job.state.is_end:
-            response.headers["openai-poll-after-ms"] = dict(accepted_headers(job))[b"openai-poll-after-ms"].decode()
+            response.headers["openai-poll-after-ms"] = f"{POLL_AFTER_S * 1000:.0f}"
         return response
 
     async def cancel(self, request: Request) -> Response:
@@ -124,12 +118,7 @@ class JobRoutes:
         if job.state.is_end:
             why = job.last_error.message if job.last_error is not None else "nothing came of it"
             raise NoResult(f"The job has ended as '{job.state}' without an answer: {why}.")
-        response = json_response(show_job(job), 202)
-        response.raw_headers[:] = [
-            *((name, value) for name, value in response.raw_headers if name == b"content-length"),
-            *accepted_headers(job),
-        ]
-        return response
+        return _to_be_polled(job, 202)
 
     async def events(self, request: Request) -> Response:
         """Streams the job whenever it changes, as server-sent events with its revision as their id, until its end."""
@@ -158,8 +147,15 @@ class JobRoutes:
         return index, key, credential
 
     def _tenant(self, request: Request) -> str:
-        index, key, _ = self._caller(request)
-        return parse.choose_tenant(key, index)
+        return caller_of(self._policies, request)[1]
+
+
+def _to_be_polled(job: Job, status: int) -> Response:
+    """The job, with where it is and when to look again."""
+    body = orjson.dumps(show_job(job))
+    response = Response(body, status)
+    response.raw_headers[:] = [*accepted_headers(job), (b"content-length", b"%d" % len(body))]
+    return response
 
 
 def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:

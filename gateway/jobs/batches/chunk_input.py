@@ -53,10 +53,6 @@ class ChunkInput:
             await self._read_ahead()
         return [self._read.popleft() for _ in range(min(most, len(self._read)))]
 
-    def put_back(self, line: InputLine) -> None:
-        """Takes a line back, to be the next."""
-        self._read.appendleft(line)
-
     async def _read_ahead(self) -> None:
         start = self._left[0][1].offset
         taken = [self._left.popleft()]

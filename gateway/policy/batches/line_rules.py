@@ -7,8 +7,7 @@ from typing import Any
 from gateway.policy.batches.lines import LineProblem, LineRules
 from gateway.policy.openai.model_fields import other_model_field
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
-
-EMULATOR = "emulator://"
+from gateway.words import EMULATOR
 
 
 def line_rules(policy: PolicySnapshot, key: Key, endpoint: str, *, is_callers: bool) -> LineRules:

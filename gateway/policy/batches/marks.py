@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from gateway.policy.jobs.job import ChunkPlan, Job
@@ -39,12 +38,6 @@ CANCELLING_AT: Final = "cancelling_at"
 def plan_of(job: Job) -> ChunkPlan:
     """Returns the division of a checked batch."""
     return ChunkPlan(job.tally.total, job.marks[LINES_PER_CHUNK], job.marks.get(PARALLEL, 1))
-
-
-def models_of(job: Job) -> Sequence[str]:
-    """Returns the models of a checked batch."""
-    models: Sequence[str] = job.marks.get(MODELS, ())
-    return models
 
 
 def batch_folder(job_id: str) -> str:
