@@ -18,7 +18,7 @@ import pytest
 from gateway.ingress.jobs import jobs as job_routes
 from gateway.jobs import engine
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import (
     ASYNC,

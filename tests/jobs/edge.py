@@ -28,7 +28,7 @@ from gateway.jobs.watchers import Watchers
 from gateway.policy.jobs.rules import Jobs, JobSettings
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.e2e.harness import NIGHTLY_KEY, WEB_KEY, config_of
 from tests.loopback import plain_http
 

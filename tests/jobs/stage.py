@@ -35,7 +35,7 @@ from gateway.policy.jobs.job import (
 )
 from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
 from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.telemetry.jobs import JobCounter
 from gateway.telemetry.metrics import Metrics
 from gateway.words import Usage

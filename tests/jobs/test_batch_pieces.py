@@ -41,7 +41,7 @@ from gateway.policy.jobs.job import (
 from gateway.policy.jobs.rules import BatchRules, JobRules
 from gateway.policy.snapshot import Policies
 from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.words import Usage
 from tests.flow.support import FakeClock
 from tests.jobs.edge import snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.jobs.cleaning import AT_ONCE, MOST_STEPS, JobCleaning
 from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobKind, JobState, NewJob, StoredFile
 from gateway.store.blobs.memory import MemoryBlobs
-from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.support import FakeClock
 from tests.policy.test_batch_output import batch
 

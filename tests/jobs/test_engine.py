@@ -10,7 +10,7 @@ import pytest
 from gateway.job_ports import JobStore
 from gateway.jobs.engine import JobEngine
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.store.jobs.memory import MemoryJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.support import FakeClock
 
 

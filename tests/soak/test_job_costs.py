@@ -20,7 +20,7 @@ import yaml
 
 from gateway.policy.jobs.job import ClaimAsk
 from gateway.process import interpreter
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.bench import load
 from tests.bench.measure import tree_cpu_s

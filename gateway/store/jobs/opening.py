@@ -15,7 +15,7 @@ def open_jobs(
     path: str, wall: Callable[[], float], in_all: int, per_tenant: int, following: Following = nothing_follows
 ) -> JobStore:
     """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
-    from gateway.store.jobs.sqlite import SqliteJobStore  # a gateway without jobs does not load it
+    from gateway.store.jobs.sqlite.store import SqliteJobStore  # a gateway without jobs does not load it
 
     return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant), following=following)
 
@@ -32,6 +32,6 @@ def has_jobs(path: str) -> bool:
 
 def no_jobs(wall: Callable[[], float]) -> JobStore:
     """Returns an empty store, to look into where there is no file yet."""
-    from gateway.store.jobs.memory import MemoryJobStore  # as above
+    from gateway.store.jobs.memory.store import MemoryJobStore  # as above
 
     return MemoryJobStore(wall)

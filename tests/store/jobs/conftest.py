@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.job_ports import JobStore
-from gateway.store.jobs.memory import MemoryJobStore
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, MakeJobStore

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gateway.policy.jobs.job import ClaimAsk, JobQuery, NewJob
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.soak.support import rss_kib
 from tests.store.jobs.support import Jobs, key

@@ -33,8 +33,8 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
-from gateway.store.jobs.memory import MemoryJobStore
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, ERROR, Jobs, chunk, key, line

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ChunkPlan, FileQuery, JobEnd, JobFlag, JobQuery, JobState
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line
 from tests.store.sqlite_support import Disk, Monotonic, failing, fill

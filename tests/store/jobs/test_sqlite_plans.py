@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery
-from gateway.store.jobs.sqlite import SqliteJobStore
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, Jobs, ids
 from tests.store.sqlite_support import Disk

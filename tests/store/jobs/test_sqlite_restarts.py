@@ -25,8 +25,8 @@ from gateway.policy.jobs.job import (
     Stage,
     StoredAnswer,
 )
-from gateway.store.jobs.sqlite import SqliteJobStore
-from gateway.store.jobs.sqlite_schema import APPLICATION_ID, JOBS_FILE
+from gateway.store.jobs.sqlite.schema import APPLICATION_ID, JOBS_FILE
+from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.sqlite.opening import open_file
 from gateway.store.sqlite.schema import STATE_FILE
 from tests.store.conformance import Wall

@@ -34,9 +34,9 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.store.jobs import transitions
-from gateway.store.jobs.memory_acceptance import MemoryAcceptance
-from gateway.store.jobs.memory_files import MemoryJobFiles
-from gateway.store.jobs.memory_pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.memory.acceptance import MemoryAcceptance
+from gateway.store.jobs.memory.files import MemoryJobFiles
+from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.words import Lane
 

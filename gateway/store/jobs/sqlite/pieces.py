@@ -21,9 +21,10 @@ from gateway.policy.jobs.job import (
     JobState,
     Stage,
 )
-from gateway.store.jobs import sqlite_rows, transitions
-from gateway.store.jobs.sqlite_rows import JobRow
-from gateway.store.jobs.sqlite_schema import CLAIMED, LATER, READY, STATES
+from gateway.store.jobs import transitions
+from gateway.store.jobs.sqlite import job_rows
+from gateway.store.jobs.sqlite.job_rows import JobRow
+from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY, STATES
 from gateway.store.jobs.transitions import PAYLOAD_KEPT
 from gateway.words import LANES
 
@@ -49,13 +50,13 @@ class SqlitePieces:
         ).fetchall()
         db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")  # noqa: S608
         for (seq,) in held:
-            row = sqlite_rows.get(db, seq)
+            row = job_rows.get(db, seq)
             self._withhold(db, row, now)
             self.stop_if_asked(db, row, now)
 
     def claimed(self, db: sqlite3.Connection, work: ClaimedWork) -> JobRow | None:
         """Returns the job of a claim that holds."""
-        row = sqlite_rows.find(db, work.job.id)
+        row = job_rows.find(db, work.job.id)
         if row is None:
             return None
         held = db.execute(
@@ -90,8 +91,8 @@ class SqlitePieces:
                 ).fetchall()
         for seq, piece in due:
             db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (READY, seq, piece))
-            row = sqlite_rows.get(db, seq)
-            sqlite_rows.keep(db, row, transitions.due(row.job))
+            row = job_rows.get(db, seq)
+            job_rows.keep(db, row, transitions.due(row.job))
         self.readied += len(due)
         return len(due)
 
@@ -103,7 +104,7 @@ class SqlitePieces:
         db.execute("REPLACE INTO plans (job, total, lines, parallel, next) VALUES (?, ?, ?, ?, 0)", (row.seq, *plan))
         tally = row.job.tally._replace(total=plan.total)
         job = transitions.changed(row.job, stage=Stage.RUN, marks={**row.job.marks, **marks}, tally=tally)
-        sqlite_rows.keep(db, row, job)
+        job_rows.keep(db, row, job)
         self._go_on(db, row, now)
 
     def complete(self, db: sqlite3.Connection, row: JobRow, result: ChunkResult, now: float) -> None:
@@ -115,11 +116,11 @@ class SqlitePieces:
 
     def end(self, db: sqlite3.Connection, row: JobRow, end: JobEnd, now: float) -> None:
         """Ends a job: what it needed on its way goes."""
-        sqlite_rows.keep(db, row, transitions.ended(row.job, end, now))
+        job_rows.keep(db, row, transitions.ended(row.job, end, now))
         if end.answer is not None:
-            sqlite_rows.put_answer(db, row, end.answer)
+            job_rows.put_answer(db, row, end.answer)
         if end.state not in PAYLOAD_KEPT:
-            sqlite_rows.drop_payload(db, row)
+            job_rows.drop_payload(db, row)
         for column in ("output", "errors"):
             db.execute(
                 f"INSERT OR IGNORE INTO garbage SELECT {column} FROM chunks WHERE job = ? AND {column} != ''",  # noqa: S608
@@ -135,13 +136,13 @@ class SqlitePieces:
         if flag is JobFlag.CANCEL:
             self.stop(db, row, JobState.CANCELLED, now)
         else:
-            sqlite_rows.keep(db, row, transitions.changed(row.job, is_paused=flag is JobFlag.PAUSE))
+            job_rows.keep(db, row, transitions.changed(row.job, is_paused=flag is JobFlag.PAUSE))
             self._withhold(db, row, now)
 
     def stop(self, db: sqlite3.Connection, row: JobRow, as_state: JobState, now: float) -> None:
         """Stops a job, unless it is to stop already."""
         if row.job.ends_as is None:
-            sqlite_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
+            job_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
             self._withhold(db, row, now)
             self.stop_if_asked(db, row, now)
 
@@ -168,7 +169,7 @@ class SqlitePieces:
             if state != before:
                 db.execute("UPDATE pieces SET state = ? WHERE job = ? AND piece = ?", (state, row.seq, piece))
             if state == READY:
-                sqlite_rows.keep(db, row, transitions.due(row.job))
+                job_rows.keep(db, row, transitions.due(row.job))
                 self.readied += before != READY
 
     def _go_on(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
@@ -188,7 +189,7 @@ class SqlitePieces:
 
     def _finalise(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         self._drop_all(db, row)
-        sqlite_rows.keep(db, row, transitions.finalising(row.job))
+        job_rows.keep(db, row, transitions.finalising(row.job))
         self.put(db, row, FINALISE, now, now)
 
     @staticmethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway.policy.jobs.job import Accepted, JobState, NewJob
 from gateway.store.jobs import transitions
-from gateway.store.jobs.memory_pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.transitions import OpenBounds
 
 

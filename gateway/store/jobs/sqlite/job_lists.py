@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.policy.jobs.job import Job, JobKind, JobPage, JobQuery
-from gateway.store.jobs import sqlite_rows, transitions
+from gateway.store.jobs import transitions
+from gateway.store.jobs.sqlite import job_rows
 from gateway.store.sqlite.jobs import Rest
 
 ROWS_AT_ONCE = 500
@@ -19,7 +20,7 @@ def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
     """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
     before = 2**62
     if query.after is not None:
-        after = sqlite_rows.find(db, query.after, query.tenant)
+        after = job_rows.find(db, query.after, query.tenant)
         if after is None:
             return JobPage([], has_more=False)
         before = after.seq
@@ -33,7 +34,7 @@ def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence
     fitting = [row for row in rows if not query.states or row[4] in query.states]
     jobs = list(found)
     for row in fitting:
-        job = sqlite_rows.job_row(row).job
+        job = job_rows.job_row(row).job
         if transitions.matches(job, query):
             jobs.append(job)
             if len(jobs) > query.limit:
@@ -46,8 +47,8 @@ def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence
 def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> list[Any]:
     """Returns the next rows of the tenant; the index has them by kind."""
     if query.tenant is None:
-        return db.execute(sqlite_rows.select("seq < ?"), (before, most)).fetchall()
-    one_kind = sqlite_rows.select("tenant = ? AND kind = ? AND seq < ?")
+        return db.execute(job_rows.select("seq < ?"), (before, most)).fetchall()
+    one_kind = job_rows.select("tenant = ? AND kind = ? AND seq < ?")
     kinds = JobKind if query.kind is None else [query.kind]
     rows = [row for kind in kinds for row in db.execute(one_kind, (query.tenant, kind, before, most)).fetchall()]
     return sorted(rows, key=lambda row: -row[0])[:most]
@@ -58,7 +59,7 @@ def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 
     step = min(most - count, FORGOTTEN_AT_ONCE)
     gone = db.execute("SELECT seq FROM jobs WHERE ended < ? ORDER BY ended LIMIT ?", (before, step)).fetchall()
     for (seq,) in gone:
-        sqlite_rows.remove(db, seq)
+        job_rows.remove(db, seq)
     count += len(gone)
     if not gone or count == most:
         return count

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import Accepted, JobState, NewJob
-from gateway.store.jobs import sqlite_rows, transitions
-from gateway.store.jobs.sqlite_pieces import SqlitePieces
-from gateway.store.jobs.sqlite_rows import JobRow
-from gateway.store.jobs.sqlite_schema import OPEN
+from gateway.store.jobs import transitions
+from gateway.store.jobs.sqlite import job_rows
+from gateway.store.jobs.sqlite.job_rows import JobRow
+from gateway.store.jobs.sqlite.pieces import SqlitePieces
+from gateway.store.jobs.sqlite.schema import OPEN
 from gateway.store.jobs.transitions import OpenBounds
 
 _SCHEDULED = (
@@ -48,11 +49,11 @@ class SqliteAcceptance:
         scheduled = self._scheduled(db, new)
         if scheduled is None:
             times = 0
-            row = sqlite_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
+            row = job_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
         else:
             row, times = scheduled[0], scheduled[1] + 1
-            sqlite_rows.keep(db, row, transitions.debounced(row.job, new, now))
-            sqlite_rows.put_payload(db, row, new.payload)
+            job_rows.keep(db, row, transitions.debounced(row.job, new, now))
+            job_rows.put_payload(db, row, new.payload)
             db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
             db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
         self._pieces.put(db, row, new.first_piece, max(now, row.job.run_at), now)
@@ -69,7 +70,7 @@ class SqliteAcceptance:
         for new in jobs:
             found = db.execute("SELECT seq FROM jobs WHERE id = ? AND taken = ?", (new.job.id, taken)).fetchone()
             if found is not None:
-                sqlite_rows.remove(db, found[0])
+                job_rows.remove(db, found[0])
 
     def _fresh_of(self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[NewJob]:
         """Returns those that are neither there already, nor take the place of others, nor repeat one another."""
@@ -90,9 +91,9 @@ class SqliteAcceptance:
             query = "SELECT job, fingerprint FROM dedupe WHERE key = ? AND until > ?"
             found = db.execute(query, (new.dedupe_key, now)).fetchone()
             if found is not None:
-                row = sqlite_rows.get(db, found[0])
+                row = job_rows.get(db, found[0])
                 return Accepted(row.job, is_new=False, is_conflict=found[1] != new.fingerprint)
-        there = sqlite_rows.find(db, new.job.id)
+        there = job_rows.find(db, new.job.id)
         return None if there is None else Accepted(there.job, is_new=False)
 
     @staticmethod
@@ -101,4 +102,4 @@ class SqliteAcceptance:
         if not new.debounce_key:
             return None
         found = db.execute(_SCHEDULED, (new.debounce_key, JobState.SCHEDULED)).fetchone()
-        return None if found is None else (sqlite_rows.get(db, found[0]), found[1])
+        return None if found is None else (job_rows.get(db, found[0]), found[1])

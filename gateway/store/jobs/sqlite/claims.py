@@ -17,9 +17,10 @@ from gateway.policy.jobs.job import (
     LineResult,
     WriteResult,
 )
-from gateway.store.jobs import sqlite_rows, transitions
-from gateway.store.jobs.sqlite_pieces import SqlitePieces
-from gateway.store.jobs.sqlite_schema import CLAIMED, READY
+from gateway.store.jobs import transitions
+from gateway.store.jobs.sqlite import job_rows
+from gateway.store.jobs.sqlite.pieces import SqlitePieces
+from gateway.store.jobs.sqlite.schema import CLAIMED, READY
 from gateway.store.jobs.transitions import NOT_OURS, written
 from gateway.store.sqlite.jobs import Rest
 
@@ -73,7 +74,7 @@ class SqliteClaims:
         ).fetchall()
         given: list[ClaimedWork | None] = []
         for seq, piece, claims in ready:
-            row = sqlite_rows.get(db, seq)
+            row = job_rows.get(db, seq)
             if row.job.deadline <= now and not transitions.is_past_stopping(row.job):
                 self._pieces.stop(db, row, JobState.EXPIRED, now)
                 return [*given, None]
@@ -82,8 +83,8 @@ class SqliteClaims:
                 f"UPDATE pieces SET state = {CLAIMED}, fence = ?, claims = claims + 1 WHERE job = ? AND piece = ?",  # noqa: S608
                 (fence, seq, piece),
             )
-            sqlite_rows.keep(db, row, transitions.started(row.job, now))
-            given.append(ClaimedWork(row.job, piece, fence, claims + 1, sqlite_rows.payload_of(db, row)))
+            job_rows.keep(db, row, transitions.started(row.job, now))
+            given.append(ClaimedWork(row.job, piece, fence, claims + 1, job_rows.payload_of(db, row)))
         return given
 
     def unclaim(self, db: sqlite3.Connection, fences: Sequence[int]) -> None:
@@ -95,7 +96,7 @@ class SqliteClaims:
             ).fetchone()
             if found is not None:
                 seq, piece, ready_at, claims = found
-                row = sqlite_rows.get(db, seq)
+                row = job_rows.get(db, seq)
                 self._pieces.put(db, row, piece, ready_at, ready_at, claims=claims - 1)
                 self._pieces.stop_if_asked(db, row, ready_at)
 
@@ -110,7 +111,7 @@ class SqliteClaims:
         if found is None:
             return NOT_OURS
         seq, is_held = found
-        return written(sqlite_rows.get(db, seq).job) if is_held else WriteResult(True)
+        return written(job_rows.get(db, seq).job) if is_held else WriteResult(True)
 
     def give_back(
         self, db: sqlite3.Connection, work: ClaimedWork, at: float, now: float, error: JobError | None, is_attempt: bool
@@ -122,7 +123,7 @@ class SqliteClaims:
         (claims,) = db.execute(
             "SELECT claims FROM pieces WHERE job = ? AND piece = ?", (row.seq, work.piece)
         ).fetchone()
-        sqlite_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
+        job_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
         self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - 1))
         self._pieces.stop_if_asked(db, row, now)
         return written(row.job)
@@ -146,7 +147,7 @@ class SqliteClaims:
         for result in results:
             line, failed, text, *counts = result
             added = db.execute(
-                f"INSERT OR IGNORE INTO lines (job, chunk, {sqlite_rows.LINE_COLUMNS}) "  # noqa: S608
+                f"INSERT OR IGNORE INTO lines (job, chunk, {job_rows.LINE_COLUMNS}) "  # noqa: S608
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (row.seq, work.piece, line, failed, text, *counts),
             )
@@ -155,24 +156,24 @@ class SqliteClaims:
         if fresh:
             db.execute("UPDATE pieces SET claims = 0 WHERE job = ? AND piece = ?", (row.seq, work.piece))
             tally = transitions.counted(row.job.tally, fresh)
-            sqlite_rows.keep(db, row, transitions.changed(row.job, tally=tally))
+            job_rows.keep(db, row, transitions.changed(row.job, tally=tally))
         return written(row.job)
 
     def results(self, db: sqlite3.Connection, job_id: str, chunk: int | None = None) -> list[LineResult]:
         """Returns the results of the lines of a chunk, or of all chunks that are not complete, in the order of lines."""
-        row = sqlite_rows.find(db, job_id)
+        row = job_rows.find(db, job_id)
         if row is None:
             return []
         found = db.execute(
-            f"SELECT {sqlite_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "  # noqa: S608
+            f"SELECT {job_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "  # noqa: S608
             "ORDER BY chunk, line",
             (row.seq, chunk, chunk),
         )
-        return [sqlite_rows.line_result(line) for line in found.fetchall()]
+        return [job_rows.line_result(line) for line in found.fetchall()]
 
     def chunks(self, db: sqlite3.Connection, job_id: str) -> list[ChunkResult]:
         """Returns the complete chunks of a batch, in order."""
-        row = sqlite_rows.find(db, job_id)
+        row = job_rows.find(db, job_id)
         if row is None:
             return []
         query = "SELECT chunk, output, output_bytes, errors, errors_bytes FROM chunks WHERE job = ? ORDER BY chunk"
@@ -198,7 +199,7 @@ class SqliteClaims:
         """Lets time pass: the rest of the work while there is much of it, then the oldest pieces."""
         due = db.execute("SELECT seq FROM jobs WHERE due <= ? ORDER BY due LIMIT ?", (now, STEP)).fetchall()
         for (seq,) in due:
-            self._pieces.stop(db, sqlite_rows.get(db, seq), JobState.EXPIRED, now)
+            self._pieces.stop(db, job_rows.get(db, seq), JobState.EXPIRED, now)
         if len(due) == STEP or self._pieces.promote(db, now, STEP) == STEP:
             return Rest(lambda db: self.tick(db, now))
         db.execute("DELETE FROM dedupe WHERE key IN (SELECT key FROM dedupe WHERE until <= ? LIMIT ?)", (now, STEP))

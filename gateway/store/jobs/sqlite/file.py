@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 from gateway.errors import StoreUnusable
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.store.jobs.sqlite_pieces import SqlitePieces
-from gateway.store.jobs.sqlite_schema import JOBS_FILE
+from gateway.store.jobs.sqlite.pieces import SqlitePieces
+from gateway.store.jobs.sqlite.schema import JOBS_FILE
 from gateway.store.sqlite.disk_trouble import Trouble
 from gateway.store.sqlite.file import File, Total
 from gateway.store.sqlite.jobs import Effort, Rest

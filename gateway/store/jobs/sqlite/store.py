@@ -37,12 +37,12 @@ from gateway.policy.jobs.job import (
     WriteResult,
     nothing_follows,
 )
-from gateway.store.jobs import sqlite_files, sqlite_lists, sqlite_rows
-from gateway.store.jobs.sqlite_acceptance import SqliteAcceptance
-from gateway.store.jobs.sqlite_claims import Oldest, SqliteClaims
-from gateway.store.jobs.sqlite_file import FAILED, JobsFile
-from gateway.store.jobs.sqlite_pieces import SqlitePieces
-from gateway.store.jobs.sqlite_schema import OPEN, STATES
+from gateway.store.jobs.sqlite import file_rows, job_lists, job_rows
+from gateway.store.jobs.sqlite.acceptance import SqliteAcceptance
+from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
+from gateway.store.jobs.sqlite.file import FAILED, JobsFile
+from gateway.store.jobs.sqlite.pieces import SqlitePieces
+from gateway.store.jobs.sqlite.schema import OPEN, STATES
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.sqlite.opening import Connect
 from gateway.words import LANES, Lane
@@ -151,7 +151,7 @@ class SqliteJobStore:
         now = self._wall()
 
         def flagged(db: sqlite3.Connection) -> Job | None:
-            row = sqlite_rows.find(db, job_id, tenant)
+            row = job_rows.find(db, job_id, tenant)
             if row is None:
                 return None
             if not row.job.state.is_end:
@@ -162,58 +162,58 @@ class SqliteJobStore:
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         """Returns a job; None: there is none, or it is another tenant's."""
-        row = await self._file.read(lambda db: sqlite_rows.find(db, job_id, tenant))
+        row = await self._file.read(lambda db: job_rows.find(db, job_id, tenant))
         return None if row is None else row.job
 
     async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
         """Returns the stored answer of a `call` that has one."""
 
         def answered(db: sqlite3.Connection) -> StoredAnswer | None:
-            row = sqlite_rows.find(db, job_id, tenant)
-            return None if row is None else sqlite_rows.answer_of(db, row)
+            row = job_rows.find(db, job_id, tenant)
+            return None if row is None else job_rows.answer_of(db, row)
 
         return await self._file.read(answered)
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
-        return await self._file.read(lambda db: sqlite_lists.page_of(db, query))
+        return await self._file.read(lambda db: job_lists.page_of(db, query))
 
     async def add_file(self, file: StoredFile) -> None:
         """Keeps a file, durably; one with the same id is replaced."""
         await self._file.write(
-            lambda db: sqlite_files.add(db, file),
-            undo=lambda db: sqlite_files.take_back(db, file),
+            lambda db: file_rows.add(db, file),
+            undo=lambda db: file_rows.take_back(db, file),
             is_undone_unheard=True,
         )
 
     async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
         """Returns a file; None: there is none, it has expired, or it is another tenant's."""
         now = self._wall()
-        return await self._file.read(lambda db: sqlite_files.find(db, file_id, tenant, now))
+        return await self._file.read(lambda db: file_rows.find(db, file_id, tenant, now))
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
         """Returns a page of files, and whether there are more."""
         now = self._wall()
-        return await self._file.read(lambda db: sqlite_files.page_of(db, query, now))
+        return await self._file.read(lambda db: file_rows.page_of(db, query, now))
 
     async def remove_file(self, file_id: str, tenant: str) -> bool:
         """Takes a file away from its tenant; its blob stays while an open job reads it."""
         now = self._wall()
-        return await self._file.write(lambda db: sqlite_files.remove(db, file_id, tenant, now))
+        return await self._file.write(lambda db: file_rows.remove(db, file_id, tenant, now))
 
     async def file_bytes(self, tenant: str | None) -> int:
         """Returns the bytes of all files that a tenant has; None: of everybody's."""
         now = self._wall()
-        return await self._file.read(lambda db: sqlite_files.bytes_of(db, tenant, now))
+        return await self._file.read(lambda db: file_rows.bytes_of(db, tenant, now))
 
     async def take_garbage(self, most: int) -> Sequence[str]:
         """Returns names of blobs that nothing refers to any more, each once."""
         now = self._wall()
-        return await self._file.write(lambda db: sqlite_files.take_garbage(db, most, now))
+        return await self._file.write(lambda db: file_rows.take_garbage(db, most, now))
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
-        return await self._file.write(lambda db: sqlite_lists.forget_ended(db, before, most))
+        return await self._file.write(lambda db: job_lists.forget_ended(db, before, most))
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Registers `wake`, called when work became ready."""

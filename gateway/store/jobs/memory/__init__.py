@@ -1,0 +1,1 @@
+"""Jobs in this process alone, lost with it: the reference, and what is looked into where there are none."""

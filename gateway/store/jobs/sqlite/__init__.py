@@ -1,0 +1,1 @@
+"""Jobs in a file of their own, durable before they are answered: for a gateway alone."""
