@@ -93,6 +93,13 @@ class JobStore(Protocol):
         """Returns what was committed for a claimed chunk so far, by whomever, in the order of lines."""
         ...
 
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away. The claim goes on.
+
+        So a worker says what it is about to do, such as something that a crash must not have it do twice.
+        """
+        ...
+
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go.
 

@@ -5,7 +5,7 @@ Invariants: an end never changes; the revision grows with every step that change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -101,6 +101,12 @@ def stopping(job: Job, ends_as: JobState, now: float) -> Job:
     """Returns the job once it is to stop; that it is to be cancelled has its time in `marks`, as a batch shows it."""
     marks = {**job.marks, "cancelling_at": now} if ends_as is JobState.CANCELLED else job.marks
     return changed(job, ends_as=ends_as, marks=marks)
+
+
+def noted(job: Job, marks: Mapping[str, object]) -> Job:
+    """Returns the job with these marks, without those that are None."""
+    merged = {**job.marks, **marks}
+    return changed(job, marks={name: mark for name, mark in merged.items() if mark is not None})
 
 
 def finalising(job: Job) -> Job:

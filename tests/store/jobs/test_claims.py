@@ -19,6 +19,21 @@ from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces
 
 
+async def test_marks_are_added_and_taken_away_while_a_claim_goes_on(jobs: Jobs) -> None:
+    """Each change is one revision; what is said again is none."""
+    work = await jobs.running_call(marks={"kept": 1})
+
+    assert await jobs.store.note(work, {"about_to": "send", "other": [1]}) == OURS
+    assert await jobs.store.note(work, {"about_to": None}) == OURS
+    before = await jobs.get(work.job.id)
+    assert await jobs.store.note(work, {"other": [1]}) == OURS
+
+    assert before.marks == {"kept": 1, "other": [1]}
+    assert before.revision == work.job.revision + 2
+    assert await jobs.get(work.job.id) == before
+    assert await jobs.finish(work) == OURS
+
+
 async def test_the_highest_lane_first_then_the_urgent_then_by_readiness(jobs: Jobs) -> None:
     """Whatever the order in which they came."""
     await jobs.call(id="background", lane="background", is_urgent=True)

@@ -21,12 +21,13 @@ async def test_a_stale_claim_of_a_call_changes_nothing(jobs: Jobs) -> None:
 
     answers = [
         *await jobs.store.renew([stale]),
+        await jobs.store.note(stale, {"seen": True}),
         await jobs.give_back(stale, error=ERROR, is_attempt=True),
         await jobs.finish(stale),
         await jobs.store.commit(stale, [line(0)]),
     ]
 
-    assert answers == [STALE] * 4
+    assert answers == [STALE] * 5
     assert await jobs.get(stale.job.id) == before
     assert await jobs.store.answer(stale.job.id, None) is None
     assert await jobs.claim_all() == []

@@ -161,6 +161,11 @@ class TwoStores(RuleBasedStateMachine):
         self.write(index, lambda store, work: store.complete_chunk(work, chunk(max(0, work.piece))))
 
     @precondition(lambda self: self.works)
+    @rule(index=NUMBERS, mark=st.sampled_from([None, 1, {"a": [2]}]))
+    def note(self, index: int, mark: Any) -> None:
+        self.write(index, lambda store, work: store.note(work, {"said": mark}))
+
+    @precondition(lambda self: self.works)
     @rule(index=NUMBERS, state=st.sampled_from([JobState.SUCCEEDED, JobState.FAILED]), follows=st.booleans())
     def finish(self, index: int, state: JobState, follows: bool) -> None:
         self.named += follows

@@ -132,6 +132,14 @@ class MemoryJobStore:
         kept = self._jobs.get(work.job.id)
         return [] if kept is None else sorted(kept.lines.get(work.piece, {}).values())
 
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job; None takes a mark away."""
+        kept = self._claimed(work)
+        if kept is None:
+            return NOT_OURS
+        kept.job = transitions.noted(kept.job, marks)
+        return written(kept.job)
+
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on."""
         kept = self._claimed(work)

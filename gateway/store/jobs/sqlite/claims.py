@@ -179,6 +179,14 @@ class SqliteClaims:
         query = "SELECT chunk, output, output_bytes, errors, errors_bytes FROM chunks WHERE job = ? ORDER BY chunk"
         return [ChunkResult(*found) for found in db.execute(query, (row.seq,)).fetchall()]
 
+    def note(self, db: sqlite3.Connection, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a job."""
+        row = self._pieces.claimed(db, work)
+        if row is None:
+            return NOT_OURS
+        job_rows.keep(db, row, transitions.noted(row.job, marks))
+        return written(row.job)
+
     def complete_chunk(self, db: sqlite3.Connection, work: ClaimedWork, result: ChunkResult, now: float) -> WriteResult:
         """Ends the claim of a chunk."""
         row = self._pieces.claimed(db, work)

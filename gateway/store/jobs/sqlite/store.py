@@ -120,6 +120,10 @@ class SqliteJobStore:
         """Returns what was committed for a claimed chunk so far, in the order of lines."""
         return await self._file.read(lambda db: self._claims.results(db, work.job.id, work.piece))
 
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
+        return await self._file.write(lambda db: self._claims.note(db, work, marks))
+
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
         now = self._wall()
