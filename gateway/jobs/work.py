@@ -12,6 +12,7 @@ from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.batches.finalise import BatchEnds
+from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.call_job import CallJobs
 from gateway.jobs.cleaning import JobCleaning
 from gateway.jobs.engine import JobEngine
@@ -62,6 +63,7 @@ class JobWork:
         self.files = FileService(
             self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs, self._random.randbytes
         )
+        self.partial = PartialFiles(self.engine.reader, blobs)
         watchers, draw = self.service.watchers, self._random.randbytes
         self.batches = BatchService(
             self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw

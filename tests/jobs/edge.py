@@ -23,6 +23,7 @@ from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.routes import build_app
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batch_service import BatchService
+from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.file_service import FileService
 from gateway.jobs.watchers import Watchers
 from gateway.policy.jobs.rules import Jobs, JobSettings
@@ -102,7 +103,10 @@ async def job_edge(
     files = FileService(open_store, open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
     watchers = Watchers(clock)
     batches = BatchService(open_store, open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
-    routes = FileRoutes(policies, files).routes() + BatchRoutes(policies, batches, lambda _id: braked_by).routes()
+    routes = (
+        FileRoutes(policies, files, PartialFiles(open_store, kept)).routes()
+        + BatchRoutes(policies, batches, lambda _id: braked_by).routes()
+    )
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter
     server = HttpServer(app, bind("127.0.0.1", 0), lambda *_said: None)

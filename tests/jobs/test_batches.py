@@ -13,14 +13,17 @@ from gateway.clock import SystemClock
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.finalise import BatchEnds
+from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.batches.segment import write_chunk
 from gateway.jobs.running import RunningWork
 from gateway.policy.batches import marks
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.output import LineIdentity, answered_line
-from gateway.policy.jobs.ids import BATCH, is_ours, new_id
+from gateway.policy.jobs.ids import BATCH, FILE, is_ours, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag
 from gateway.policy.jobs.rules import JobRules
+from gateway.store.blobs.memory import MemoryBlobs
+from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.words import Usage
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
 from tests.jobs.edge import OTHER_KEY, JobEdge, job_edge
@@ -161,6 +164,75 @@ async def test_lists_have_pages(tmp_path: Path) -> None:
         assert (page["first_id"], page["last_id"], page["has_more"]) == (made[4], made[3], True)
         for wrong in ("limit=0", "limit=101", "limit=x"):
             assert (await ask(edge, get(f"/v1/batches?{wrong}", AUTH))).status == 400
+
+
+async def test_what_there_is_of_an_output_can_be_read_while_its_batch_runs(tmp_path: Path) -> None:
+    """The complete chunks in the order of the input, marked as incomplete; for others it is a file that never was."""
+    other = f"authorization: Bearer {OTHER_KEY}"
+    async with job_edge(tmp_path) as edge:
+        file = await upload(edge, 40)
+        made = await edge.sdk().batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")
+        shown = await ask(edge, get(f"/v1/batches/{made.id}", AUTH))
+        output, errors = shown.header("x-gateway-output-file-id"), shown.header("x-gateway-error-file-id")
+        path = f"/v1/files/{output}/content"
+
+        async def read() -> tuple[str | None, list[str]]:
+            answer = await ask(edge, get(path, AUTH))
+            assert answer.status == 200
+            return answer.header("x-incomplete"), [orjson.loads(one)["custom_id"] for one in answer.body.splitlines()]
+
+        assert await read() == ("true", [])
+        assert await run_next(edge) == CHECK
+        assert await read() == ("true", [])
+        first = await claim(edge.store)
+        assert await run_next(edge) == 1
+        assert await read() == ("true", [f"line {number}" for number in range(16, 32)])
+        assert first is not None
+        await edge.store.give_back(first, run_at=None, is_attempt=False)
+        assert [await run_next(edge), await run_next(edge)] == [2, 0]
+        assert await read() == ("true", [f"line {number}" for number in range(40)])
+        partial = await ask(edge, get(path, AUTH, "range: bytes=0-1"))
+        assert (partial.status, partial.header("accept-ranges")) == (200, "none")
+        async with connect(edge.url) as peer:
+            peer.send(get(path, AUTH, method="HEAD"))
+            head = await peer.response(head=True)
+        assert (head.header("x-incomplete"), head.body) == ("true", b"")
+        assert (await ask(edge, get(f"/v1/files/{errors}/content", AUTH))).body == b""
+        answers = [
+            await ask(edge, get(f"/v1/files/{id}/content", other))
+            for id in (output, new_id(FILE, bytes(16)), "file-abc")
+        ]
+        assert [answer.status for answer in answers] == [404] * 3
+        assert len({(answer.body, tuple(name for name, _ in answer.headers)) for answer in answers}) == 1
+
+        assert await run_next(edge) == FINALISE
+        assert await read() == (None, [f"line {number}" for number in range(40)])
+        ended = await ask(edge, get(f"/v1/batches/{made.id}", AUTH))
+        assert ended.header("x-gateway-output-file-id") is None
+        assert orjson.loads(ended.body)["output_file_id"] == output
+        assert (await ask(edge, get(f"/v1/files/{errors}/content", AUTH))).status == 404
+        await edge.sdk().files.delete(str(output))
+        assert (await ask(edge, get(path, AUTH))).status == 404
+
+
+async def test_an_output_whose_batch_ends_while_it_is_read_ends_with_a_whole_line() -> None:
+    """Its chunks go when the file is there."""
+    blobs, clock = MemoryBlobs(), SystemClock()
+    files = PartialFiles(lambda: _store(MemoryJobStore(clock.wall)), blobs)
+    for name in ("one", "two", "three"):
+        writer = await blobs.writer(name)
+        await writer.write(b"%b\n" % name.encode())
+        await writer.commit()
+    pieces = files.read(PartialFile("x.jsonl", ["one", "two", "three"]))
+
+    read = [await anext(pieces)]
+    await blobs.remove(["two", "three"])
+
+    assert [*read, *[piece async for piece in pieces]] == [b"one\n"]
+
+
+async def _store(store: JobStore) -> JobStore:
+    return store
 
 
 async def test_a_batch_of_another_tenant_is_none(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import re
 from random import Random
 from string import ascii_letters, digits
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.batches.chunks import lines_of, plan_chunks
-from gateway.policy.jobs.ids import BATCH, FILE, JOB, Mark, derived_file_id, is_ours, line_id, new_id
+from gateway.policy.jobs.ids import BATCH, FILE, JOB, Mark, batches_of_file, derived_file_id, is_ours, line_id, new_id
 from gateway.policy.jobs.rules import BatchRules
 
 MARKS: tuple[Mark, ...] = (FILE, BATCH, JOB)
@@ -49,6 +50,22 @@ def test_the_files_of_a_batch_have_the_same_ids_always() -> None:
     assert ids == [derived_file_id(one, role) for one in (batch, other) for role in ("output", "errors")]
     assert len({*ids}) == 4
     assert all(is_ours(FILE, id) for id in ids)
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_a_batch_is_known_by_the_ids_of_its_files(draw: bytes) -> None:
+    """Before there are any; other ids lead to batches that nobody has, and none to itself."""
+    batch = new_id(BATCH, draw)
+
+    for role in ("output", "errors"):
+        found = batches_of_file(derived_file_id(batch, role))
+        assert (batch, role) in found
+        assert len(found) == 2
+        assert all(is_ours(BATCH, one) for one, _ in found)
+    assert not any(one == batch for one, _ in batches_of_file(new_id(FILE, draw)))
+    assert [*batches_of_file(batch), *batches_of_file("file-abc")] == []
+    with pytest.raises(ValueError, match="batch_gw"):
+        derived_file_id("batch_1", "output")
 
 
 def test_ids_of_lines_sort_like_the_lines() -> None:

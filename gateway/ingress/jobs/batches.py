@@ -19,7 +19,7 @@ from gateway.jobs.batch_service import BatchOwner, BatchService
 from gateway.policy.batches.batch_object import batch_object
 from gateway.policy.batches.request import read_batch_request
 from gateway.policy.jobs.file_object import list_page
-from gateway.policy.jobs.ids import BATCH
+from gateway.policy.jobs.ids import BATCH, derived_file_id
 from gateway.policy.jobs.job import Job
 from gateway.policy.snapshot import Policies
 from gateway.words import LANES, Lane
@@ -89,7 +89,11 @@ class BatchRoutes:
     def _shown(self, job: Job) -> Response:
         response = json_response(batch_object(job))
         if not job.state.is_end:
-            response.raw_headers.append((b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS))
+            response.raw_headers += [
+                (b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS),
+                (b"x-gateway-output-file-id", derived_file_id(job.id, "output").encode()),
+                (b"x-gateway-error-file-id", derived_file_id(job.id, "errors").encode()),
+            ]
             paused = "operator" if job.is_paused else self._braked_by(job.id)
             if paused:
                 response.raw_headers.append((b"x-gateway-paused", paused.encode()))

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.errors import CallerFault
 from gateway.ingress.render import error_body, new_request_id
+from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.file_service import FileService
 from gateway.policy.jobs.job import StoredFile
 
@@ -31,12 +32,7 @@ async def download(request: Request, files: FileService, file: StoredFile) -> Re
     """Returns the bytes of a file. Several ranges, or one that is none, are all of it. Raises NotFound, JobsUnavailable."""
     size = file.bytes
     span = read_range(request.headers.get("range"), size)
-    headers = {
-        "x-request-id": new_request_id(),
-        "accept-ranges": "bytes",
-        "content-disposition": disposition(file.filename),
-        "x-content-type-options": "nosniff",
-    }
+    headers = {"accept-ranges": "bytes", **_headers(file.filename)}
     if span is None:
         error = RangeNotSatisfiable(f"The file has {size} bytes; ask for a range that begins in it.", param="range")
         headers["content-range"] = f"bytes */{size}"
@@ -50,6 +46,22 @@ async def download(request: Request, files: FileService, file: StoredFile) -> Re
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
     pieces = await files.read(file, start, end - start)
     return StreamingResponse(pieces, status, headers, media_type="application/octet-stream")
+
+
+async def download_partial(request: Request, files: PartialFiles, file: PartialFile) -> Response:
+    """Returns what there is of a file that is not complete: no ranges, for the next time there may be lines in between."""
+    headers = {"x-incomplete": "true", "accept-ranges": "none", "cache-control": "no-store", **_headers(file.filename)}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(files.read(file), headers=headers, media_type="application/octet-stream")
+
+
+def _headers(filename: str) -> dict[str, str]:
+    return {
+        "x-request-id": new_request_id(),
+        "content-disposition": disposition(filename),
+        "x-content-type-options": "nosniff",
+    }
 
 
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:

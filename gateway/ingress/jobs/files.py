@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.errors import BodyTimeout, InvalidRequest
+from gateway.errors import BodyTimeout, InvalidRequest, NotFound
 from gateway.ingress import parse
-from gateway.ingress.jobs.download import download
+from gateway.ingress.jobs.download import download, download_partial
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.jobs.upload_form import MOST_FIELD_BYTES, UploadForm
 from gateway.ingress.routes import json_response
+from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.file_service import FileService, FileUpload, too_large
 from gateway.policy.jobs.file_object import file_object, list_page
 from gateway.policy.jobs.ids import FILE
@@ -39,9 +40,11 @@ class ClientLeft(Exception):
 class FileRoutes:
     """The routes of files."""
 
-    def __init__(self, policies: Policies, files: FileService) -> None:
+    def __init__(self, policies: Policies, files: FileService, partial: PartialFiles) -> None:
+        """`partial` finds the files of batches that still run."""
         self._policies = policies
         self._files = files
+        self._partial = partial
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes, with and without `/v1`."""
@@ -104,8 +107,17 @@ class FileRoutes:
         return json_response(file_object(await self._find(request)))
 
     async def content(self, request: Request) -> Response:
-        """Gives the bytes of a file."""
-        return await download(request, self._files, await self._find(request))
+        """Gives the bytes of a file; those that there are of one that a batch is writing, and says so."""
+        _, tenant, _ = caller_of(self._policies, request)
+        file_id = request.path_params["id"]
+        try:
+            file = await self._files.find(file_id, tenant)
+        except NotFound:
+            partial = await self._partial.find(file_id, tenant)
+            if partial is not None:
+                return await download_partial(request, self._partial, partial)
+            file = await self._files.find(file_id, tenant)  # its batch may have ended in between
+        return await download(request, self._files, file)
 
     async def remove(self, request: Request) -> Response:
         """Takes a file away."""

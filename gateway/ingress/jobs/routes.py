@@ -28,7 +28,7 @@ def durable_routes(policies: Policies, work: JobWork | None, make_call: MakeCall
         return absent_routes(policies)
     routes = JobRoutes(policies, work.service, make_call, clock).routes()
     if policies.current.jobs.settings.takes_files:
-        routes += FileRoutes(policies, work.files).routes()
+        routes += FileRoutes(policies, work.files, work.partial).routes()
         routes += BatchRoutes(policies, work.batches, work.braked_by).routes()
     return routes
 

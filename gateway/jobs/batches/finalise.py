@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, BlobWriter, JobStore
 from gateway.jobs.batches.chunk_input import ChunkInput
+from gateway.jobs.batches.partial import filename_of
 from gateway.jobs.file_service import blob_of
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches import marks
@@ -23,7 +23,7 @@ from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.lines import LineProblem, read_custom_id
 from gateway.policy.batches.output import LineIdentity, stopped_line
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.ids import derived_file_id, line_id
+from gateway.policy.jobs.ids import Role, derived_file_id, line_id
 from gateway.policy.jobs.job import ChunkResult, Job, JobEnd, JobError, JobState, LineResult, StoredFile, Tally
 from gateway.policy.jobs.rules import JobRules
 
@@ -131,13 +131,13 @@ class BatchEnds:
             log.exception("job %s: its input cannot be read any more; lines without a result are not named", job.id)
         return found
 
-    async def _keep(self, job: Job, part: _Part, role: Literal["output", "errors"], created_at: float) -> str | None:
+    async def _keep(self, job: Job, part: _Part, role: Role, created_at: float) -> str | None:
         """Makes a durable file of the lines; returns its id, None where there are none. Raises JobsUnavailable."""
         if part.writer is None:
             return None
         size = await part.writer.commit()
         lasts_s = job.about.get(marks.OUTPUT_LASTS_S) or self._rules_of(job).keep_files_s
-        filename = f"{job.id}_{'output' if role == 'output' else 'error'}.jsonl"
+        filename = filename_of(job, role)
         expires_at = created_at + lasts_s
         file = StoredFile(part.id, job.tenant, "batch_output", filename, size, created_at, expires_at, blob_of(part.id))
         await self._store.add_file(file)

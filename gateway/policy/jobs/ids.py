@@ -2,14 +2,16 @@
 
 An id is a mark and 22 letters and digits, of which the last three follow from the rest: a provider's own id passes for one of
 ours once in hundreds of millions, although OpenAI's files have just as many letters. The rest are 113 bits of a draw, or of the
-digest of another id: whoever makes a file of a batch twice gives it the same id.
+digest of another id. The files of a batch have its own id moved on by fixed steps: whoever makes one twice gives it the same
+id, and by the id of a file its batch is known before there is one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 FILE: Final = "file-gw"
 BATCH: Final = "batch_gw"
@@ -17,6 +19,9 @@ JOB: Final = "job_gw"
 EVENT: Final = "evt_gw"
 DELIVERY: Final = "msg_gw"
 Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw"]
+
+Role = Literal["output", "errors"]
+"""What a file of a batch's own is to it."""
 
 DRAW_BYTES = 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -30,9 +35,16 @@ def new_id(mark: Mark, draw: bytes) -> str:
     return f"{mark}{body}{_check_of(mark, body)}"
 
 
-def derived_file_id(batch_id: str, role: Literal["output", "errors"]) -> str:
-    """Returns the id of a batch's own file, always the same."""
-    return new_id(FILE, blake2b(batch_id.encode(), digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
+def derived_file_id(batch_id: str, role: Role) -> str:
+    """Returns the id of a batch's own file, always the same. Raises ValueError for what is no batch's id."""
+    return _moved(BATCH, batch_id, FILE, _step_of(role))
+
+
+def batches_of_file(file_id: str) -> Sequence[tuple[str, Role]]:
+    """Returns the batches that could have a file with this id, and what it would be to each; there is one of them at most."""
+    if not is_ours(FILE, file_id):
+        return []
+    return [(_moved(FILE, file_id, BATCH, -_step_of(role)), role) for role in get_args(Role)]
 
 
 def derived_event_ids(job_id: str, endpoint: str) -> tuple[str, str]:
@@ -52,6 +64,20 @@ def is_ours(mark: Mark, id: str) -> bool:
 def line_id(batch_id: str, line: int) -> str:
     """Returns the id of one line's request: that of its batch, and the line's number from 0."""
     return f"batch_req_{batch_id.removeprefix(BATCH)}{line:06d}"
+
+
+def _step_of(role: Role) -> int:
+    return int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
+
+
+def _moved(mark: Mark, id: str, to: Mark, step: int) -> str:
+    """Returns the id of the other kind that lies so far behind this one."""
+    parts = _ID.fullmatch(id)
+    if parts is None or parts[1] != mark:
+        raise ValueError(f"{id!r} does not begin with {mark}")
+    number = sum(_DIGITS.index(digit) * 62**place for place, digit in enumerate(parts[2]))
+    body = _base62((number + step) % 62**_BODY, _BODY)
+    return f"{to}{body}{_check_of(to, body)}"
 
 
 def _check_of(mark: str, body: str) -> str:
