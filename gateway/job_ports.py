@@ -86,7 +86,11 @@ class JobStore(Protocol):
         ...
 
     async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
-        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
+        """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts.
+
+        FINALISE of a batch that stopped early may commit, too, what came late for lines without a result in `open_results`,
+        which has it from then on.
+        """
         ...
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:

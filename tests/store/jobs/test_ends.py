@@ -246,6 +246,26 @@ async def test_a_batch_of_which_nothing_is_claimed_is_put_together_at_once(jobs:
     assert await jobs.store.open_results(final) == [line(3, is_failed=True)]
 
 
+async def test_finalise_may_commit_what_comes_late_for_a_stopped_batch(jobs: Jobs, stop: Stop) -> None:
+    """It counts once, and is there beside what chunks had; given back for a time, it comes back then."""
+    job = await jobs.running_batch(total=6, per_chunk=2, parallel=2)
+    first, second = await jobs.claim_all(2)
+    await jobs.store.commit(first, [line(1)])
+    await stop(jobs, job)
+    await jobs.give_back(first)
+    await jobs.give_back(second)
+    final = await jobs.claim()
+    for _ in range(2):
+        assert (await jobs.store.commit(final, [line(0, "late"), line(5, is_failed=True)])).is_ours
+    await jobs.give_back(final, run_at=jobs.wall() + 60)
+    assert await jobs.claim_all() == []
+    await jobs.tick(60)
+    again = await jobs.claim()
+
+    assert (again.piece, again.job.tally) == (FINALISE, Tally(6, 2, 1, 30, 12, 6, 1.5))
+    assert sorted(await jobs.store.open_results(again)) == [line(0, "late"), line(1), line(5, is_failed=True)]
+
+
 @pytest.mark.parametrize("is_given_back", [False, True])
 async def test_a_running_batch_waits_for_what_runs(jobs: Jobs, stop: Stop, is_given_back: bool) -> None:
     """The last of its chunks, complete or not, sends it on to FINALISE; once."""
