@@ -1,0 +1,200 @@
+"""Blobs in a Redis: their bound, what killed and cancelled writers leave, a Redis that is gone, and a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
+from tests.store.blob_support import blobs_in, put, whole
+from tests.store.redis_servers import RedisServer
+
+
+@pytest.fixture
+async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
+    """An empty store."""
+    store = blobs_in(redis_url, "one")
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture(autouse=True)
+def server(_redis_process: RedisServer) -> RedisServer:
+    """The server, which holds nothing."""
+    _redis_process.flush()
+    return _redis_process
+
+
+def total(server: RedisServer) -> int:
+    """The bytes that are counted."""
+    (key,) = server.do("KEYS", "*:total")
+    return int(server.do("GET", key))
+
+
+def parts_in(server: RedisServer) -> int:
+    """The blobs whose parts are there."""
+    return sum(server.do("TYPE", key) in (b"hash", "hash") for key in server.do("KEYS", "one:1:blob:*"))
+
+
+async def test_the_bound_is_that_of_all_gateways_together(redis_url: str, blobs: RedisBlobs) -> None:
+    """The refusal names the remedy, and removing makes room again."""
+    first, second = (blobs_in(redis_url, "one", max_bytes=3 * PART_BYTES) for _ in range(2))
+    await put(first, "a", b"x" * (2 * PART_BYTES))
+
+    with pytest.raises(JobsUnavailable, match=r"jobs\.files"):
+        await put(second, "b", b"x" * (2 * PART_BYTES))
+    await second.remove(["a"])
+
+    assert await put(second, "b", b"x" * (2 * PART_BYTES)) == 2 * PART_BYTES
+    await asyncio.gather(first.aclose(), second.aclose())
+
+
+async def test_each_byte_is_counted_once(blobs: RedisBlobs, server: RedisServer) -> None:
+    """Of what is kept, replaced, given up, removed, removed again, and of no name at all."""
+    await put(blobs, "a/1", b"x" * 1000)
+    await put(blobs, "a/1", b"x" * 300)
+    await put(blobs, "a/2", b"")
+    writer = await blobs.writer("a/3")
+    await writer.write(b"x" * (5 * PART_BYTES))
+    assert total(server) == 300 + 4 * PART_BYTES
+    await writer.abort()
+    await blobs.remove(["a/none"])
+    await blobs.aclose()
+    assert total(server) == 300
+
+    again = blobs_in(f"redis://127.0.0.1:{server.port}/0", "one")
+    await asyncio.gather(again.remove(["a/1"]), again.remove(["a/1", "a/2"]))
+    assert total(server) == 0
+    assert not server.do("HLEN", server.do("KEYS", "*:total")[0].replace(b":total", b":open"))
+    await again.aclose()
+
+
+async def test_what_a_killed_writer_leaves_goes_by_itself(redis_url: str, server: RedisServer) -> None:
+    """Its parts by their time to live; its entry when somebody writes behind that."""
+    killed, other = blobs_in(redis_url, "one", staged_s=0.05), blobs_in(redis_url, "one")
+    writer = await killed.writer("a")
+    await writer.write(b"x" * (4 * PART_BYTES))
+    assert parts_in(server) == 1
+    async with asyncio.timeout(10):
+        while parts_in(server):  # noqa: ASYNC110 - the server's clock
+            await asyncio.sleep(0.01)
+    await put(other, "b", b"1")
+    await other.aclose()
+
+    assert total(server) == 1
+    with pytest.raises(JobsUnavailable, match="too long"):
+        await writer.commit()
+    await killed.aclose()
+
+
+async def test_a_removal_that_was_not_seen_to_its_end_is_taken_up(
+    redis_url: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever writes next; but a blob that has the name since then stays."""
+    monkeypatch.setattr("gateway.store.blobs.redis.REMOVING_S", 0)
+    killed, other = blobs_in(redis_url, "one"), blobs_in(redis_url, "one")
+    for name in ("old", "new"):
+        await put(killed, name, b"x" * 10)
+    monkeypatch.setattr(killed, "settle", lambda _entry: asyncio.sleep(0))
+    await killed.remove(["old", "new"])
+    assert total(server) == 20
+    await put(other, "new", b"x" * 7)
+    await put(other, "third", b"x")
+    await other.aclose()
+
+    reader = blobs_in(redis_url, "one")
+    with pytest.raises(FileNotFoundError):
+        await whole(reader, "old")
+    assert await whole(reader, "new") == b"x" * 7
+    assert total(server) == 8
+    await asyncio.gather(killed.aclose(), reader.aclose())
+
+
+async def test_of_two_writers_of_one_name_the_last_wins(redis_url: str, blobs: RedisBlobs, server: RedisServer) -> None:
+    """In different gateways, and whoever gives up later takes nothing away."""
+    other = blobs_in(redis_url, "one")
+    first, second = await blobs.writer("out"), await other.writer("out")
+    for letter in (b"a", b"b"):
+        await first.write(letter * PART_BYTES)
+        await second.write(letter.upper() * PART_BYTES)
+    await second.commit()
+    assert (await whole(blobs, "out")).isupper()
+    await first.commit()
+    await second.abort()
+
+    assert (await whole(other, "out")).islower()
+    assert total(server) == 2 * PART_BYTES
+    await other.aclose()
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 4))
+async def test_a_commit_that_is_cancelled_is_done_or_not_done(
+    redis_url: str, blobs: RedisBlobs, server: RedisServer, turns: int
+) -> None:
+    """At whatever moment: the blob is whole or not there, and counted so."""
+    data = os.urandom(2 * PART_BYTES + 5)
+    task = asyncio.create_task(put(blobs, "a", data))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await blobs.aclose()
+
+    reader = blobs_in(redis_url, "one")
+    await put(reader, "b", b"!")
+    try:
+        kept = await whole(reader, "a")
+    except FileNotFoundError:
+        kept = b""
+    assert kept in (b"", data)
+    assert total(server) == len(kept) + 1
+    await reader.aclose()
+
+
+async def test_a_redis_that_is_gone_is_a_refusal_until_it_is_back() -> None:
+    """Who reads hears so, too, and never half a blob."""
+    server = RedisServer().start()
+    blobs = blobs_in(server.url)
+    try:
+        await put(blobs, "a", b"x" * (6 * PART_BYTES))
+        reading = blobs.read("a")
+        await anext(reading)
+        server.stop(saved=True)
+        with pytest.raises(JobsUnavailable, match="does not serve"):
+            b"".join([piece async for piece in reading])
+        with pytest.raises(JobsUnavailable, match="does not serve"):
+            await blobs.writer("b")
+        server.start()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    assert len(await whole(blobs, "a")) == 6 * PART_BYTES
+                    break
+                except JobsUnavailable:
+                    await asyncio.sleep(0.02)
+    finally:
+        await blobs.aclose()
+        server.close()
+
+
+async def test_a_cluster_has_them_in_many_places(redis_cluster_url: str) -> None:
+    """Each blob in one; a folder is removed wherever its blobs are."""
+    blobs = blobs_in(redis_cluster_url)
+    data = os.urandom(3 * PART_BYTES)
+    names = [f"batch/x/{number}" for number in range(20)]
+    for name in names:
+        await put(blobs, name, data)
+    await put(blobs, "batch/xy", b"!")
+    assert await whole(blobs, names[7], 5, 2 * PART_BYTES) == data[5 : 2 * PART_BYTES + 5]
+
+    await blobs.remove_below("batch/x")
+
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            await whole(blobs, name)
+    assert await whole(blobs, "batch/xy") == b"!"
+    await blobs.aclose()
