@@ -19,6 +19,7 @@ from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, given_up
+from gateway.jobs.batches.commits import LineCommits
 from gateway.jobs.batches.segment import write_chunk
 from gateway.jobs.one_call import JSON, CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
@@ -42,8 +43,6 @@ CRASH_WINDOWS = {2: 8}
 """How many lines run at a time in a chunk that has come to nothing before, by the number of its claims; later only one."""
 MOST_CRASHES = 8
 """The first open line of a chunk with so many claims that nobody gave back ran alone at the last six of them."""
-LAST_COMMIT_S = 2.0
-"""The longest wait of a process that ends for a commit under way."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -111,13 +110,11 @@ class _Chunk:
         self._calls: dict[int, list[Call]] = {}
         self._waiting = 0
         """Lines that were refused for want of room, and wait to ask again."""
-        self._results: list[LineResult] = []
-        self._commit: asyncio.Task[bool] | None = None
         self._later_at: float | None = None
         """When the first of the lines that failed for now may be tried again, in wall-clock seconds."""
         self._left_out = 0  # lines that were tried, and that this claim leaves without a result
-        self._kept = 0  # lines whose results the store has
         self._news = asyncio.Event()
+        self._commits = LineCommits(runner.store, running, runner.clock, self._news)
         self._defect: BaseException | None = None
         self._is_unreadable = False  # nothing more begins; what runs has been paid for, and ends
 
@@ -125,7 +122,7 @@ class _Chunk:
         """Feeds and commits until nothing is left to be done here, and ends the claim."""
         runner, running = self._runner, self._running
         committed = {result.line for result in await runner.store.results(running.work)}
-        self._kept = len(committed)
+        self._commits.kept = len(committed)
         await self._input.open(committed)
         await self._set_aside_the_deadly()
         slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
@@ -141,8 +138,8 @@ class _Chunk:
                     stops_at = runner.clock.monotonic() + self._rules.batches.cancel_grace_s
             if stops_at is not None and runner.clock.monotonic() >= stops_at:
                 await self._stop_lines()
-            self._start_commit()
-            if not self._tasks and self._commit is None:
+            self._commits.start(at_once=not self._tasks)
+            if not self._tasks and self._commits.is_idle:
                 break
             await self._next_news()
             if self._defect is not None:
@@ -153,21 +150,15 @@ class _Chunk:
     async def break_off(self) -> None:
         """Ends at once: what has come is committed, and the rest given back, where the claim is still this worker's."""
         await self._stop_lines()
-        if self._commit is not None:
-            await asyncio.wait([self._commit], timeout=LAST_COMMIT_S)
-        if self._running.is_ours:
-            store, work = self._runner.store, self._running.work
-            with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-                if self._results:
-                    await store.commit(work, self._results)
-                await store.give_back(work, run_at=None, is_attempt=False)
+        with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+            await self._commits.break_off()
+            if self._running.is_ours:
+                await self._runner.store.give_back(self._running.work, run_at=None, is_attempt=False)
 
     async def aclose(self) -> None:
         """Ends what still runs; results that were not committed are lost, and their lines run again."""
         await self._stop_lines()
-        if self._commit is not None:
-            self._commit.cancel()
-            await asyncio.gather(self._commit, return_exceptions=True)
+        await self._commits.aclose()
 
     # --- lines in ---
 
@@ -190,7 +181,7 @@ class _Chunk:
         claims = self._running.work.claims
         window = self._rules.batches.window if claims < min(CRASH_WINDOWS) else CRASH_WINDOWS.get(claims, 1)
         window = max(1, window // max(1, self._runner.chunks))
-        uncommitted = len(self._tasks) + len(self._results)
+        uncommitted = len(self._tasks) + len(self._commits)
         return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - len(self._held()))
 
     def _held(self) -> list[int]:
@@ -214,7 +205,7 @@ class _Chunk:
         try:
             result = await self._served(line)
             if result is not None:
-                self._results.append(result)
+                self._commits.add(result)
         except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
             self._defect = defect
         finally:
@@ -310,36 +301,18 @@ class _Chunk:
             task.cancel("shutdown")
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- results out ---
-
-    def _start_commit(self) -> None:
-        """Commits what there is, one commit at a time: what comes meanwhile goes together with the next."""
-        if self._results and self._commit is None:
-            results, self._results = self._results, []
-            self._commit = asyncio.create_task(self._committed(results))
-
-    async def _committed(self, results: list[LineResult]) -> bool:
-        store, work = self._runner.store, self._running.work
-        try:
-            is_ours = await self._running.write(lambda: store.commit(work, results))
-            if is_ours:
-                self._kept += len(results)
-                if self._running.meter is not None:
-                    self._running.meter.lines(results)
-            return is_ours
-        finally:
-            self._commit = None
-            self._news.set()
+    # --- the end ---
 
     async def _set_aside_the_deadly(self) -> None:
         """Gives up the first line of a chunk that has killed its workers again and again: it ran alone when they died."""
         if self._running.work.claims > MOST_CRASHES:
-            self._results += [given_up(self._job, line) for line in await self._input.next_lines(1)]
+            for line in await self._input.next_lines(1):
+                self._commits.add(given_up(self._job, line))
 
     async def _end(self) -> None:
         """Completes the chunk if all its lines have results, else gives it back for later."""
         runner, running, work = self._runner, self._running, self._running.work
-        if self._kept == len(lines_of(plan_of(self._job), work.piece)):
+        if self._commits.kept == len(lines_of(plan_of(self._job), work.piece)):
             result = await write_chunk(runner.store, runner.blobs, work, runner.clock)
             await running.write(lambda: runner.store.complete_chunk(work, result))
         else:
