@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -89,6 +89,11 @@ class BatchService:
     async def find(self, batch_id: str, tenant: str) -> Job:
         """Returns a batch of the tenant's, at most a second old. Raises NotFound, JobsUnavailable."""
         return _batch(await self._watchers.look(await self._read_store(), batch_id, tenant))
+
+    async def changes(self, batch_id: str, tenant: str, after: int) -> AsyncIterator[Job | None]:
+        """Yields a batch that is there whenever it has changed, until its end; None where it has not for some time."""
+        async for job in self._watchers.changes(await self._read_store(), batch_id, tenant, after):
+            yield job
 
     async def list_batches(self, tenant: str, after: str | None, limit: int) -> JobPage:
         """Returns a page of the tenant's batches, newest first. Raises JobsUnavailable."""

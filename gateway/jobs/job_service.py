@@ -48,7 +48,7 @@ class JobService:
         self._rules = rules
         self._price_of = price_of
         self._new_id = new_id
-        self.watchers = Watchers(clock)
+        self.watchers = Watchers(clock, lambda: engine.is_closing)
 
     async def accept(self, call: Call, options: JobOptions) -> Accepted:
         """Makes a durable job of a call that the edge has checked.
@@ -93,9 +93,8 @@ class JobService:
             job = await self.watchers.look(store, job.id, job.tenant) or job
         return job
 
-    async def changes(self, job_id: str, tenant: str, after: int) -> AsyncIterator[Job]:
-        """Yields the job whenever it has changed, until its end. Raises NotFound."""
-        await self.find(job_id, tenant)
+    async def changes(self, job_id: str, tenant: str, after: int) -> AsyncIterator[Job | None]:
+        """Yields a job that is there whenever it has changed, until its end; None where it has not for some time."""
         async for job in self.watchers.changes(await self._engine.reader(), job_id, tenant, after):
             yield job
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from gateway.clock import Clock
 from gateway.job_ports import JobStore
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job
 
 LOOK_S = 1.0
+BETWEEN_S = 0.25
+"""The least time between two events of one stream: the lines of a batch may end by the hundred in a second."""
+SILENCE_S = 15.0
+"""So long a stream is silent, at most."""
 MOST_KEPT = 10_000
 """Jobs whose last look is remembered."""
 MOST_ID_CHARS = 64
@@ -28,8 +33,10 @@ class Look:
 class Watchers:
     """Answers polls and waits."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, is_closing: Callable[[], bool] = lambda: False) -> None:
+        """`is_closing` tells whether the process is on its way out."""
         self._clock = clock
+        self._is_closing = is_closing
         self._looks: dict[str, Look] = {}
         self._waiting: dict[str, asyncio.Event] = {}
 
@@ -63,18 +70,33 @@ class Watchers:
         await waiting.wait()
         timer.cancel()  # that of a waiter who leaves runs out: it takes away what was kept for him
 
-    async def changes(self, store: JobStore, job_id: str, tenant: str | None, after: int) -> AsyncIterator[Job]:
-        """Yields the job whenever its revision is another than before, first where it is not `after`, until its end."""
-        revision = after
-        while True:
-            job = await self.look(store, job_id, tenant)
-            if job is None:
-                return
-            if job.revision != revision:
-                revision = job.revision
+    async def changes(self, store: JobStore, job_id: str, tenant: str | None, after: int) -> AsyncIterator[Job | None]:
+        """Yields the job whenever its revision is another than before, first where it is not `after`, until its end.
+
+        Changes that follow one another fast are one. None comes where nothing has for `SILENCE_S`, also while the store
+        cannot be read. It ends early where the process does: the next one goes on with the job.
+        """
+        revision, clock = after, self._clock
+        told_at = clock.monotonic()
+        while not self._is_closing():
+            try:
+                job = await self.look(store, job_id, tenant)
+                if job is None:
+                    return
+            except JobsUnavailable:
+                job = None
+            if job is not None and job.revision != revision:
+                revision, told_at = job.revision, clock.monotonic()
                 yield job
-            if job.state.is_end:
+                if job.state.is_end:
+                    return
+                await clock.sleep(BETWEEN_S)
+                continue
+            if job is not None and job.state.is_end:
                 return
+            if clock.monotonic() - told_at >= SILENCE_S:
+                told_at = clock.monotonic()
+                yield None
             await self.wait(job_id, LOOK_S)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.ingress.jobs import jobs as job_routes
+from gateway.ingress.jobs import events as job_events
 from gateway.jobs import engine
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.store.jobs.sqlite.store import SqliteJobStore
@@ -263,7 +263,7 @@ async def test_readers_of_events_are_counted_while_they_are_there(
     gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more than there may be is refused; who leaves makes room."""
-    monkeypatch.setattr(job_routes, "MOST_EVENT_READERS", 2)
+    monkeypatch.setattr(job_events, "MOST_READERS", 2)
     job = await take(gateway.url, new_job(delay="1h"))
     follow = get(f"/v1/jobs/{job['id']}/events", WEB)
     for _ in range(3):

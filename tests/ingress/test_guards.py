@@ -126,6 +126,7 @@ def _own_objects() -> Iterator[tuple[str, Row]]:
         content = f"{prefix}/files/{file}/content"
         yield f"GET|HEAD {prefix}/files/{{id}}/content", Row("callers", content, served=404)
         yield f"DELETE {prefix}/files/{{id}}", Row("callers", f"{prefix}/files/{file}", served=404)
+        yield f"GET|HEAD {prefix}/batches/{{id}}/events", Row("callers", f"{prefix}/batches/{batch}/events", served=404)
         yield f"POST {prefix}/batches/{{id}}/cancel", Row("callers", f"{prefix}/batches/{batch}/cancel", served=404)
 
 

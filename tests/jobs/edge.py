@@ -19,6 +19,7 @@ from gateway.config.load import load_snapshot
 from gateway.exchange import Upstream
 from gateway.ingress.http.server import HttpServer, bind
 from gateway.ingress.jobs.batches import BatchRoutes
+from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.routes import build_app
 from gateway.job_ports import Blobs, JobStore
@@ -74,6 +75,7 @@ class JobEdge:
     files: FileService
     watchers: Watchers
     server: HttpServer
+    readers: EventReaders
     clients: list[AsyncOpenAI] = field(default_factory=list)
 
     def sdk(self, api_key: str = WEB_KEY) -> AsyncOpenAI:
@@ -103,14 +105,15 @@ async def job_edge(
     files = FileService(open_store, open_store, kept, clock, lambda: policies.current.jobs, os.urandom)
     watchers = Watchers(clock)
     batches = BatchService(open_store, open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
+    readers = EventReaders()
     routes = (
         FileRoutes(policies, files, PartialFiles(open_store, kept)).routes()
-        + BatchRoutes(policies, batches, lambda _id: braked_by).routes()
+        + BatchRoutes(policies, batches, lambda _id: braked_by, readers).routes()
     )
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter
     server = HttpServer(app, bind("127.0.0.1", 0), lambda *_said: None)
-    edge = JobEdge(server.url, policies, store, kept, files, watchers, server)
+    edge = JobEdge(server.url, policies, store, kept, files, watchers, server, readers)
     await server.start()
     try:
         yield edge

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.ingress.jobs import events
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.finalise import BatchEnds
@@ -233,6 +236,57 @@ async def test_an_output_whose_batch_ends_while_it_is_read_ends_with_a_whole_lin
 
 async def _store(store: JobStore) -> JobStore:
     return store
+
+
+async def test_events_follow_a_batch_to_its_end(tmp_path: Path) -> None:
+    """One for each change; who comes back is told only what is new, and who asks for the head alone waits for nothing."""
+    async with job_edge(tmp_path) as edge:
+        made = await edge.sdk().batches.create(input_file_id=await upload(edge), endpoint=CHAT, completion_window="24h")
+        path = f"/v1/batches/{made.id}/events"
+        async with connect(edge.url) as peer:
+            peer.send(get(path, AUTH))
+            first = await peer.reader.readuntil(b"\n\n\r\n")
+            assert edge.readers.open.total() == 1
+            async with connect(edge.url) as other:
+                other.send(get(path, AUTH, method="HEAD"))
+                head = await other.response(head=True)
+            while await run_next(edge) is not None:
+                pass
+            rest = await peer.reader.readuntil(b"0\r\n\r\n")
+        number = re.search(rb"id: (\d+)", first)
+        assert number is not None
+        again = await ask(edge, get(path, AUTH, f"last-event-id: {number[1].decode()}"))
+        foreign = await ask(edge, get(path, f"authorization: Bearer {OTHER_KEY}"))
+
+    assert (head.status, head.header("content-type")) == (200, "text/event-stream; charset=utf-8")
+    assert b'"status":"validating"' in first
+    assert b'"status":"completed"' in rest
+    assert again.body.count(b"event: batch\n") == 1
+    assert b'"status":"completed"' in again.body
+    assert foreign.status == 404
+
+
+async def test_a_tenant_leaves_room_for_other_readers_of_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all streams it may have a part; who leaves makes room."""
+    monkeypatch.setattr(events, "MOST_READERS_PER_TENANT", 1)
+    async with job_edge(tmp_path) as edge:
+        paths = {}
+        for key in (WEB_KEY, OTHER_KEY):
+            sdk = edge.sdk(key)
+            file = await sdk.files.create(file=("in.jsonl", jsonl(line("one"))), purpose="batch")
+            batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            paths[key] = f"/v1/batches/{batch.id}/events"
+        async with connect(edge.url) as one, connect(edge.url) as two:
+            for peer, key in ((one, WEB_KEY), (two, OTHER_KEY)):
+                peer.send(get(paths[key], f"authorization: Bearer {key}"))
+                assert b"200 OK" in await peer.reader.readuntil(b"\n\n\r\n")
+            refused = await ask(edge, get(paths[WEB_KEY], AUTH))
+            assert (refused.status, refused.error["code"]) == (429, "too_many_event_readers")
+        async with asyncio.timeout(5):
+            while edge.readers.open:  # noqa: ASYNC110 - the server hears of it by itself
+                await asyncio.sleep(0.01)
 
 
 async def test_a_batch_of_another_tenant_is_none(tmp_path: Path) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
+
+import pytest
 
 from gateway.jobs.running import RunningWork
 from gateway.jobs.watchers import Watchers
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobState
+from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
 
@@ -25,6 +30,53 @@ def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
         assert not watchers._waiting
 
     run(story)
+
+
+def test_who_follows_a_job_hears_that_nothing_happens_and_not_too_much_of_what_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sign of life every fifteen seconds, also while the store cannot be read; of many changes in a moment the last."""
+
+    async def story(clock: LoopClock) -> None:
+        stage, is_closing = Stage(clock), False
+        watchers = Watchers(clock, lambda: is_closing)
+        await stage.accept("job_1", "job_2")
+        heard: list[tuple[int, int | None]] = []
+        began = clock.monotonic()
+
+        async def follow(job_id: str) -> None:
+            async for job in watchers.changes(stage.store, job_id, "t", -1):
+                heard.append((int(clock.monotonic() - began), None if job is None else job.revision))
+
+        following = asyncio.create_task(follow("job_1"))
+        await asyncio.sleep(40)
+        assert heard == [(0, 0), (15, None), (30, None)]
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryJobStore, "find", _fails)
+            await asyncio.sleep(15)
+        assert heard[3:] == [(45, None)]
+        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        for number in range(100):
+            await stage.store.note(work, {"number": number})
+            watchers.changed("job_1")
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        assert 3 <= len(heard[4:]) <= 6
+        assert heard[-1][1] == 101
+        await stage.store.finish(work, JobEnd(JobState.SUCCEEDED))
+        await asyncio.wait_for(following, 2.0)
+        assert heard[-1][1] == 102
+
+        other = asyncio.create_task(follow("job_2"))
+        await asyncio.sleep(0.5)
+        is_closing = True
+        await asyncio.wait_for(other, 2.0)
+
+    run(story)
+
+
+async def _fails(_store: MemoryJobStore, _job_id: str, _tenant: str | None) -> NoReturn:
+    raise JobsUnavailable("The disk is full.")
 
 
 def test_ids_that_nobody_has_are_not_remembered() -> None:

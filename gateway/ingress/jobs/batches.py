@@ -6,6 +6,7 @@ It must not know how batches run; `BatchService` takes them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
+from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.jobs.batch_service import BatchOwner, BatchService
@@ -36,11 +38,14 @@ _HIGHEST: Lane = "batch"
 class BatchRoutes:
     """The routes of batches."""
 
-    def __init__(self, policies: Policies, batches: BatchService, braked_by: Callable[[str], str]) -> None:
+    def __init__(
+        self, policies: Policies, batches: BatchService, braked_by: Callable[[str], str], readers: EventReaders
+    ) -> None:
         """`braked_by` tells, by a batch's id, which class of errors keeps its lines from running; empty: none."""
         self._policies = policies
         self._batches = batches
         self._braked_by = braked_by
+        self._readers = readers
         self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
 
     def routes(self) -> list[BaseRoute]:
@@ -50,6 +55,7 @@ class BatchRoutes:
             ("GET", "/batches", self.list_batches),
             ("GET", "/batches/{id}", self.show),
             ("POST", "/batches/{id}/cancel", self.cancel),
+            ("GET", "/batches/{id}/events", self.events),
         )
         return own_routes(self._policies, BATCH, table)
 
@@ -85,6 +91,14 @@ class BatchRoutes:
         """Asks a batch to stop."""
         _, tenant, _ = caller_of(self._policies, request)
         return self._shown(await self._batches.cancel(request.path_params["id"], tenant))
+
+    async def events(self, request: Request) -> Response:
+        """Streams the batch whenever it changes, as server-sent events with its revision as their id, until its end."""
+        _, tenant, _ = caller_of(self._policies, request)
+        batch_id = request.path_params["id"]
+        await self._batches.find(batch_id, tenant)  # what is not there is said before the stream begins
+        changes = partial(self._batches.changes, batch_id, tenant)
+        return self._readers.follow(request, tenant, "batch", changes, batch_object)
 
     def _shown(self, job: Job) -> Response:
         response = json_response(batch_object(job))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
+from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.own_routes import caller_of, limit_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import MakeCall, StoredRequest
-from gateway.policy.jobs.errors import NoResult, TooManyReaders
+from gateway.policy.jobs.errors import NoResult
 from gateway.policy.jobs.job import Job, JobQuery, JobState
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
@@ -28,7 +29,6 @@ from gateway.policy.snapshot import Key, Policies
 from gateway.words import Lane
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
-MOST_EVENT_READERS = 1000
 USUALLY_LISTED, MOST_LISTED = 20, 100
 _PROBE_ID = "job"
 
@@ -36,13 +36,15 @@ _PROBE_ID = "job"
 class JobRoutes:
     """What each route of jobs does."""
 
-    def __init__(self, policies: Policies, jobs: JobService, make_call: MakeCall, clock: Clock) -> None:
+    def __init__(
+        self, policies: Policies, jobs: JobService, make_call: MakeCall, clock: Clock, readers: EventReaders
+    ) -> None:
         self._policies = policies
         self._jobs = jobs
         self._make_call = make_call
         self._clock = clock
         self._forwarded = request_headers()
-        self._readers = 0
+        self._readers = readers
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes, with and without `/v1`."""
@@ -123,23 +125,9 @@ class JobRoutes:
     async def events(self, request: Request) -> Response:
         """Streams the job whenever it changes, as server-sent events with its revision as their id, until its end."""
         tenant, job_id = self._tenant(request), request.path_params["id"]
-        last = request.headers.get("last-event-id", "")
-        after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else -1
-        if self._readers >= MOST_EVENT_READERS:
-            raise TooManyReaders(
-                f"{MOST_EVENT_READERS} streams of job events are open, which is the limit; poll instead."
-            )
         await self._jobs.find(job_id, tenant)  # what is not there is said before the stream begins
-        headers = {"cache-control": "no-cache"}
-        return StreamingResponse(self._events(job_id, tenant, after), headers=headers, media_type="text/event-stream")
-
-    async def _events(self, job_id: str, tenant: str, after: int) -> AsyncIterator[bytes]:
-        self._readers += 1
-        try:
-            async for job in self._jobs.changes(job_id, tenant, after):
-                yield b"event: job\nid: %d\ndata: %b\n\n" % (job.revision, orjson.dumps(show_job(job)))
-        finally:
-            self._readers -= 1
+        changes = partial(self._jobs.changes, job_id, tenant)
+        return self._readers.follow(request, tenant, "job", changes, show_job)
 
     def _caller(self, request: Request) -> tuple[dict[bytes, bytes], Key, bytes | None]:
         index = parse.index_headers(request.scope["headers"])

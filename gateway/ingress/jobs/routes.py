@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from gateway.clock import Clock
 from gateway.ingress.jobs.batches import BatchRoutes
+from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
 from gateway.ingress.jobs.own_routes import caller_of
@@ -26,10 +27,11 @@ def durable_routes(policies: Policies, work: JobWork | None, make_call: MakeCall
     """Returns the routes, with and without `/v1`; without work they say that there is none."""
     if work is None:
         return absent_routes(policies)
-    routes = JobRoutes(policies, work.service, make_call, clock).routes()
+    readers = EventReaders()
+    routes = JobRoutes(policies, work.service, make_call, clock, readers).routes()
     if policies.current.jobs.settings.takes_files:
         routes += FileRoutes(policies, work.files, work.partial).routes()
-        routes += BatchRoutes(policies, work.batches, work.braked_by).routes()
+        routes += BatchRoutes(policies, work.batches, work.braked_by, readers).routes()
     return routes
 
 
