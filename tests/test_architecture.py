@@ -72,6 +72,7 @@ NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "lo
 POLICYS_DATA = {
     "gateway.policy.snapshot",
     "gateway.policy.fleet.lease",
+    "gateway.policy.fleet.shared_state",
     "gateway.policy.jobs.job",
     "gateway.policy.jobs.errors",
 }

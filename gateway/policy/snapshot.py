@@ -16,6 +16,7 @@ from typing import Literal
 
 from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules, Jobs
 from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
@@ -261,23 +262,6 @@ class Server:
     """Before the grace: not ready any more, but calls are still taken."""
     admin_listen: tuple[str, int] | None = None
     admin_digest: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedState:
-    """The Redis that replicas share; fixed at start."""
-
-    url: str = field(repr=False)
-    """`redis://`, `rediss://`, `redis+sentinel://host:port,host:port/service/db` or `redis+cluster://host:port,host:port`."""
-    namespace: str = "gateway"
-    """Before every key: gateways of the same namespace are replicas of each other."""
-    timeout_s: float = 0.05
-    """Of one operation; no call waits longer, nor twice."""
-    connections: int = 4
-    """To each server, besides the one that hears news."""
-    replicas: int = 1
-    """So many there are at least, as long as the store has not said how many."""
-    ca_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

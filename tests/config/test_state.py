@@ -11,8 +11,9 @@ import pytest
 
 from gateway.config.describe import describe
 from gateway.config.sections.redis_url import SCHEMES, parse_redis_url
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import PolicySnapshot, SharedState
+from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
 
 NEEDS = ", ".join(SCHEMES)

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.clock import SystemClock
 from gateway.flow.fleet.news import FleetNews
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.gate import Gate
-from gateway.policy.snapshot import SharedState
 from gateway.ports import NewsItem
 from gateway.store.redis.news import RedisNews
 from gateway.store.redis_link.link import Link

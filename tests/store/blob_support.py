@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Any
 
 from gateway.job_ports import Blobs
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.blobs.redis import RedisBlobs
 
 

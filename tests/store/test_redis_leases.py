@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.policy.fleet.lease import LeaseAsk
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.redis.leases import LATE_S, RedisLeases
 from gateway.store.redis_link.link import Link, StoreGone
 from tests.store.lease_fleet import (

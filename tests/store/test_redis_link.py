@@ -18,7 +18,7 @@ import trustme
 from redis.crc import key_slot
 
 import gateway.store.redis_link.server as redis_server_module
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.redis_link import job, subscriber
 from gateway.store.redis_link.connect import PATIENCE_S, address_of, always, connect, master_of
 from gateway.store.redis_link.job import OperationCounts, StoreCommand

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.ports import NewsItem
 from gateway.store.redis.news import MEMORY_S, MOST_DELAYED, MOST_KEPT, OVER_S, RedisNews, ServerTime
 from gateway.store.redis_link.link import Link

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.ports import NewsItem
 from gateway.store.redis.store import RedisStore
 from tests.store.conformance import KIB, ROOMY, digest, entries, kept, row, settle

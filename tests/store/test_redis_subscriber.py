@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.redis_link import subscriber
 from gateway.store.redis_link.link import Link
 from tests.store.redis_servers import RedisServer

@@ -11,8 +11,9 @@ from gateway.config.reading.problems import Document, Path, path_text, printable
 from gateway.config.schema import ConfigFile
 from gateway.config.sections.credentials import is_first
 from gateway.config.sections.redis_url import parse_redis_url
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.route_plan import strangers_of
-from gateway.policy.snapshot import Key, Model, Provider, SharedState
+from gateway.policy.snapshot import Key, Model, Provider
 from gateway.words import EMULATOR
 
 _READABLE_BY_OTHERS = 0o044

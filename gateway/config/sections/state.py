@@ -19,7 +19,7 @@ from gateway.config.reading.problems import Document, Path, kind_of
 from gateway.config.schema import ConfigFile, Entry
 from gateway.config.sections.redis_url import SCHEMES, parse_redis_url
 from gateway.config.sections.sections import beside, is_file
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 
 MEMORY: Final = "memory"
 REDIS: Final = "redis"

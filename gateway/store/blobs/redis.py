@@ -16,8 +16,8 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Final
 
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.snapshot import SharedState
 from gateway.store.blobs.names import check_name
 from gateway.store.redis_link.link import BackgroundTasks, Link, Script, StoreGone, load_script
 

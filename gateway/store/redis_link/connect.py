@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 
 Node = tuple[str, int]
 """Host and port."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Connection, Redis
 
-from gateway.policy.snapshot import SharedState
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.redis_link.cluster import Cluster
 from gateway.store.redis_link.connect import Node, address_of, always, client_of, connect, master_of
 from gateway.store.redis_link.job import (
