@@ -30,6 +30,7 @@ from gateway.policy.jobs.job import (
     StoredFile,
     WriteResult,
 )
+from gateway.policy.webhooks.public_address import PublicUrl
 from gateway.words import Lane
 
 
@@ -229,6 +230,10 @@ class Unreachable(Exception):
     """There was no HTTP answer, or none in time. The message says why, and names no path."""
 
 
+class FetchRefused(Unreachable):
+    """The guard lets no request out to that address; nothing was sent."""
+
+
 class OutwardAnswer(NamedTuple):
     """What is heard of an answer from outside."""
 
@@ -248,6 +253,18 @@ class Outward(Protocol):
 
     async def aclose(self) -> None:
         """Closes all connections."""
+        ...
+
+
+class FetchGuard(Protocol):
+    """Says which addresses a URL that a caller named may lead to; whoever fetches such a URL asks it twice."""
+
+    def read(self, url: str) -> PublicUrl:
+        """Returns the URL's parts, of which the connection is made. Raises FetchRefused."""
+        ...
+
+    def check(self, addresses: Sequence[str]) -> None:
+        """Looks at all addresses that the URL's name stands for, one of which is connected to. Raises FetchRefused."""
         ...
 
 

@@ -7,7 +7,8 @@ answer's body only as much is read as lets the connection be used again. What it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import httpx
@@ -20,58 +21,65 @@ from gateway.upstream.http1.wire import WireTimeouts
 MOST_READ_BYTES: Final = 4096
 CONNECTIONS: Final = 16
 """To each origin, at most."""
-_ERRORS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL)
+OUTWARD_ERRORS: tuple[type[Exception], ...] = (*ERRORS, httpx.InvalidURL)
 
 
 class HttpOutward:
-    """Posts over the gateway's own HTTP/1.1 transport, which belongs to one event loop."""
+    """Posts over the gateway's own HTTP/1.1 transport, or another one; either belongs to one event loop."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport` stands in for our own in tests."""
+        """`transport` is one through a proxy, or with authorities of its own."""
         self._transport = transport or Http1Transport(max_connections=CONNECTIONS)
 
     async def post(
         self, url: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
     ) -> OutwardAnswer:
         """Posts a body, within `timeout_s` from the connection to the end of what is read. Raises Unreachable."""
-        answer: OutwardAnswer | None = None
-        timeouts = WireTimeouts(timeout_s, timeout_s, timeout_s, timeout_s, timeout_s)
+        answered: list[OutwardAnswer] = []
         try:
-            request = httpx.Request(
-                "POST", url, headers=[*headers], content=body, extensions={"timeout": timeouts.as_extension()}
-            )
+            extensions = {"timeout": timeouts_of(timeout_s).as_extension()}
+            request = httpx.Request("POST", url, headers=[*headers], content=body, extensions=extensions)
             async with asyncio.timeout(timeout_s):
-                response = await self._transport.handle_async_request(request)
-                answer = OutwardAnswer(response.status_code, response.headers.get("retry-after", "").encode())
-                await _read_some(response)
+                await post_over(self._transport, request, answered)
         except (TimeoutError, httpx.TimeoutException):
-            if answer is not None:  # only its body was late
-                return answer
-            raise Unreachable(f"no answer within {timeout_s:g} s") from None
-        except _ERRORS as error:
-            raise Unreachable(_in_words(error)) from error
-        return answer
+            if not answered:  # else only its body was late
+                raise Unreachable(f"no answer within {timeout_s:g} s") from None
+        except OUTWARD_ERRORS as error:
+            raise Unreachable(in_words(error)) from error
+        return answered[0]
 
     async def aclose(self) -> None:
         """Closes all connections."""
         await self._transport.aclose()
 
 
-async def _read_some(response: httpx.Response) -> None:
-    """Reads a short body to its end; a long one, or one that breaks off, costs the connection, and changes nothing."""
-    read = 0
+async def post_over(transport: httpx.AsyncBaseTransport, request: httpx.Request, answered: list[OutwardAnswer]) -> None:
+    """Sends a request; the answer is in `answered` as soon as its head has come."""
+    response = await transport.handle_async_request(request)
     try:
-        async for chunk in response.aiter_raw():
-            read += len(chunk)
-            if read > MOST_READ_BYTES:
-                break
-    except ERRORS:
-        return
+        answered.append(OutwardAnswer(response.status_code, response.headers.get("retry-after", "").encode()))
+        await read_some(response.aiter_raw())
     finally:
         await response.aclose()
 
 
-def _in_words(error: Exception) -> str:
+async def read_some(chunks: AsyncIterable[bytes]) -> None:
+    """Reads a short body to its end; a long one, or one that breaks off, costs the connection, and changes nothing."""
+    read = 0
+    with suppress(*ERRORS):
+        async for chunk in chunks:
+            read += len(chunk)
+            if read > MOST_READ_BYTES:
+                return
+
+
+def timeouts_of(timeout_s: float) -> WireTimeouts:
+    """Returns clocks of which none is longer than the whole."""
+    return WireTimeouts(timeout_s, timeout_s, timeout_s, timeout_s, timeout_s)
+
+
+def in_words(error: Exception) -> str:
+    """Tells why there was no answer, in few words, which name no path."""
     certificate = certificate_error(error)
     if certificate is not None:
         return f"its TLS certificate is not accepted: {str(certificate.verify_message)[:100]}"

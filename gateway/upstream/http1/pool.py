@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -41,11 +41,25 @@ class Origin:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
 
+Dial = Callable[[Callable[[], asyncio.BaseProtocol], Origin], Awaitable[object]]
+"""Opens a connection to an origin, with TLS where it has one, for the protocol that the function makes. Raises OSError."""
+
+
+async def dial_by_name(make: Callable[[], asyncio.BaseProtocol], origin: Origin) -> None:
+    """Connects to whatever address the origin's name has now."""
+    options: dict[str, Any] = {}
+    if origin.tls is not None:
+        options = {"ssl": origin.tls, "server_hostname": origin.host}
+    # No `happy_eyeballs_delay`: uvloop has no such option, and CPython's loses the winning socket when cancelled.
+    await asyncio.get_running_loop().create_connection(make, origin.host, origin.port, **options)
+
+
 class OriginPool:
     """Keep-alive connections to one origin; the newest idle one is used first, so that surplus ones expire."""
 
     __slots__ = (
         "_connecting",
+        "_dialler",
         "_idle",
         "_idle_expiry_s",
         "_is_closed",
@@ -60,9 +74,17 @@ class OriginPool:
     )
 
     def __init__(
-        self, origin: Origin, turns: LoopTurns, *, max_connections: int, idle_expiry_s: float, now: Callable[[], float]
+        self,
+        origin: Origin,
+        turns: LoopTurns,
+        *,
+        max_connections: int,
+        idle_expiry_s: float,
+        now: Callable[[], float],
+        dial: Dial = dial_by_name,
     ) -> None:
         self._origin = origin
+        self._dialler = dial
         self.turns = turns
         self._max_connections = max_connections
         self._idle_expiry_s = idle_expiry_s
@@ -185,15 +207,9 @@ class OriginPool:
         return with_phase(kind(f"cannot connect to {self._origin}: {reason}"), Phase.NOTHING_SENT)
 
     async def _dial(self) -> Http1Connection:
-        loop = asyncio.get_running_loop()
-        origin = self._origin
         connection = Http1Connection(self, self._now)
-        options: dict[str, Any] = {}
-        if origin.tls is not None:
-            options = {"ssl": origin.tls, "server_hostname": origin.host}
-        # No `happy_eyeballs_delay`: uvloop has no such option, and CPython's loses the winning socket when cancelled.
         try:
-            await loop.create_connection(lambda: connection, origin.host, origin.port, **options)
+            await self._dialler(lambda: connection, self._origin)
         except BaseException:
             connection.abort()
             raise

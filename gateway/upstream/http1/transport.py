@@ -22,7 +22,7 @@ import httpx
 from gateway.exchange import Signs
 from gateway.provider_errors import Phase
 from gateway.upstream.http1.exchange import Exchange
-from gateway.upstream.http1.pool import Origin, OriginPool
+from gateway.upstream.http1.pool import Dial, Origin, OriginPool, dial_by_name
 from gateway.upstream.http1.turns import LoopTurns
 from gateway.upstream.http1.wire import EncodedRequest, OriginKey, WireTimeouts, encode, origin_of, read_timeouts
 from gateway.upstream.phase import phase_of, with_phase
@@ -76,13 +76,15 @@ class Http1Transport(httpx.AsyncBaseTransport):
         sweep_interval_s: float = 0.05,
         now: Callable[[], float] = time.monotonic,
         turns: LoopTurns | None = None,
+        dial: Dial = dial_by_name,
     ) -> None:
-        """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies.
+        """`max_connections` is per origin; `ssl_context` is used as it is, the default one verifies; `dial` opens connections.
 
         `turns` is shared by the transports of a process: who reads fast takes turns with all that do.
         """
         self._turns = LoopTurns() if turns is None else turns
         self._ssl_context = ssl_context
+        self._dial = dial
         self._max_connections = max_connections
         self._idle_expiry_s = idle_expiry_s
         self._sweep_interval_s = sweep_interval_s
@@ -182,7 +184,12 @@ class Http1Transport(httpx.AsyncBaseTransport):
         tls = self._verifying_context() if scheme == "https" else None
         origin = Origin(host, port or default_port, tls)
         pool = OriginPool(
-            origin, self._turns, max_connections=self._max_connections, idle_expiry_s=self._idle_expiry_s, now=self._now
+            origin,
+            self._turns,
+            max_connections=self._max_connections,
+            idle_expiry_s=self._idle_expiry_s,
+            now=self._now,
+            dial=self._dial,
         )
         self._pools[key] = pool
         return pool
