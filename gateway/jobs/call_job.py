@@ -74,11 +74,12 @@ class CallJobs:
         job = running.work.job
         outcome, retry_after_s = served.verdict
         now = self._clock.wall()
+        answer = None if served.answer is None else served.answer.stored()
         if outcome is Outcome.DONE or outcome is Outcome.PERMANENT:
             is_ok = outcome is Outcome.DONE
             state = JobState.SUCCEEDED if is_ok else JobState.FAILED
             tally = _tally(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
-            await self._finish(running, JobEnd(state, served.error, served.answer, tally, is_attempt=True))
+            await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True))
         elif outcome is Outcome.INTERRUPTED:
             await self._give_back(running, None, None, is_attempt=False)
         elif outcome is Outcome.PUT_OFF:
@@ -90,9 +91,7 @@ class CallJobs:
                 await self._give_back(running, now + wait_s, served.error, is_attempt=True)
             else:
                 tally = _tally(is_ok=False, cost_usd=served.cost_usd)
-                await self._finish(
-                    running, JobEnd(JobState.FAILED, served.error, served.answer, tally, is_attempt=True)
-                )
+                await self._finish(running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True))
 
     async def _stopped(self, running: RunningWork) -> None:
         """The job is to end, or is paused: its call was broken off."""

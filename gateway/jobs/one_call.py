@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -22,7 +24,7 @@ from gateway.words import Usage
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 """A longer answer is not kept: it fails for good."""
-JSON = (("content-type", "application/json"),)
+JSON = ((b"content-type", b"application/json"),)
 log = logging.getLogger("gateway.jobs")
 
 
@@ -33,12 +35,25 @@ class AnswerTooLarge(CallerFault):
     code = "answer_too_large"
 
 
+class ServedAnswer(NamedTuple):
+    """An answer as the pipeline gave it."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    def stored(self) -> StoredAnswer:
+        """Returns the answer as stores keep it."""
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers]
+        return StoredAnswer(self.status, headers, self.body)
+
+
 @dataclass(slots=True)
 class TryResult:
     """What one try of one request came to."""
 
     verdict: WorkVerdict
-    answer: StoredAnswer | None = None
+    answer: ServedAnswer | None = None
     """As the caller would have got it; None: it was broken off."""
     error: JobError | None = None
     usage: Usage | None = None
@@ -82,13 +97,13 @@ class CallServer:
     def _refused(self, call: Call | None, error: GatewayError) -> TryResult:
         told = JobError(error.code or error.type, error.message, self._clock.wall())
         body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-        answer = StoredAnswer(error.status, JSON, orjson.dumps({"error": body}))
+        answer = ServedAnswer(error.status, JSON, orjson.dumps({"error": body}))
         return TryResult(
             verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
         )
 
 
-async def _read(reply: Reply) -> StoredAnswer:
+async def _read(reply: Reply) -> ServedAnswer:
     body = reply.body
     if reply.chunks is not None:
         parts, size = [], 0
@@ -101,5 +116,4 @@ async def _read(reply: Reply) -> StoredAnswer:
         finally:
             await reply.close()
         body = b"".join(parts)
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.shared]
-    return StoredAnswer(reply.status, headers, body)
+    return ServedAnswer(reply.status, reply.shared, body)

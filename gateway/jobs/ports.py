@@ -25,6 +25,8 @@ class StoredRequest(NamedTuple):
     lane: Lane
     deadline_s: float
     """From now: the job's own time that is left."""
+    parsed: dict[str, Any] | None = None
+    """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
 
 
 class MakeCall(Protocol):

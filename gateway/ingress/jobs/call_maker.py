@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.large_bodies import LargeBodies
-from gateway.ingress.peek import Peeked, peek
+from gateway.ingress.peek import Peeked, peek, read_fields
 from gateway.ingress.routes import ENDPOINTS
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
@@ -81,6 +81,8 @@ class CallMaker:
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:
         index = dict(request.headers)
         if len(request.body) <= policy.server.small_body_bytes:
+            if request.parsed is not None:
+                return read_fields(request.parsed, is_model_optional=endpoint.is_model_optional)
             return peek(endpoint, request.body, index)
         return await self._large_bodies.peek(endpoint, request.body, index, policy.server.max_json_values)
 

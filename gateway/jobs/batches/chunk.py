@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
@@ -217,7 +218,7 @@ class _Chunk:
         """Returns the line's result; None: it has none yet, and is left for another claim."""
         job, runner = self._job, self._runner
         try:
-            custom_id, body = read_line(line.text)
+            custom_id, body, parsed = read_line(line.text)
         except ValueError:
             who = LineIdentity(line.number, line_id(job.id, line.number), "")
             return unanswered_line(who, "input_modified", "The input file is not what it was when it was checked.")
@@ -225,7 +226,7 @@ class _Chunk:
         while True:
             calls = self._calls[line.number] = []
             probe_s = self._brake.probe_s if self._brake.is_on else 0.0
-            tried = await runner.server.serve(self._request(who.id, body), calls)
+            tried = await runner.server.serve(self._request(who.id, body, parsed), calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:
                 self._waiting += 1
@@ -242,17 +243,19 @@ class _Chunk:
             else:
                 return self._result(who, tried, probe_s)
 
-    def _request(self, id: str, body: bytes) -> StoredRequest:
+    def _request(self, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:
         job, left_s = self._job, self._job.deadline - self._runner.clock.wall()
+        sent = with_tier(body, self._rules.batches, left_s)
         return StoredRequest(
             id=id,
             endpoint=job.about[ENDPOINT],
-            body=with_tier(body, self._rules.batches, left_s),
-            headers=[(name.encode(), value.encode()) for name, value in JSON],
+            body=sent,
+            headers=JSON,
             key=job.key,
             tenant=job.tenant,
             lane=job.lane,
             deadline_s=max(0.0, left_s),
+            parsed=parsed if sent is body else None,
         )
 
     def _may_try_again(self, number: int, tried: TryResult) -> bool:

@@ -59,6 +59,8 @@ class BatchLine(NamedTuple):
     custom_id: str
     body: bytes
     """As it was uploaded."""
+    parsed: dict[str, Any]
+    """The same, read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +100,16 @@ def check_line(text: bytes, rules: LineRules) -> CheckedLine | LineProblem:
 
 def read_line(text: bytes) -> BatchLine:
     """Returns the parts of a line that has been checked. Raises ValueError for one that is another than was checked."""
-    custom_id = read_custom_id(text)
-    body = _last_field(text)
-    if body is None:
-        places = find_fields(text, "body")
-        if len(places) != 1:
-            raise ValueError(_NOT_CHECKED)
-        body = text[places[0].start : places[0].end]
-    return BatchLine(custom_id, body)
+    return _body_at_end(text) or _anywhere(text)
 
 
 def read_custom_id(text: bytes) -> str:
     """Returns the custom_id of a line that has been checked. Raises ValueError for one that is another than was checked."""
-    value = orjson.loads(text)
-    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
-        return str(value["custom_id"])
-    raise ValueError(_NOT_CHECKED)
+    return _custom_id(orjson.loads(text))
 
 
-def _last_field(text: bytes) -> bytes | None:
-    """Returns the body where only plain fields stand before it and nothing behind, as in nearly all files; else None.
+def _body_at_end(text: bytes) -> BatchLine | None:
+    """Returns the parts where the body stands behind the other fields, which are plain, as in nearly all files; else None.
 
     What stands between its colon and the line's last brace is the body if it is JSON by itself.
     """
@@ -126,10 +118,29 @@ def _last_field(text: bytes) -> bytes | None:
         return None
     body = text[before.end() : text.rindex(b"}")].rstrip()
     try:
-        orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return BatchLine(_custom_id(orjson.loads(before[0] + b"0}")), body, _object(orjson.loads(body)))
+    except ValueError:
         return None
-    return body
+
+
+def _anywhere(text: bytes) -> BatchLine:
+    value = orjson.loads(text)
+    places = find_fields(text, "body")
+    if len(places) != 1:
+        raise ValueError(_NOT_CHECKED)
+    return BatchLine(_custom_id(value), text[places[0].start : places[0].end], _object(value["body"]))
+
+
+def _custom_id(value: Any) -> str:
+    if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
+        return str(value["custom_id"])
+    raise ValueError(_NOT_CHECKED)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(_NOT_CHECKED)
 
 
 def id_digest(custom_id: str) -> bytes:
