@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from gateway.policy.jobs.dead_letters import DeadGroup, DeadLetter, LetterPage, ReplayResult
 from gateway.policy.jobs.job import (
     Accepted,
     ChunkPlan,
@@ -23,7 +24,6 @@ from gateway.policy.jobs.job import (
     JobFlag,
     JobPage,
     JobQuery,
-    JobState,
     LineResult,
     NewJob,
     StoredAnswer,
@@ -34,18 +34,64 @@ from gateway.policy.webhooks.public_address import PublicUrl
 from gateway.words import Lane
 
 
+class DeadLetters(Protocol):
+    """The dead letters of a store of jobs. Every method raises JobsUnavailable.
+
+    They come by the ends of jobs (`letters.letter_of_job`) and by `commit`. A job whose letter `holds_job` is not forgotten.
+    """
+
+    async def groups(self, samples: int) -> Sequence[DeadGroup]:
+        """Returns the groups with the most letters, the largest first, each with its newest `samples` letters."""
+        ...
+
+    async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
+        """Returns the letters of a group that are open, by (`at`, id)."""
+        ...
+
+    async def find(self, letter_id: str) -> DeadLetter | None:
+        """Returns a letter, also one that was replayed with success."""
+        ...
+
+    async def payload(self, letter_id: str) -> bytes | None:
+        """Returns the payload of a letter's job; None: it is not kept, or the letter is about a line."""
+        ...
+
+    async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
+        """Marks a letter as being replayed for the `number`-th time and accepts its new job, whatever the bounds, in one step.
+
+        `work` is the claim of the replay, whose job's `tally.total` grows by one with it. The end of the new job, which names
+        the letter in its `about`, writes the outcome into the letter, in the step of that end, however it comes.
+        """
+        ...
+
+    async def purge(self, letter_ids: Sequence[str]) -> int:
+        """Removes letters; returns how many there were."""
+        ...
+
+    async def trim(self, before: float, max_bytes: int, most: int) -> int:
+        """Removes letters with an `at` before `before`, and of the oldest others the payloads, until the rest are within
+        `max_bytes`; at most `most` letters, and returns how many.
+        """
+        ...
+
+
 class JobStore(Protocol):
     """Jobs and their pieces of work. Every method but the last four raises JobsUnavailable.
 
     The store's own clock says what is due. A transition and all that follows from it (the next chunk, the end) is one step:
     a crash leaves either all of it or nothing. However a job ends (by `finish`, cancelled, past its deadline), what its
-    `Following` names is accepted in the step of that end.
+    `Following` names is accepted in the step of that end, and its dead letter made.
     """
 
     lease_s: float
     """A claim ends after so long without `renew`; infinite where a crash of the worker is a crash of the store."""
     promise: str
     """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
+
+    @property
+    def dead(self) -> DeadLetters:
+        """Returns the dead letters of this store."""
+        ...
 
     @property
     def is_well(self) -> bool:
@@ -86,11 +132,13 @@ class JobStore(Protocol):
         """Ends the claim of CHECK: the batch is in stage RUN, and its first `plan.parallel` chunks are ready."""
         ...
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
         """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts.
 
-        FINALISE of a batch that stopped early may commit, too, what came late for lines without a result in `open_results`,
-        which has it from then on.
+        `dead` are letters about some of these lines: each is kept if the result of its line is. FINALISE of a batch that
+        stopped early may commit, too, what came late for lines without a result in `open_results`, which has it from then on.
         """
         ...
 
@@ -171,7 +219,10 @@ class JobStore(Protocol):
         ...
 
     async def forget_ended(self, before: float, most: int) -> int:
-        """Forgets jobs that ended before `before`, with their answers; returns how many. Their files live on."""
+        """Forgets jobs that ended before `before`, with their answers; returns how many. Their files live on.
+
+        Not those whose dead letters can be replayed.
+        """
         ...
 
     def on_ready(self, wake: Callable[[], None]) -> None:
@@ -191,38 +242,6 @@ class JobStore(Protocol):
 
     async def aclose(self) -> None:
         """Writes all that was taken, and takes nothing more."""
-        ...
-
-
-class JobMeter(Protocol):
-    """The sink of what is counted of jobs. Every method is cheap and synchronous, and never raises."""
-
-    def began(self, job: Job, waited_s: float) -> None:
-        """Counts a job whose first piece has begun, so long after it could have."""
-        ...
-
-    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
-        """Counts a job that has ended, so long after it began."""
-        ...
-
-    def tried_again(self, error_class: str) -> None:
-        """Counts an attempt that came to nothing, after which there is another."""
-        ...
-
-    def lines(self, results: Sequence[LineResult]) -> None:
-        """Counts lines of batches whose results were committed."""
-        ...
-
-    def claim_lost(self) -> None:
-        """Counts a claim that ended while its worker still worked on it."""
-        ...
-
-    def braked(self, error_class: str) -> None:
-        """Counts a batch that was slowed down to single tries."""
-        ...
-
-    def delivered(self, endpoint: str, result: str) -> None:
-        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
         ...
 
 

@@ -9,8 +9,7 @@ from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.shedding import Shedding
-from gateway.job_ports import JobMeter
-from gateway.jobs.ports import MakeCall
+from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.snapshot import Policies

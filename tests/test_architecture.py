@@ -73,6 +73,7 @@ POLICYS_DATA = {
     "gateway.policy.snapshot",
     "gateway.policy.fleet.lease",
     "gateway.policy.fleet.shared_state",
+    "gateway.policy.jobs.dead_letters",
     "gateway.policy.jobs.job",
     "gateway.policy.jobs.errors",
 }

@@ -1,4 +1,4 @@
-"""What the worker needs of the edge: calls made of stored requests."""
+"""What the worker needs of others: calls made of stored requests, and somebody who counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
+from gateway.policy.jobs.job import Job, JobState, LineResult
 from gateway.words import Lane
 
 
@@ -42,4 +43,36 @@ class ServeCall(Protocol):
 
     def __call__(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves the call. Raises GatewayError."""
+        ...
+
+
+class JobMeter(Protocol):
+    """The sink of what is counted of jobs. Every method is cheap and synchronous, and never raises."""
+
+    def began(self, job: Job, waited_s: float) -> None:
+        """Counts a job whose first piece has begun, so long after it could have."""
+        ...
+
+    def ended(self, job: Job, state: JobState, ran_s: float) -> None:
+        """Counts a job that has ended, so long after it began."""
+        ...
+
+    def tried_again(self, error_class: str) -> None:
+        """Counts an attempt that came to nothing, after which there is another."""
+        ...
+
+    def lines(self, results: Sequence[LineResult]) -> None:
+        """Counts lines of batches whose results were committed."""
+        ...
+
+    def claim_lost(self) -> None:
+        """Counts a claim that ended while its worker still worked on it."""
+        ...
+
+    def braked(self, error_class: str) -> None:
+        """Counts a batch that was slowed down to single tries."""
+        ...
+
+    def delivered(self, endpoint: str, result: str) -> None:
+        """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
         ...

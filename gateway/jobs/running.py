@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
-from gateway.job_ports import JobMeter, JobStore
+from gateway.job_ports import JobStore
+from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimedWork, JobEnd, JobState, WriteResult
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobMeter, JobStore, Outward
+from gateway.job_ports import Blobs, JobStore, Outward
 from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
@@ -19,7 +19,7 @@ from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
 from gateway.jobs.one_call import CallServer
-from gateway.jobs.ports import MakeCall, ServeCall
+from gateway.jobs.ports import JobMeter, MakeCall, ServeCall
 from gateway.jobs.running import RunningWork
 from gateway.jobs.webhooks.deliveries import Deliveries
 from gateway.jobs.webhooks.endpoints import Endpoints

@@ -18,7 +18,8 @@ BATCH: Final = "batch_gw"
 JOB: Final = "job_gw"
 EVENT: Final = "evt_gw"
 DELIVERY: Final = "msg_gw"
-Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw"]
+DEAD_LETTER: Final = "dl_gw"
+Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw"]
 
 Role = Literal["output", "errors"]
 """What a file of a batch's own is to it."""
@@ -26,7 +27,7 @@ Role = Literal["output", "errors"]
 DRAW_BYTES = 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _BODY, _CHECK = 19, 3
-_ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
+_ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
 
 
 def new_id(mark: Mark, draw: bytes) -> str:
@@ -53,6 +54,12 @@ def derived_event_ids(job_id: str, endpoint: str) -> tuple[str, str]:
     event = blake2b(told, digest_size=DRAW_BYTES, person=b"event").digest()
     delivery = blake2b(told + b"\0" + endpoint.encode(), digest_size=DRAW_BYTES, person=b"delivery").digest()
     return new_id(EVENT, event), new_id(DELIVERY, delivery)
+
+
+def derived_replay_id(mark: Mark, letter_id: str, number: int) -> str:
+    """Returns the id of the job that replays a dead letter for the `number`-th time, always the same."""
+    told = f"{letter_id}\0{number}".encode()
+    return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"replay").digest())
 
 
 def is_ours(mark: Mark, id: str) -> bool:

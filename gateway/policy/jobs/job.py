@@ -28,6 +28,8 @@ class JobKind(StrEnum):
     """Serves every line of an input file; the answers are two files."""
     DELIVERY = "delivery"
     """Tells a webhook of the end of another job. It is nobody's: its tenant is empty, so that no tenant ever meets it."""
+    REPLAY = "replay"
+    """Has dead letters run again, some a second. It is nobody's, too."""
 
 
 class JobState(StrEnum):
@@ -77,6 +79,12 @@ class JobError(NamedTuple):
     """An `ErrorClass`, or the code of one of the gateway's own errors."""
     message: str
     at: float
+    target: str = ""
+    """The target, or the webhook, that failed last; empty: it is not known."""
+    phase: str = ""
+    """How far the attempt had come; empty: it is not known."""
+    cost_usd: float = 0.0
+    """What the attempt has cost."""
 
 
 class Tally(NamedTuple):
@@ -270,6 +278,8 @@ class JobEnd:
     """Added to the job's."""
     is_attempt: bool = False
     """It ends by an attempt, which counts as one of the job's."""
+    is_dead: bool = False
+    """It failed for a reason that is not its caller's: it becomes a dead letter, which an operator may have run again."""
 
 
 class JobQuery(NamedTuple):

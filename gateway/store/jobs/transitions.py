@@ -24,11 +24,14 @@ from gateway.policy.jobs.job import (
     Tally,
     WriteResult,
 )
+from gateway.store.jobs.letters import with_failure
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]
 """A piece is claimable, waits for its time, is with a worker, or is withheld because its job is paused or to stop."""
 
 NOT_OURS = WriteResult(is_ours=False)
+MOST_GROUPS = 1000
+"""Groups of dead letters that are listed."""
 PAYLOAD_KEPT = (JobState.FAILED, JobState.EXPIRED)
 """The payloads of jobs that end so are kept until the jobs are forgotten, so that they can be run again."""
 
@@ -94,7 +97,8 @@ def started(job: Job, now: float) -> Job:
 
 def tried(job: Job, error: JobError | None, *, is_attempt: bool) -> Job:
     """Returns the job after a claim that came to nothing."""
-    return changed(job, attempts=job.attempts + is_attempt, last_error=error or job.last_error)
+    marks = with_failure(job.marks, error) if error is not None and is_attempt else job.marks
+    return changed(job, attempts=job.attempts + is_attempt, last_error=error or job.last_error, marks=marks)
 
 
 def stopping(job: Job, ends_as: JobState, now: float) -> Job:
@@ -109,6 +113,11 @@ def noted(job: Job, marks: Mapping[str, object]) -> Job:
     return changed(job, marks={name: mark for name, mark in merged.items() if mark is not None})
 
 
+def one_more(job: Job) -> Job:
+    """Returns a replay that has begun one more job."""
+    return changed(job, tally=job.tally._replace(total=job.tally.total + 1))
+
+
 def finalising(job: Job) -> Job:
     """Returns a batch whose lines are done, or shall not be."""
     return changed(due(job), stage=Stage.FINALISE)
@@ -116,6 +125,7 @@ def finalising(job: Job) -> Job:
 
 def ended(job: Job, end: JobEnd, now: float) -> Job:
     """Returns the job at its end."""
+    marks = with_failure(job.marks, end.error) if end.error is not None and job.kind is not JobKind.BATCH else job.marks
     return changed(
         job,
         state=end.state,
@@ -123,7 +133,7 @@ def ended(job: Job, end: JobEnd, now: float) -> Job:
         attempts=job.attempts + end.is_attempt,
         last_error=end.error or job.last_error,
         tally=end.tally or job.tally,
-        marks={**job.marks, **end.marks},
+        marks={**marks, **end.marks},
     )
 
 

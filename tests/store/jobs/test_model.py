@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.job_ports import JobStore
+from gateway.policy.jobs.dead_letters import REPLAYS, LetterPage, derived_letter_id
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     CHECK,
@@ -170,13 +171,31 @@ class TwoStores(RuleBasedStateMachine):
     def finish(self, index: int, state: JobState, follows: bool) -> None:
         self.named += follows
         following = [self.jobs.new(id=f"j{self.named}", tenant="a")] if follows else []
-        end = JobEnd(state, ERROR, ANSWER, marks={"x": 1}, is_attempt=follows)
+        is_dead = not follows and state is JobState.FAILED
+        end = JobEnd(state, ERROR, ANSWER, marks={"x": 1}, is_attempt=follows, is_dead=is_dead)
 
         def write(store: JobStore, work: ClaimedWork) -> Awaitable[Any]:
             is_end = work.job.kind is JobKind.CALL or work.piece == FINALISE
             return store.finish(work, end, following) if is_end else store.renew([work])
 
         self.write(index, write)
+
+    @precondition(lambda self: self.works)
+    @rule(index=NUMBERS, job=NUMBERS, number=st.integers(1, 2))
+    def replay(self, index: int, job: int, number: int) -> None:
+        letter_id = derived_letter_id(f"j{job}", None)
+        self.named += 1
+        new = self.jobs.new(id=f"j{self.named}", tenant="a", about={REPLAYS: letter_id})
+        self.write(index, lambda store, work: store.dead.replay(work, letter_id, number, new))
+
+    @rule(ago=st.sampled_from([10.0, 100.0]), bytes=st.sampled_from([0, 2, 1000]), most=st.integers(1, 3))
+    def trim(self, ago: float, bytes: int, most: int) -> None:
+        self.both(lambda store: store.dead.trim(self.wall() - ago, bytes, most))
+
+    @rule(numbers=st.lists(NUMBERS, max_size=3))
+    def purge(self, numbers: list[int]) -> None:
+        letter_ids = [derived_letter_id(f"j{number}", None) for number in numbers]
+        self.both(lambda store: store.dead.purge(letter_ids))
 
     @precondition(lambda self: self.works)
     @rule(index=NUMBERS)
@@ -256,10 +275,21 @@ class TwoStores(RuleBasedStateMachine):
         """On every job there is, and on how many pieces are in which state."""
         if hasattr(self, "sqlite"):
             self.both(lambda store: store.list_jobs(JobQuery(None, limit=1000)))
+            self.both(self._letters)
             ours, theirs = [
                 {name: depth.number for name, depth in store.depth().items()} for store in (self.memory, self.sqlite)
             ]
             assert ours == theirs
+
+    async def _letters(self, store: JobStore) -> list[Any]:
+        """All that is said of dead letters."""
+        groups = await store.dead.groups(2)
+        found: list[Any] = [groups]
+        for group in groups:
+            found += [await store.dead.page(LetterPage(group.id, limit=1000))]
+        for letter_id in sorted(letter.id for page in found[1:] for letter in page):
+            found += [await store.dead.payload(letter_id)]
+        return found
 
 
 TestTwoStores = TwoStores.TestCase

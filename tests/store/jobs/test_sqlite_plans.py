@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery
+from gateway.policy.jobs.dead_letters import LetterPage
+from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery, JobState
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
-from tests.store.jobs.support import DAY_S, Jobs, ids
+from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids
 from tests.store.sqlite_support import Disk
 
 
@@ -36,6 +37,12 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await store.take_garbage(10)
         await jobs.tick(DAY_S)
         await store.list_jobs(JobQuery("t"))
+        await jobs.finish(await jobs.running_call(), JobState.FAILED, error=ERROR, is_dead=True)
+        for group in await store.dead.groups(5):
+            letters = await store.dead.page(LetterPage(group.id))
+            await store.dead.payload(letters[0].id)
+        await store.dead.trim(0.0, 0, 10)
+        await store.dead.trim(wall() + 1, 0, 10)
         await store.forget_ended(wall() + 1, 10)
         await jobs.running_batch()
         await jobs.claim_all()
@@ -60,7 +67,7 @@ def scans(path: str, disk: Disk) -> list[str]:
     return found
 
 
-SMALL = ("pieces_claimed", "totals", "garbage", "sqlite_master")
+SMALL = ("pieces_claimed", "totals", "garbage", "sqlite_master", "dead_groups", "dead_bytes")
 """What there is little of."""
 
 

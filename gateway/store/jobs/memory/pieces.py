@@ -69,7 +69,7 @@ class MemoryPieces:
         self,
         wake: Callable[[], None],
         discard: Callable[[Sequence[str]], None],
-        follow: Callable[[Job, float], None],
+        follow: Callable[[MemoryJob, JobEnd, float], None],
     ) -> None:
         self._wake = wake
         self._discard = discard
@@ -127,7 +127,7 @@ class MemoryPieces:
         kept.pieces.clear()
         kept.lines.clear()
         kept.chunks.clear()
-        self._follow(kept.job, now)
+        self._follow(kept, end, now)
 
     def flag(self, kept: MemoryJob, flag: JobFlag, now: float) -> None:
         """Does what is asked of a job that has not ended."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf
 
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import (
     CHECK,
@@ -35,6 +36,7 @@ from gateway.policy.jobs.job import (
 )
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.acceptance import MemoryAcceptance
+from gateway.store.jobs.memory.dead_letters import MemoryDeadLetters
 from gateway.store.jobs.memory.files import MemoryJobFiles
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
@@ -59,6 +61,7 @@ class MemoryJobStore:
         self._wakes: list[Callable[[], None]] = []
         self._pieces = MemoryPieces(self._wake, self._files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
+        self.dead = MemoryDeadLetters(self._jobs, self._claimed, lambda new: self._acceptance.accept(new, wall()))
         self._fences = count(1)
         self._is_open = True
 
@@ -114,7 +117,9 @@ class MemoryJobStore:
         self._pieces.begin(kept, plan, marks, self._wall())
         return written(kept.job)
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
         """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
         kept = self._claimed(work)
         if kept is None:
@@ -125,6 +130,7 @@ class MemoryJobStore:
         if fresh:
             kept.pieces[work.piece].claims = 0
             kept.job = transitions.changed(kept.job, tally=transitions.counted(kept.job.tally, list(fresh.values())))
+            self.dead.add([letter for letter in dead if letter.line in fresh])
         return written(kept.job)
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
@@ -223,7 +229,8 @@ class MemoryJobStore:
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
-        past = [job for job in (one.job for one in self._jobs.values()) if (job.ended_at or inf) < before]
+        jobs = [one.job for one in self._jobs.values()]
+        past = [job for job in jobs if (job.ended_at or inf) < before and not self.dead.holds(job.id)]
         gone = [job.id for job in sorted(past, key=lambda job: job.ended_at or inf)[:most]]
         for job_id in gone:
             del self._jobs[job_id]
@@ -261,8 +268,9 @@ class MemoryJobStore:
         piece = None if kept is None else kept.pieces.get(work.piece)
         return kept if piece is not None and piece.state == "claimed" and piece.fence == work.fence else None
 
-    def _follow(self, ended: Job, now: float) -> None:
-        for new in self._following(ended):
+    def _follow(self, kept: MemoryJob, end: JobEnd, now: float) -> None:
+        self.dead.ended(kept.job, end, len(kept.payload))
+        for new in self._following(kept.job):
             self._acceptance.accept(new, now)
 
     def _wake(self) -> None:

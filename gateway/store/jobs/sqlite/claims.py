@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.job import (
     CHECK,
     ChunkPlan,
@@ -18,7 +19,7 @@ from gateway.policy.jobs.job import (
     WriteResult,
 )
 from gateway.store.jobs import transitions
-from gateway.store.jobs.sqlite import job_rows
+from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.pieces import SqlitePieces
 from gateway.store.jobs.sqlite.schema import CLAIMED, READY
 from gateway.store.jobs.transitions import NOT_OURS, written
@@ -138,7 +139,9 @@ class SqliteClaims:
         self._pieces.begin(db, row, plan, marks, now)
         return written(row.job)
 
-    def commit(self, db: sqlite3.Connection, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    def commit(
+        self, db: sqlite3.Connection, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter]
+    ) -> WriteResult:
         """Keeps the first result of each line, and counts it."""
         row = self._pieces.claimed(db, work)
         if row is None:
@@ -157,6 +160,8 @@ class SqliteClaims:
             db.execute("UPDATE pieces SET claims = 0 WHERE job = ? AND piece = ?", (row.seq, work.piece))
             tally = transitions.counted(row.job.tally, fresh)
             job_rows.keep(db, row, transitions.changed(row.job, tally=tally))
+            lines = {result.line for result in fresh}
+            dead_rows.add(db, [letter for letter in dead if letter.line in lines])
         return written(row.job)
 
     def results(self, db: sqlite3.Connection, job_id: str, chunk: int | None = None) -> list[LineResult]:

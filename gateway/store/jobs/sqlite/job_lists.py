@@ -57,7 +57,8 @@ def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> li
 def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 0) -> int | Rest:
     """Forgets the jobs that ended first, before `before`; `count` were forgotten in earlier steps."""
     step = min(most - count, FORGOTTEN_AT_ONCE)
-    gone = db.execute("SELECT seq FROM jobs WHERE ended < ? ORDER BY ended LIMIT ?", (before, step)).fetchall()
+    past = "SELECT seq FROM jobs WHERE ended < ? AND dead = 0 ORDER BY ended LIMIT ?"
+    gone = db.execute(past, (before, step)).fetchall()
     for (seq,) in gone:
         job_rows.remove(db, seq)
     count += len(gone)

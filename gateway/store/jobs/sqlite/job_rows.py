@@ -94,6 +94,12 @@ def payload_of(db: sqlite3.Connection, row: JobRow) -> bytes:
     return b"" if found is None else bytes(found[0])
 
 
+def payload_bytes(db: sqlite3.Connection, row: JobRow) -> int:
+    """Returns the length of the payload of a job."""
+    found = db.execute("SELECT length(body) FROM payloads WHERE job = ?", (row.seq,)).fetchone()
+    return 0 if found is None else int(found[0])
+
+
 def put_answer(db: sqlite3.Connection, row: JobRow, answer: StoredAnswer) -> None:
     """Keeps the answer of a job."""
     about = orjson.dumps([answer.status, [list(header) for header in answer.headers]])

@@ -22,7 +22,7 @@ from gateway.policy.jobs.job import (
     Stage,
 )
 from gateway.store.jobs import transitions
-from gateway.store.jobs.sqlite import job_rows
+from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow
 from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY, STATES
 from gateway.store.jobs.transitions import PAYLOAD_KEPT
@@ -129,6 +129,7 @@ class SqlitePieces:
         self._drop_all(db, row)
         for table in ("lines", "chunks", "plans"):
             db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))  # noqa: S608 - names from above
+        dead_rows.ended(db, row, end)
         self._follow(db, row.job, now)
 
     def flag(self, db: sqlite3.Connection, row: JobRow, flag: JobFlag, now: float) -> None:

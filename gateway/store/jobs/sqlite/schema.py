@@ -99,11 +99,26 @@ _FIRST = (
     "CREATE TABLE garbage (blob TEXT PRIMARY KEY) WITHOUT ROWID",
 )
 
+_DEAD_LETTERS = (
+    # `dead`: the job has a dead letter that can be replayed; it is not forgotten.
+    "ALTER TABLE jobs ADD COLUMN dead INTEGER NOT NULL DEFAULT 0",
+    "DROP INDEX jobs_ended",
+    "CREATE INDEX jobs_ended ON jobs (ended) WHERE ended IS NOT NULL AND dead = 0",
+    # `open`: it is counted in its group, `grp`.
+    "CREATE TABLE dead (id TEXT PRIMARY KEY, grp TEXT NOT NULL, at REAL NOT NULL, open INTEGER NOT NULL, "
+    "bytes INTEGER NOT NULL, body BLOB NOT NULL)",
+    "CREATE INDEX dead_group ON dead (grp, at, id) WHERE open = 1",
+    "CREATE INDEX dead_at ON dead (at, id)",
+    "CREATE INDEX dead_bytes ON dead (at, id) WHERE bytes > 0",
+    "CREATE TABLE dead_groups (id TEXT PRIMARY KEY, kind TEXT NOT NULL, class TEXT NOT NULL, model TEXT NOT NULL, "
+    "template TEXT NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
+)
+
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST,),
+    migrations=(_FIRST, _DEAD_LETTERS),
     when_damaged="Put a backup in its place, or try `sqlite3 FILE .recover`. Moved away, with the -wal file beside it, it is "
     "replaced by an empty one: then the jobs in it are lost, with their answers.",
     when_failing="Jobs are refused with 503 jobs_unavailable until the file works again; plain calls go on. "

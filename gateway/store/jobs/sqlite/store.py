@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     Accepted,
@@ -40,6 +41,7 @@ from gateway.policy.jobs.job import (
 from gateway.store.jobs.sqlite import file_rows, job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
+from gateway.store.jobs.sqlite.dead_letters import SqliteDeadLetters
 from gateway.store.jobs.sqlite.file import FAILED, JobsFile
 from gateway.store.jobs.sqlite.pieces import SqlitePieces
 from gateway.store.jobs.sqlite.schema import OPEN, STATES
@@ -70,6 +72,7 @@ class SqliteJobStore:
         self._claims = SqliteClaims(self._pieces)
         self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
+        self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self._oldest: Oldest = {}
         self._is_ticking = False
 
@@ -112,9 +115,11 @@ class SqliteJobStore:
         now = self._wall()
         return await self._file.write(lambda db: self._claims.begin_lines(db, work, plan, marks, now))
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
         """Keeps the results of lines of a claimed chunk, durably; of a line that has one the first stays, and counts."""
-        return await self._file.write(lambda db: self._claims.commit(db, work, results))
+        return await self._file.write(lambda db: self._claims.commit(db, work, results, dead))
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
         """Returns what was committed for a claimed chunk so far, in the order of lines."""
