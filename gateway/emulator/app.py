@@ -105,8 +105,10 @@ class Emulator:
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
-        call = EmulatedCall(scope, receive, send, self.stats, self._now, self._sleep)
-        if call.path.startswith(PREFIX):
+        is_control = scope["path"].startswith(PREFIX)
+        stats = Stats(self._wall) if is_control else self.stats  # what looks at the counters is not counted
+        call = EmulatedCall(scope, receive, send, stats, self._now, self._sleep)
+        if is_control:
             await self._control(call)
             return
         self.stats.enter()
@@ -253,9 +255,10 @@ class Emulator:
             query = call.scope.get("query_string", b"")
             kept = call.body[: config.recorded_bytes]
             size, number = len(call.body), self.stats.total
-            self.recorder.add(
-                Recorded(number, self._wall(), call.arrived_at, call.method, call.path, query, call.headers, kept, size)
+            call.recorded = Recorded(
+                number, self._wall(), call.arrived_at, call.method, call.path, query, call.headers, kept, size
             )
+            self.recorder.add(call.recorded)
 
     async def _control(self, call: EmulatedCall) -> None:
         try:

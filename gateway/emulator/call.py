@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.emulator.answers.reply import EmulatedReply, Headers
 from gateway.emulator.listener import reset
-from gateway.emulator.stats import Stats
+from gateway.emulator.stats import Recorded, Stats
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -51,6 +51,7 @@ class EmulatedCall:
         "model",
         "now",
         "path",
+        "recorded",
         "scope",
     )
 
@@ -68,6 +69,7 @@ class EmulatedCall:
         self.is_finished = False
         self.is_peer_gone = False
         self.limit_headers: Callable[[], Headers] | None = None
+        self.recorded: Recorded | None = None
         self._identity: Headers = ()
         self._receive = receive
         self._send = send
@@ -108,6 +110,8 @@ class EmulatedCall:
     async def start(self, reply: EmulatedReply, length: int | None) -> None:
         """Sends status and headers; a `length` of None means chunked."""
         self._stats.statuses[reply.status] += 1
+        if self.recorded is not None:
+            self.recorded.status = reply.status
         headers = [(b"content-type", reply.content_type), *reply.headers]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
@@ -180,6 +184,8 @@ class EmulatedCall:
 
     def _note_departure(self) -> None:
         self.is_peer_gone = True
+        if self.recorded is not None:
+            self.recorded.is_left = True
         self._stats.peer_left(self.path, self.model, self.now())
 
     async def _until_disconnect(self) -> None:

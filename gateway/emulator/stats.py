@@ -71,9 +71,9 @@ class Stats:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recorded:
-    """One request as it came; the body may be cut to the recorder's size."""
+    """One request as it came, and what became of it; the body may be cut to the recorder's size."""
 
     number: int
     at_s: float
@@ -84,6 +84,10 @@ class Recorded:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     body_bytes: int
+    status: int | None = None
+    """The status of the answer that was begun; None: none, so far."""
+    is_left: bool = False
+    """The peer left before the end of the answer."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns JSON values: header bytes as latin-1, the body as text for reading and as base64 for comparing."""
@@ -98,6 +102,8 @@ class Recorded:
             "body": self.body.decode("utf-8", "replace"),
             "body_base64": base64.b64encode(self.body).decode(),
             "body_bytes": self.body_bytes,
+            "status": self.status,
+            "left": self.is_left,
         }
 
 
