@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "wiring": EVERYTHING,
     "app": EVERYTHING | {"wiring", "housekeeping"},
     "workers": {"app", "errors", "ingress", "policy", "process", "settings"},
-    "demo": {"app", "emulator", "settings", "upstream"},
+    "demo": {"app", "emulator", "settings", "store", "upstream"},
     "cli": EVERYTHING | {"demo", "workers"},
     "__main__": {"cli"},
     "__init__": set(),

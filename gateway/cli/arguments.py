@@ -97,7 +97,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         "demo",
         help="see it work: a storm of calls, or a provider's outage, with and without the gateway; no key needed",
         description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare."
-        " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways.",
+        " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways. Or, with"
+        " --batch, run a batch while the gateway is killed, and hold its results against the provider's ledger.",
     )
     if only in (None, "demo"):
         _add_demo(command)
@@ -116,6 +117,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+MOST_KILLS = 20
+"""Of the demo's gateway."""
 EMULATOR_FLAGS = {
     "--ttft": "time to the first token, seconds",
     "--tokens-per-second": "pace of the output",
@@ -134,18 +137,20 @@ EMULATOR_FLAGS = {
 
 def _add_demo(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `gateway demo`; no other command needs to import the demo and what it is made of."""
+    from gateway.demo.batch import BatchDemo  # as said above
     from gateway.demo.outage import Outage  # as said above
     from gateway.demo.storm import Storm  # as said above
 
-    storm, outage = Storm(), Outage()
+    storm, outage, batch = Storm(), Outage(), BatchDemo()
     command.add_argument("--calls", type=_count, default=storm.calls, help="made at once (default: %(default)s)")
-    command.add_argument("--rpm", type=_count, default=storm.rpm, help="the provider's limit (default: %(default)s)")
     command.add_argument(
-        "--burst", type=_count, default=storm.burst, help="how many of it at once (default: %(default)s)"
+        "--rpm", type=_count, help=f"the provider's limit (default: {storm.rpm}; of a batch {batch.rpm})"
     )
     command.add_argument(
-        "--outage", action="store_true", help="show an outage; --calls, --rpm and --burst do not apply"
+        "--burst", type=_count, help=f"how many of it at once (default: {storm.burst}; of a batch {batch.burst})"
     )
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--outage", action="store_true", help="show an outage; --calls, --rpm and --burst do not apply")
     command.add_argument(
         "--seconds", type=_count, default=round(outage.seconds), help="of an outage (default: %(default)s)"
     )
@@ -155,7 +160,15 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
         default=round(outage.rate_per_s),
         help="calls a second, of an outage (default: %(default)s)",
     )
-    command.add_argument("--chart", type=Path, help="the picture (default: demo.svg, or outage.svg)")
+    which.add_argument("--batch", action="store_true", help="show a batch whose gateway is killed with -9 on the way")
+    command.add_argument("--lines", type=_count, default=batch.lines, help="of a batch (default: %(default)s)")
+    command.add_argument(
+        "--kills", type=_kills, default=batch.kills, help="of a batch's gateway (default: %(default)s)"
+    )
+    command.add_argument(
+        "--seed", type=int, default=batch.seed, help="of a batch's kills and faults (default: %(default)s)"
+    )
+    command.add_argument("--chart", type=Path, help="the picture (default: demo.svg, outage.svg or batch.svg)")
     command.add_argument("--json", action="store_true", help="print the figures as JSON; progress to standard error")
     command.set_defaults(command="play:demo")
 
@@ -274,4 +287,11 @@ def _count(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 5000:
         raise argparse.ArgumentTypeError(f"{number} is not between 1 and 5000")
+    return number
+
+
+def _kills(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= MOST_KILLS:
+        raise argparse.ArgumentTypeError(f"{number} is not between 0 and {MOST_KILLS}")
     return number

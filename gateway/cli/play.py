@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,24 +13,48 @@ from pathlib import Path
 import uvloop
 
 from gateway.cli.arguments import EMULATOR_FLAGS
-from gateway.cli.exits import OK, UNUSABLE, fail
+from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
+from gateway.demo.batch import LINES_PER_KILL, BatchDemo
 from gateway.demo.outage import Outage
+from gateway.demo.processes import ProcessFailedError
 from gateway.demo.show import Display, show, show_outage
+from gateway.demo.show_batch import batch_table, show_batch
 from gateway.demo.storm import Storm
+from gateway.demo.wire import AskFailedError
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Runs the storm, or with `--outage` the outage, and shows what came of it."""
+    """Runs the storm, or with `--outage` the outage, with `--batch` the batch, and shows what came of it."""
     display = Display(sys.stderr if options.json else sys.stdout, os.environ)
+    if options.batch:
+        return _batch_demo(options, display)
     if options.outage:
         outage = Outage(seconds=options.seconds, rate_per_s=options.rate)
         print(show_outage(outage, display, options.chart or Path("outage.svg"), as_json=options.json))
     else:
-        storm = Storm(calls=options.calls, rpm=options.rpm, burst=options.burst)
+        plain = Storm()
+        rpm, burst = options.rpm or plain.rpm, options.burst or plain.burst
+        storm = Storm(calls=options.calls, rpm=rpm, burst=burst)
         print(show(storm, display, options.chart or Path("demo.svg"), as_json=options.json))
     return OK
+
+
+def _batch_demo(options: argparse.Namespace, display: Display) -> int:
+    """Runs the batch; a promise that was broken is a failure."""
+    plain = BatchDemo()
+    rpm, burst = options.rpm or plain.rpm, options.burst or plain.burst
+    batch = BatchDemo(lines=options.lines, rpm=rpm, burst=burst, kills=options.kills, seed=options.seed)
+    if batch.lines < batch.kills * LINES_PER_KILL:
+        return fail(f"{batch.kills} kills want at least {batch.kills * LINES_PER_KILL} lines", UNUSABLE)
+    try:
+        run = show_batch(batch, display, options.chart or Path("batch.svg"))
+    except (AskFailedError, ProcessFailedError) as error:
+        return fail(str(error), FAILED)
+    print(json.dumps(run.to_mapping(), indent=2) if options.json else batch_table(run))
+    broken = run.broken_promises()
+    return fail("\n".join(f"a promise is broken: {sentence}" for sentence in broken), FAILED) if broken else OK
 
 
 def emulate(options: argparse.Namespace) -> int:

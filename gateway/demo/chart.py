@@ -1,5 +1,7 @@
 """The demos' charts as SVG, a panel per run and a bar per second: calls against the limit, or the outcomes of calls.
 
+Of a batch the only panel has the provider's answers, and when there was no gateway.
+
 Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a bar that is
 higher than its panel is cut off and labelled with its number.
 """
@@ -11,6 +13,7 @@ from html import escape
 from math import ceil, inf
 
 from gateway.demo.outage import Outage
+from gateway.demo.reckoning import BatchRun
 from gateway.demo.record import Fate, Run, Trial, fates_by_second, per_second
 
 WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22
@@ -56,6 +59,33 @@ def outage_chart(outage: Outage, trials: Sequence[Trial]) -> str:
     legend = _legend(("answered", 0, "answered"), ("late", 110, late), ("failed", 260, "failed"))
     legend.append(_text(LEFT + 340, 0, note))
     return _page("What became of the calls of every second. " + ". ".join(headings), headings, panels, seconds, legend)
+
+
+def batch_chart(run: BatchRun) -> str:
+    """Returns the provider's answers of each second against its limit, and the times without a gateway."""
+    seconds = max(1, ceil(run.duration_s))
+    counts = [0] * seconds
+    before = 0
+    for at_s, answered in run.seen:
+        counts[min(int(at_s), seconds - 1)] += answered - before
+        before = answered
+    top = max(1.5 * run.rate_per_s, 1.05 * max(counts))
+    y = PANEL - run.rate_per_s * PANEL / top
+    panel = [*_away(run, seconds), *_bars(("answered",), [(count,) for count in counts], PANEL / top, PANEL)]
+    panel += [_line("limit", LEFT, WIDTH - MARGIN, y), _text(LEFT - 8, y + 4, f"{run.rate_per_s:g}/s", "end")]
+    panel.append(_text(LEFT - 8, PANEL + 4, "0", "end"))
+    head = f"A batch of {run.lines:,} lines: {len(run.answered):,} answered, {run.results_twice} twice"
+    head += f", {run.paid_twice} paid twice, over after {run.duration_s:.1f} s"
+    legend = _legend(("answered", 0, "answered by the provider"), ("act", 215, "no gateway"))
+    legend += [_line("limit", LEFT + 330, LEFT + 360, -4), _text(LEFT + 366, 0, "its limit; one bar is one second")]
+    return _page(head, [head], [panel], seconds, legend)
+
+
+def _away(run: BatchRun, seconds: int) -> Iterator[str]:
+    for kill, away_s in zip(run.kills, run.away_s, strict=False):
+        x, width = LEFT + kill.at_s * PLOT / seconds, away_s * PLOT / seconds
+        yield f'<rect class="act" x="{x:.1f}" y="0" width="{width:.1f}" height="{PANEL}"/>'
+        yield _text(x + width / 2, 15, "kill -9", "middle")
 
 
 def _heading(run: Run | Trial, rest: str) -> str:

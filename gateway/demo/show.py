@@ -99,12 +99,13 @@ def run_line(run: Run, now: float, columns: int, marks: str, has_colour: bool) -
     room = min(_BAR, columns - 2 - len(name) - len(text))
     if room < 1:
         return f"{name}{text}"[: columns - 1]
-    return f"{name} {_bar(run, room, marks, has_colour)}{text}"
+    return f"{name} {progress_bar(run.answered, run.failed, run.calls, room, marks, has_colour)}{text}"
 
 
-def _bar(run: Run, room: int, marks: str, has_colour: bool) -> str:
-    whole = (run.answered + run.failed) * room // run.calls
-    lost = min(whole, -(-run.failed * room // run.calls))  # rounded up: one failed call is to be seen
+def progress_bar(done: int, failed: int, of: int, room: int, marks: str, has_colour: bool) -> str:
+    """Returns a bar of so many columns; `marks` stand for the parts that are done, failed and open."""
+    whole = (done + failed) * room // of
+    lost = min(whole, -(-failed * room // of))  # rounded up: one failed call is to be seen
     parts = zip(marks, (whole - lost, lost, room - whole), (GREEN, RED, DIM), strict=True)
     return "".join(f"{colour}{mark * width}{PLAIN}" if has_colour else mark * width for mark, width, colour in parts)
 
@@ -232,13 +233,13 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
     Raises OSError when the chart cannot be written, before anything runs if its folder is missing, and KeyboardInterrupt
     once everything that Ctrl-C ended has ended in order.
     """
-    _check_folder(chart)
+    check_folder(chart)
     client, connect = choose_client()
     limit = f"{storm.rpm:,} requests/min ({storm.rate_per_s:g} a second), {storm.burst:,} of them at once"
     display.say(f"{storm.calls:,} calls in one moment. The provider's limit: {limit}.")
     display.say(f"The app's client: {client}. The provider: an emulator.\n")
-    runs = _perform(run_storm(storm, connect, display.watch), display)
-    _save(chart, storm_chart(runs), display)
+    runs = perform(run_storm(storm, connect, display.watch), display)
+    save_chart(chart, storm_chart(runs), display)
     if as_json:
         return json.dumps({"client": client, "rpm": storm.rpm, "runs": [run.to_mapping() for run in runs]}, indent=2)
     return run_table(runs)
@@ -246,7 +247,7 @@ def show(storm: Storm, display: Display, chart: Path, *, as_json: bool = False) 
 
 def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool = False) -> str:
     """Runs the outage and saves its chart; returns and raises as `show` does."""
-    _check_folder(chart)
+    check_folder(chart)
     client, connect = choose_client()
     trouble = ", ".join(act.label for act in outage.acts)
     display.say(f"{outage.rate_per_s:g} calls a second for {outage.seconds:g} s, every other one streamed.")
@@ -256,25 +257,28 @@ def show_outage(outage: Outage, display: Display, chart: Path, *, as_json: bool 
     def begin(trials: list[Trial]) -> None:
         display.follow(partial(trial_line, outage, trials))
 
-    trials = _perform(run_outage(outage, connect, begin), display)
-    _save(chart, outage_chart(outage, trials), display)
+    trials = perform(run_outage(outage, connect, begin), display)
+    save_chart(chart, outage_chart(outage, trials), display)
     if as_json:
         figures = [trial.to_mapping() for trial in trials]
         return json.dumps({"client": client, "seconds": outage.seconds, "runs": figures}, indent=2)
     return trial_table(trials)
 
 
-def _check_folder(chart: Path) -> None:
+def check_folder(chart: Path) -> None:
+    """Raises FileNotFoundError where the folder of the chart is missing."""
     if not chart.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(chart.parent))
 
 
-def _save(chart: Path, picture: str, display: Display) -> None:
+def save_chart(chart: Path, picture: str, display: Display) -> None:
+    """Writes the chart, and says where it is."""
     chart.write_text(picture, encoding="utf-8")
     display.say(f"\nchart: {chart}\n")
 
 
-def _perform(scenario: Coroutine[Any, Any, Result], display: Display) -> Result:
+def perform(scenario: Coroutine[Any, Any, Result], display: Display) -> Result:
+    """Runs a scenario in a loop of its own. Raises KeyboardInterrupt once all has ended that a signal has told to end."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(scenario, display))
@@ -294,11 +298,14 @@ async def _run(scenario: Coroutine[Any, Any, Result], display: Display) -> Resul
 
 
 def _end_on_interrupt(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
-    """Has Ctrl-C end the task; pressed again, it must not interrupt the cleanup."""
+    """Has Ctrl-C, and all else that tells a process to end, end the task; told again, it must not interrupt the cleanup."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt() -> None:
-        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        for number in signals:
+            loop.add_signal_handler(number, lambda: None)
         if task is not None:
             task.cancel()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    for number in signals:
+        loop.add_signal_handler(number, interrupt)

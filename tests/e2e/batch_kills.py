@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from openai.types import Batch
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
+from gateway.store.jobs.sqlite.looking import lines_with_results
 from tests.e2e.batches import BATCH_ENDS, BatchFiles, asked_of, begin, calls_in, check_end, end_of, line
 from tests.e2e.durable import with_jobs
 from tests.e2e.harness import WEB_KEY, until
@@ -149,19 +149,7 @@ async def _kill(served: Life, sdk: AsyncOpenAI, before: Batch, provider: Emulato
     in_flight = provider.emulator.stats.active
     assert await served.ends() == -signal.SIGKILL
     await until(lambda: provider.emulator.stats.active == 0)
-    return Kill(in_flight, committed_in(folder / "jobs.db"), len(provider.emulator.recorder._kept), status)
-
-
-def committed_in(path: Path) -> frozenset[int]:
-    """The numbers of the lines of the one batch in a jobs file that have results."""
-    db = sqlite3.connect(path)
-    try:
-        found = {line for (line,) in db.execute("SELECT line FROM lines")}
-        for chunk, per_chunk, total in db.execute("SELECT chunk, lines, total FROM chunks JOIN plans USING (job)"):
-            found.update(range(chunk * per_chunk, min((chunk + 1) * per_chunk, total)))
-    finally:
-        db.close()
-    return frozenset(found)
+    return Kill(in_flight, lines_with_results(str(folder / "jobs.db")), len(provider.emulator.recorder._kept), status)
 
 
 def sdk_of(served: Life) -> AsyncOpenAI:
