@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.shedding import Shedding
+from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.work import JobWork
-from gateway.policy.jobs.job import Job, NewJob
+from gateway.policy.jobs.job import Following, Job, NewJob
+from gateway.policy.jobs.rules import JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
 from gateway.store.jobs.opening import has_jobs, no_jobs, open_blobs, open_jobs
@@ -49,7 +53,6 @@ def build_jobs(
     settings = policies.current.jobs.settings
     if not policies.current.jobs.is_on:
         return None
-    bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
 
     def following(ended: Job) -> Sequence[NewJob]:
         return deliveries_of(ended, policies.current.webhooks)
@@ -60,14 +63,20 @@ def build_jobs(
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=lambda: open_jobs(settings.store, clock.wall, *bounds, following),
+        open_store=partial(_open_store, settings, clock.wall, following),
         has_jobs=lambda: has_jobs(settings.store),
         nothing=lambda: no_jobs(clock.wall),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
         outward=HttpOutward(),
         meter=meter,
         may_begin=lambda: not shedding.level,
+        works=settings.works,
     )
+
+
+async def _open_store(settings: JobSettings, wall: Callable[[], float], following: Following) -> JobStore:
+    bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+    return await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
 
 
 async def drain_jobs(jobs: JobWork | None, grace_s: float) -> None:

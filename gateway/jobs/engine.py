@@ -1,14 +1,15 @@
 """The engine of durable work in this process: its store and its worker, opened when they are first needed.
 
-A gateway that has never taken a job makes no file. Where jobs are there already it opens them at its start, to go on with
-them. What cannot be opened turns jobs off, and nothing else: the log says why, and the next request tries again.
+A gateway that has never taken a job makes no file. Where jobs are there already, or others may have taken some, it opens the
+store at its start, to go on with them. What cannot be opened turns jobs off, and nothing else: the log says why, and it is
+tried again, by the next request and by the clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
 from gateway.errors import StoreUnusable
@@ -26,15 +27,18 @@ class JobEngine:
 
     def __init__(
         self,
-        open_store: Callable[[], JobStore],
+        open_store: Callable[[], Awaitable[JobStore]],
         has_jobs: Callable[[], bool],
         make_worker: Callable[[JobStore], JobWorker] | None,
         clock: Clock,
         nothing: Callable[[], JobStore] | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
-        """`open_store` may take long and raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere.
+        """`open_store` raises StoreUnusable; without `make_worker` jobs are taken here and run elsewhere.
 
-        `nothing` returns an empty store, in which those may look who ask for jobs before there was any.
+        `nothing` returns an empty store, in which those may look who ask for jobs before there was any. `waits` says whether
+        `start` waits for the store: not for one behind a network, whose absence would delay all calls.
         """
         self._nothing = nothing
         self._open_store = open_store
@@ -44,6 +48,9 @@ class JobEngine:
         self._opening: asyncio.Task[JobStore] | None = None
         self._store: JobStore | None = None
         self._worker: JobWorker | None = None
+        self._waits = waits
+        self._is_wanted = False
+        """There are jobs, or somebody has asked for some: a store that cannot be opened now is opened later."""
         self._is_closed = False
         self._tried_at: float | None = None
         self.problem = ""
@@ -68,24 +75,23 @@ class JobEngine:
         """Returns what a job is worth here, for everybody to see: what the store promises, or that there is none now."""
         if self.problem or (self._store is not None and not self._store.is_well):
             return "unavailable"
-        return "not used yet" if self._store is None else self._store.promise
+        if self._store is not None:
+            return self._store.promise
+        return "not used yet" if self._opening is None else "opening"
 
     async def start(self) -> None:
         """Goes on with the jobs that are there."""
-        if self._has_jobs():
-            try:
-                await self.store()
-            except JobsUnavailable:
-                return  # the log says why
+        if not self._has_jobs():
+            return
+        opening = self._begin()
+        if self._waits:
+            await asyncio.wait([opening])
 
     async def store(self) -> JobStore:
         """Returns the store, opened if it is not yet. Raises JobsUnavailable."""
         if self._store is not None:
             return self._store
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._opening)  # whoever leaves takes nobody's store with it
+        return await asyncio.shield(self._begin())  # whoever leaves takes nobody's store with it
 
     async def reader(self) -> JobStore:
         """Returns the store to look into, which is not made for that. Raises JobsUnavailable."""
@@ -97,6 +103,8 @@ class JobEngine:
         """Is called about once a second."""
         if self._store is not None:
             self._store.tick()
+        elif self._is_wanted and not self._is_closed and self._is_due():
+            self._begin()
 
     async def drain(self, grace_s: float) -> None:
         """Lets what runs end, at most for `grace_s`, and gives the rest back; then the store closes."""
@@ -109,18 +117,30 @@ class JobEngine:
         if self._store is not None:
             await self._store.aclose()
 
+    def _is_due(self) -> bool:
+        return self._tried_at is None or self._clock.monotonic() - self._tried_at >= RETRY_S
+
+    def _begin(self) -> asyncio.Task[JobStore]:
+        """Returns the opening that is under way, or a new one."""
+        self._is_wanted = True
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # the log has said why
+        return self._opening
+
     async def _open(self) -> JobStore:
-        now = self._clock.monotonic()
-        if self._is_closed or (self._tried_at is not None and now - self._tried_at < RETRY_S):
+        if self._is_closed or not self._is_due():
             raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.")
-        self._tried_at = now
+        self._tried_at = self._clock.monotonic()
         try:
-            store = await asyncio.to_thread(self._open_store)
+            store = await self._open_store()
         except (StoreUnusable, OSError) as error:
             if str(error) != self.problem:
                 log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
             self.problem = str(error)
             raise JobsUnavailable("Jobs cannot be kept now; the log of the gateway says why.") from error
+        if self.problem:
+            log.warning("jobs are on again")
         self.problem = ""
         if self.is_closing:
             await store.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
@@ -40,15 +40,22 @@ class JobWork:
         serve: ServeCall,
         make_call: MakeCall,
         price_of: Callable[[Call], float | None],
-        open_store: Callable[[], JobStore],
+        open_store: Callable[[], Awaitable[JobStore]],
         has_jobs: Callable[[], bool],
-        nothing: Callable[[], JobStore],
+        nothing: Callable[[], JobStore] | None,
         blobs: Blobs,
         outward: Outward,
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
+        *,
+        works: bool = True,
+        waits: bool = True,
     ) -> None:
-        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing` the engine's."""
+        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing`, `waits` the
+        engine's.
+
+        `works` says whether jobs run here, or are only taken and shown.
+        """
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
@@ -57,8 +64,8 @@ class JobWork:
         self._outward = outward
         self._meter = meter
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
-        works = policies.current.jobs.settings.works
-        self.engine = JobEngine(open_store, has_jobs, self._make_worker if works else None, clock, nothing)
+        make_worker = self._make_worker if works else None
+        self.engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
         self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
         self.files = FileService(
             self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs, self._random.randbytes

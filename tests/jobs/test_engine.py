@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 
 import pytest
 
+from gateway.errors import StoreUnusable
 from gateway.job_ports import JobStore
-from gateway.jobs.engine import JobEngine
+from gateway.jobs.engine import RETRY_S, JobEngine
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.support import FakeClock
@@ -19,13 +20,16 @@ class Opening:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.go_on = threading.Event()
+        self.go_on = asyncio.Event()
         self.stores: list[JobStore] = []
-        self.engine = JobEngine(self.open, lambda: True, None, self.clock)
+        self.problem = ""
+        self.engine = JobEngine(self.open, lambda: True, None, self.clock, waits=False)
 
-    def open(self) -> JobStore:
-        """Is called in a thread."""
-        assert self.go_on.wait(10)
+    async def open(self) -> JobStore:
+        """Stands for a file, or a server."""
+        await self.go_on.wait()
+        if self.problem:
+            raise StoreUnusable(self.problem)
         self.stores.append(MemoryJobStore(self.clock.wall))
         return self.stores[-1]
 
@@ -60,3 +64,42 @@ async def test_a_store_that_is_open_only_at_the_end_is_closed_at_once() -> None:
     assert opening.engine.opened is None
     with pytest.raises(JobsUnavailable):
         await opening.stores[0].accept([])
+
+
+async def test_a_store_that_cannot_be_opened_is_opened_later_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """The start waits for none that is far away; the log tells once of the trouble and once of its end."""
+    caplog.set_level(logging.WARNING, logger="gateway.jobs")
+    opening = Opening()
+    engine = opening.engine
+    await engine.start()
+    assert engine.health() == "opening"
+    opening.problem = "the Redis evicts: set maxmemory-policy noeviction"
+    opening.go_on.set()
+    with pytest.raises(JobsUnavailable):
+        await engine.store()
+    for _ in range(2 * int(RETRY_S)):
+        opening.clock.advance(1.0)
+        engine.tick()
+        await asyncio.sleep(0.001)
+    assert engine.health() == "unavailable"
+
+    opening.problem = ""
+    opening.clock.advance(RETRY_S)
+    engine.tick()
+    await engine.store()
+
+    assert engine.health() == opening.stores[0].promise
+    assert caplog.messages == ["jobs are off: the Redis evicts: set maxmemory-policy noeviction", "jobs are on again"]
+    await engine.drain(0.0)
+
+
+async def test_nothing_is_opened_by_the_clock_that_nobody_wants() -> None:
+    """A gateway without jobs stays without them."""
+    opening = Opening()
+    engine = JobEngine(opening.open, lambda: False, None, opening.clock)
+    await engine.start()
+    engine.tick()
+    await asyncio.sleep(0)
+
+    assert engine.health() == "not used yet"
+    await engine.drain(0.0)
