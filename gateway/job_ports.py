@@ -6,7 +6,7 @@ durable, and what is not durable is not accepted. Every method that writes about
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.policy.jobs.dead_letters import DeadGroup, DeadLetter, LetterPage, ReplayResult
@@ -212,10 +212,22 @@ class JobStore(Protocol):
         """Returns the bytes of all files that a tenant has; None: of everybody's."""
         ...
 
-    async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, each once: of removed, replaced and expired files, of chunks
-        of ended jobs.
+    async def find_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, until they are forgotten: of removed, replaced and expired
+        files, of chunks of ended jobs.
         """
+        ...
+
+    async def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that `find_garbage` has named, once they are removed."""
+        ...
+
+    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
+        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
+        ...
+
+    async def identity(self) -> str:
+        """Returns what tells this store from all others, always the same: letters and digits."""
         ...
 
     async def forget_ended(self, before: float, most: int) -> int:

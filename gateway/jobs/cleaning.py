@@ -47,7 +47,8 @@ class JobCleaning:
             if await self._store.forget_ended(self._clock.wall() - self._keep_s(), AT_ONCE) < AT_ONCE:
                 break
         for _ in range(MOST_STEPS):
-            garbage = await self._store.take_garbage(AT_ONCE)
+            garbage = await self._store.find_garbage(AT_ONCE)
             await self._blobs.remove(garbage)
+            await self._store.forget_garbage(garbage)
             if len(garbage) < AT_ONCE:
                 break

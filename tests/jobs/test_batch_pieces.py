@@ -37,6 +37,7 @@ from gateway.policy.jobs.job import (
     LineResult,
     NewJob,
     Stage,
+    Tally,
 )
 from gateway.policy.jobs.rules import BatchRules, JobRules
 from gateway.policy.snapshot import Policies
@@ -318,7 +319,7 @@ async def test_a_finished_batch_has_its_lines_in_order(policies: Policies) -> No
     assert (output, errors) == (derived_file_id(ID, "output"), derived_file_id(ID, "errors"))
     assert [one["custom_id"] for one in await bench.file(output)] == [f"line {n}" for n in range(40) if n % 10 != 3]
     assert [one["custom_id"] for one in await bench.file(errors)] == [f"line {n}" for n in (3, 13, 23, 33)]
-    assert job.tally == (40, 36, 4, 80, 40, 120, 20.0)
+    assert job.tally == Tally(40, 36, 4, 80, 40, 120, 20.0)
     shown = batch_object(job)
     assert shown["status"] == "completed"
     assert shown["finalizing_at"] <= shown["completed_at"]

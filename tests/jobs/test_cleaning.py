@@ -45,7 +45,7 @@ async def test_only_so_much_is_done_at_a_time() -> None:
             self.asked += 1
             return most
 
-        async def take_garbage(self, most: int) -> list[str]:
+        async def find_garbage(self, most: int) -> list[str]:
             self.asked += 1
             return [f"files/{number}" for number in range(most)]
 

@@ -65,7 +65,7 @@ async def test_a_file_comes_back_as_it_went(edge: JobEdge) -> None:
     for gone in (sdk.files.retrieve(made.id), sdk.files.content(made.id), sdk.files.delete(made.id)):
         with pytest.raises(openai.NotFoundError):
             await gone
-    assert await edge.store.take_garbage(10) == [f"files/{made.id[-2:]}/{made.id}"]
+    assert await edge.store.find_garbage(10) == [f"files/{made.id[-2:]}/{made.id}"]
 
 
 async def test_a_file_lasts_as_long_as_its_upload_says(edge: JobEdge) -> None:
@@ -375,4 +375,4 @@ async def test_a_file_that_a_batch_reads_stays_until_its_end(tmp_path: Path) -> 
         await edge.store.accept([NewJob(batch(), reads=file.blob)])
         await edge.sdk().files.delete(made.id)
 
-        assert await edge.store.take_garbage(10) == []
+        assert await edge.store.find_garbage(10) == []

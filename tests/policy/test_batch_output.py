@@ -16,6 +16,7 @@ from gateway.policy.batches.lines import LineProblem
 from gateway.policy.batches.output import LineIdentity, answered_line, stopped_line, unanswered_line
 from gateway.policy.jobs.file_object import file_object, list_page
 from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, StoredFile, Tally
+from gateway.store.jobs.transitions import counted
 from gateway.words import Usage
 
 WHO = LineIdentity(7, "batch_req_x000007", 'a "quoted"\nid ü')
@@ -33,7 +34,7 @@ def test_an_answer_is_one_line_of_json_whatever_it_is(body: bytes, status: int) 
     assert (value["id"], value["custom_id"], value["error"]) == (WHO.id, WHO.custom_id, None)
     assert set(value["response"]) == {"status_code", "request_id", "body"}
     assert result.is_failed == (status >= 400)
-    assert result[3:] == (3, 2, 5, 0.25)
+    assert result[3:] == (3, 2, 5, 0.25, 0)
 
 
 def test_the_bytes_of_an_answer_stay_as_they_are() -> None:
@@ -43,6 +44,27 @@ def test_the_bytes_of_an_answer_stay_as_they_are() -> None:
     assert b'"body":{  "b": 1.10,  "a": 12345678901234567890123,  "s": "x\\n y"}}' in (
         answered_line(WHO, 200, "req_1", body, None, None).text
     )
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        (b'{"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}', 7),
+        (b'{"output_tokens": 9, "output_tokens_details": {"reasoning_tokens": 7}}', 7),
+        (b'{"completion_tokens_details": null}', 0),
+        (b'{"completion_tokens_details": {"reasoning_tokens": "7"}}', 0),
+        (b'{"completion_tokens_details": {"reasoning_tokens": -7}}', 0),
+        (b'{"completion_tokens_details": {"reasoning_tokens": 7000000000000000}}', 0),
+        (b"[]", 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(usage: bytes, tokens: int) -> None:
+    """As chat completions and responses report them."""
+    result = answered_line(WHO, 200, "r", b'{"usage": %b}' % usage, Usage(3, 9), 0.25)
+
+    assert result.reasoning_tokens == tokens
+    usage_shown = batch_object(batch(tally=counted(Tally(2), [result, result])))["usage"]
+    assert usage_shown["output_tokens_details"] == {"reasoning_tokens": 2 * tokens}
 
 
 def test_what_is_no_json_becomes_a_string() -> None:

@@ -72,7 +72,7 @@ def _usage(tally: Tally) -> dict[str, Any]:
         "input_tokens": tally.input_tokens,
         "input_tokens_details": {"cached_tokens": tally.cached_tokens},
         "output_tokens": tally.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},  # of lines only these totals are kept
+        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens},
         "total_tokens": tally.input_tokens + tally.output_tokens,
     }
 

@@ -97,6 +97,8 @@ class Tally(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    reasoning_tokens: int = 0
+    """The part of `output_tokens` that is in no answer; of the lines of batches only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ class LineResult(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    reasoning_tokens: int = 0
 
 
 class ChunkPlan(NamedTuple):

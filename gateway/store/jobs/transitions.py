@@ -147,6 +147,7 @@ def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:
         cached_tokens=tally.cached_tokens + sum(result.cached_tokens for result in results),
         output_tokens=tally.output_tokens + sum(result.output_tokens for result in results),
         cost_usd=tally.cost_usd + sum(result.cost_usd for result in results),
+        reasoning_tokens=tally.reasoning_tokens + sum(result.reasoning_tokens for result in results),
     )
 
 

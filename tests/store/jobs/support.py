@@ -47,7 +47,7 @@ def key(*parts: object) -> bytes:
 
 def line(number: int, text: str = "ok", *, is_failed: bool = False) -> LineResult:
     """A result that costs a little of everything."""
-    return LineResult(number, is_failed, f"{text} {number}\n".encode(), 10, 4, 2, 0.5)
+    return LineResult(number, is_failed, f"{text} {number}\n".encode(), 10, 4, 2, 0.5, 1)
 
 
 def chunk(number: int) -> ChunkResult:
@@ -168,6 +168,12 @@ class Jobs:
             "blob": f"files/{file_id}",
         }
         return StoredFile(**{**usual, **fields})
+
+    async def take_garbage(self, most: int) -> list[str]:
+        """Finds garbage, and forgets it as if its blobs were removed."""
+        names = sorted(await self.store.find_garbage(most))
+        await self.store.forget_garbage(names)
+        return names
 
     def numbers(self) -> dict[str, int]:
         """How many pieces are in each state, over all segments and lanes."""

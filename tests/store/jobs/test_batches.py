@@ -71,7 +71,7 @@ async def test_the_first_result_of_a_line_stays_and_counts_once(jobs: Jobs) -> N
     await jobs.store.commit(work, [line(1, "second"), line(0), line(3, is_failed=True), line(0, "third")])
 
     assert await jobs.store.results(work) == [line(0), line(1, "first"), line(2), line(3, is_failed=True)]
-    assert (await jobs.get(work.job.id)).tally == Tally(4, 3, 1, 40, 16, 8, 2.0)
+    assert (await jobs.get(work.job.id)).tally == Tally(4, 3, 1, 40, 16, 8, 2.0, 4)
 
 
 async def test_a_commit_of_nothing_new_changes_nothing(jobs: Jobs) -> None:

@@ -262,7 +262,7 @@ async def test_finalise_may_commit_what_comes_late_for_a_stopped_batch(jobs: Job
     await jobs.tick(60)
     again = await jobs.claim()
 
-    assert (again.piece, again.job.tally) == (FINALISE, Tally(6, 2, 1, 30, 12, 6, 1.5))
+    assert (again.piece, again.job.tally) == (FINALISE, Tally(6, 2, 1, 30, 12, 6, 1.5, 3))
     assert sorted(await jobs.store.open_results(again)) == [line(0, "late"), line(1), line(5, is_failed=True)]
 
 

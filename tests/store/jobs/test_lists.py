@@ -164,20 +164,67 @@ async def test_the_bytes_of_files_are_counted_while_they_are_there(jobs: Jobs) -
         await jobs.store.add_file(jobs.file(f"file-{number}", tenant=tenant, bytes=10**number))
     await jobs.store.remove_file("file-0", "a")
 
-    assert [await jobs.store.file_bytes(tenant) for tenant in ("a", "b", "c", None)] == [10, 100, 0, 110]
+    async def counted() -> list[int]:
+        return [await jobs.store.file_bytes(tenant) for tenant in ("a", "b", "c", None)]
+
+    assert await counted() == [10, 100, 0, 110]
+    await jobs.store.add_file(jobs.file("file-1", tenant="c", bytes=7, expires_at=jobs.wall() + 10))
+    assert await counted() == [0, 100, 7, 107]
+    jobs.wall.advance(10)
+    assert await counted() == [0, 100, 0, 100]
+    assert await jobs.take_garbage(10) == ["files/file-0", "files/file-1"]
+    assert await counted() == [0, 100, 0, 100]
+    await jobs.store.add_file(jobs.file("file-1", tenant="a", bytes=3))
+    assert await counted() == [3, 100, 0, 103]
+
+
+async def test_garbage_is_named_until_it_is_forgotten(jobs: Jobs) -> None:
+    """So none is left behind by whoever dies between its removal and that."""
+    for number in range(3):
+        await jobs.store.add_file(jobs.file(f"f{number}"))
+        await jobs.store.remove_file(f"f{number}", "t")
+
+    assert [await jobs.store.find_garbage(2) for _ in range(2)] == [["files/f0", "files/f1"]] * 2
+    await jobs.store.forget_garbage(["files/f0", "files/unknown"])
+    assert await jobs.store.find_garbage(2) == ["files/f1", "files/f2"]
+
+
+async def test_a_blob_that_somebody_needs_is_known(jobs: Jobs) -> None:
+    """That of a file, of an open job's input, and of what is garbage already; no other."""
+    await jobs.store.add_file(jobs.file("f1"))
+    await jobs.store.add_file(jobs.file("f2"))
+    await jobs.accept(jobs.new_batch(reads="files/f2"))
+    await jobs.store.remove_file("f2", "t")
+    names = ["files/f0", "files/f1", "files/f2", "batch/x/index"]
+
+    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1", "files/f2"]
+    await jobs.finish(await jobs.claim(), JobState.FAILED)
+    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1", "files/f2"]
+    await jobs.store.forget_garbage(["files/f2"])
+    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1"]
+    assert await jobs.store.used_blobs([]) in (set(), [], ())
+
+
+async def test_a_store_is_told_from_others(jobs: Jobs) -> None:
+    """By a short word that stays."""
+    identity = await jobs.store.identity()
+
+    assert identity.isalnum()
+    assert len(identity) >= 8
+    assert await jobs.store.identity() == identity
 
 
 async def test_a_removed_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> None:
     """At once, where nothing reads it."""
     await jobs.store.add_file(jobs.file("f1"))
     await jobs.store.add_file(jobs.file("f2"))
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     assert await jobs.store.remove_file("f1", "t")
     assert not await jobs.store.remove_file("f1", "t")
 
     assert await jobs.store.find_file("f1", "t") is None
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == []
 
 
 async def test_an_expired_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> None:
@@ -190,31 +237,31 @@ async def test_an_expired_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> 
     assert await jobs.store.find_file("f1", "t") is None
     assert not await jobs.store.remove_file("f1", "t")
     assert await jobs.store.list_files(FileQuery("t")) == ([], False)
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == []
 
 
 async def test_a_file_may_be_kept_again(jobs: Jobs) -> None:
     """One with the same id is replaced: the old blob is garbage unless it is the new one, too."""
     await jobs.store.add_file(jobs.file("f1", bytes=1))
     await jobs.store.add_file(jobs.file("f1", bytes=2))
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     await jobs.store.add_file(jobs.file("f1", blob="files/other"))
 
     found = await jobs.store.find_file("f1", "t")
     assert found is not None
     assert found.blob == "files/other"
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == ["files/f1"]
 
 
 async def test_an_expired_file_that_is_kept_again_was_garbage_once(jobs: Jobs) -> None:
     """Its old blob is not named a second time."""
     await jobs.store.add_file(jobs.file("f1", expires_at=jobs.wall() + 10))
     jobs.wall.advance(10)
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == ["files/f1"]
     await jobs.store.add_file(jobs.file("f1", blob="files/other"))
 
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
 
 
 async def test_a_blob_that_two_files_have_stays_for_the_other(jobs: Jobs) -> None:
@@ -222,10 +269,10 @@ async def test_a_blob_that_two_files_have_stays_for_the_other(jobs: Jobs) -> Non
     for name in ("f1", "f2"):
         await jobs.store.add_file(jobs.file(name, blob="files/both"))
     await jobs.store.remove_file("f1", "t")
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     await jobs.store.remove_file("f2", "t")
 
-    assert await jobs.store.take_garbage(10) == ["files/both"]
+    assert await jobs.take_garbage(10) == ["files/both"]
 
 
 @pytest.mark.parametrize("way", ["removed", "expired"])
@@ -239,25 +286,25 @@ async def test_what_an_open_batch_reads_stays(jobs: Jobs, way: str) -> None:
     jobs.wall.advance(10)
     b1, b2 = await jobs.claim_all()
     assert await jobs.store.find_file("f1", "t") is None
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     await jobs.finish(b1, JobState.FAILED)
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     await jobs.finish(b2)
 
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == ["files/f1"]
 
 
 async def test_the_blobs_of_chunks_are_garbage_when_the_batch_has_ended(jobs: Jobs) -> None:
     """But not one that became a file; as many at a time as asked for."""
     await jobs.running_batch(total=4)
     final = await jobs.until_finalise()
-    assert await jobs.store.take_garbage(10) == []
+    assert await jobs.take_garbage(10) == []
     await jobs.store.add_file(jobs.file("out", blob="chunk-0.out"))
     await jobs.finish(final)
 
-    first = await jobs.store.take_garbage(2)
-    second = await jobs.store.take_garbage(2)
+    first = await jobs.take_garbage(2)
+    second = await jobs.take_garbage(2)
     assert len(first) == 2
     assert sorted([*first, *second]) == ["chunk-0.err", "chunk-1.err", "chunk-1.out"]
     await jobs.store.remove_file("out", "t")
-    assert await jobs.store.take_garbage(2) == ["chunk-0.out"]
+    assert await jobs.take_garbage(2) == ["chunk-0.out"]

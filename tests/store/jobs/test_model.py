@@ -234,11 +234,14 @@ class TwoStores(RuleBasedStateMachine):
         name = None if after is None else f"f{after}"
         self.both(lambda store: store.list_files(FileQuery(tenant, None, name, 2, is_newest_first)))
         self.both(lambda store: store.file_bytes(tenant))
+        self.both(lambda store: store.file_bytes(None))
 
     @rule()
     def take_garbage(self) -> None:
         async def garbage(store: JobStore) -> list[str]:
-            return sorted(await store.take_garbage(100))
+            names = sorted(await store.find_garbage(100))
+            await store.forget_garbage(names[::2])
+            return [*names, *sorted(await store.used_blobs([f"blobs/{number}" for number in range(4)]))]
 
         self.both(garbage)
 

@@ -117,7 +117,8 @@ def writes(jobs: Jobs, work: Any, check: Any) -> dict[str, Callable[[], Awaitabl
         "flag": lambda: store.flag(work.job.id, None, JobFlag.CANCEL),
         "add file": lambda: store.add_file(jobs.file("f2")),
         "remove file": lambda: store.remove_file("f1", "t"),
-        "garbage": lambda: store.take_garbage(10),
+        "garbage": lambda: store.find_garbage(10),
+        "forgotten": lambda: store.forget_garbage(["files/f1"]),
         "forget": lambda: store.forget_ended(jobs.wall() + DAY_S, 10),
     }
 
@@ -136,6 +137,8 @@ def reads(jobs: Jobs, work: Any) -> dict[str, Callable[[], Awaitable[object]]]:
         "file": lambda: store.find_file("f1", "t"),
         "files": lambda: store.list_files(FileQuery("t")),
         "bytes": lambda: store.file_bytes(None),
+        "used": lambda: store.used_blobs(["files/f1"]),
+        "identity": store.identity,
     }
 
 

@@ -58,6 +58,33 @@ async def jobs(path: str, wall: Wall) -> AsyncIterator[Restarts]:
     await made.store.aclose()
 
 
+async def test_a_file_of_an_older_gateway_is_brought_up_and_an_older_one_refuses_it(jobs: Restarts) -> None:
+    """With what is in it: lines without the counts that came later, and the bytes of its files."""
+    await jobs.store.aclose()
+    os.unlink(jobs.path)
+    old = replace(JOBS_FILE, migrations=JOBS_FILE.migrations[:1])
+    db, _ = open_file(jobs.path, old)
+    for number, gone in ((1, None), (2, 5.0), (3, None)):
+        values = (f"f{number}", f"t{number % 2}", "batch", "a.jsonl", 10**number, 1.0, None, f"files/f{number}", gone)
+        names = "id, tenant, purpose, filename, bytes, created, expires, blob, gone"
+        db.execute(f"INSERT INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608 - from above
+    db.execute("INSERT INTO lines VALUES (1, 0, 0, 0, 1, 2, 3, 0.5, 'x')")
+    db.close()
+
+    await jobs.restart()
+
+    assert [await jobs.store.file_bytes(tenant) for tenant in ("t1", "t0", None)] == [1010, 0, 1010]
+    identity = await jobs.store.identity()
+    await jobs.store.remove_file("f1", "t1")
+    assert await jobs.store.file_bytes(None) == 1000
+    await jobs.restart()
+    assert await jobs.store.identity() == identity
+    await jobs.store.aclose()
+    with pytest.raises(StoreUnusable, match="a newer gateway has made it"):
+        open_file(jobs.path, old)
+    await jobs.restart()
+
+
 async def test_everything_is_there_again(jobs: Restarts) -> None:
     """Jobs with their payloads and answers, files, keys, flags, and what was garbage."""
     await jobs.finish(await jobs.running_call(), answer=ANSWER)
@@ -79,7 +106,7 @@ async def test_everything_is_there_again(jobs: Restarts) -> None:
     assert jobs.numbers() == {"ready": 1, "later": 2}
     assert [work.payload for work in await jobs.claim_all()] == [b"waiting"]
     assert await jobs.store.find_file("f2", "t") == jobs.file("f2")
-    assert await jobs.store.take_garbage(10) == ["files/f1"]
+    assert await jobs.take_garbage(10) == ["files/f1"]
     await jobs.tick(60)
     assert ids(await jobs.claim_all()) == [later.id]
 

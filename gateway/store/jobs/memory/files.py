@@ -61,17 +61,24 @@ class MemoryJobFiles:
         """Notes blobs that are garbage as soon as nothing refers to them."""
         self._garbage.update(dict.fromkeys(blob for blob in blobs if blob))
 
-    def take_garbage(self, most: int, read: Collection[str]) -> Sequence[str]:
-        """Returns blobs that nothing refers to, and forgets them; `read` are those that open jobs read."""
+    def find_garbage(self, most: int, read: Collection[str]) -> Sequence[str]:
+        """Returns blobs that nothing refers to; `read` are those that open jobs read."""
         for file in self._files.values():
             if file.id not in self._gone and not self._is_there(file):
                 self._gone.add(file.id)
                 self.discard([file.blob])
         used = {file.blob for file in self._files.values() if self._is_there(file)}
-        taken = [blob for blob in self._garbage if blob not in used and blob not in read][:most]
-        for blob in taken:
-            del self._garbage[blob]
-        return taken
+        return [blob for blob in self._garbage if blob not in used and blob not in read][:most]
+
+    def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that have been removed."""
+        for name in names:
+            self._garbage.pop(name, None)
+
+    def used_of(self, names: Sequence[str], read: Collection[str]) -> Collection[str]:
+        """Returns the blobs that are a file's, are among `read`, or are garbage as yet."""
+        files = {file.blob for file in self._files.values() if file.id not in self._gone}
+        return {name for name in names if name in files or name in read or name in self._garbage}
 
     def _is_there(self, file: StoredFile) -> bool:
         return file.id not in self._gone and (file.expires_at is None or file.expires_at > self._wall())

@@ -5,9 +5,10 @@ Short, synchronous inside, and lost with the process. The steps from one job to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from math import inf
+from secrets import token_hex
 
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
@@ -63,6 +64,7 @@ class MemoryJobStore:
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
         self.dead = MemoryDeadLetters(self._jobs, self._claimed, lambda new: self._acceptance.accept(new, wall()))
         self._fences = count(1)
+        self._identity = token_hex(8)
         self._is_open = True
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
@@ -223,9 +225,21 @@ class MemoryJobStore:
         """Returns the bytes of all files that a tenant has; None: of everybody's."""
         return self._files.bytes_of(tenant)
 
-    async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, each once."""
-        return self._files.take_garbage(most, {one.reads for one in self._jobs.values() if not one.job.state.is_end})
+    async def find_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, until they are forgotten."""
+        return self._files.find_garbage(most, self._read_blobs())
+
+    async def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that have been removed."""
+        self._files.forget_garbage(names)
+
+    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
+        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
+        return self._files.used_of(names, self._read_blobs())
+
+    async def identity(self) -> str:
+        """Returns what tells this store from all others."""
+        return self._identity
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
@@ -267,6 +281,9 @@ class MemoryJobStore:
         kept = self._jobs.get(work.job.id)
         piece = None if kept is None else kept.pieces.get(work.piece)
         return kept if piece is not None and piece.state == "claimed" and piece.fence == work.fence else None
+
+    def _read_blobs(self) -> Collection[str]:
+        return {one.reads for one in self._jobs.values() if not one.job.state.is_end}
 
     def _follow(self, kept: MemoryJob, end: JobEnd, now: float) -> None:
         self.dead.ended(kept.job, end, len(kept.payload))

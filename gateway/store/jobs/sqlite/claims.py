@@ -151,7 +151,7 @@ class SqliteClaims:
             line, failed, text, *counts = result
             added = db.execute(
                 f"INSERT OR IGNORE INTO lines (job, chunk, {job_rows.LINE_COLUMNS}) "  # noqa: S608
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (row.seq, work.piece, line, failed, text, *counts),
             )
             if added.rowcount == 1:

@@ -14,6 +14,16 @@ _ADD = (
     "tenant = excluded.tenant, purpose = excluded.purpose, filename = excluded.filename, bytes = excluded.bytes, "
     "created = excluded.created, expires = excluded.expires, blob = excluded.blob, gone = NULL"
 )
+_EXPIRED_BYTES = (
+    "SELECT coalesce(sum(bytes), 0) FROM files INDEXED BY files_expires "
+    "WHERE gone IS NULL AND expires <= ? AND (? = '' OR tenant = ?)"
+)
+"""Of files that have expired, but still count: `find_garbage` sees to them."""
+_IS_USED = (
+    "SELECT EXISTS (SELECT 1 FROM files WHERE blob = ? AND gone IS NULL) OR "
+    "EXISTS (SELECT 1 FROM jobs WHERE reads = ? AND reads != '' AND ended IS NULL) OR "
+    "EXISTS (SELECT 1 FROM garbage WHERE blob = ?)"
+)
 _GARBAGE = (
     "SELECT blob FROM garbage WHERE "  # noqa: S608 - from above
     f"NOT EXISTS (SELECT 1 FROM files WHERE files.blob = garbage.blob AND {_IS_THERE}) AND "
@@ -71,22 +81,30 @@ def remove(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> boo
 
 def bytes_of(db: sqlite3.Connection, tenant: str | None, now: float) -> int:
     """Returns the bytes of the files that are there, of one tenant or of all."""
-    whose, values = ("tenant = ? AND ", (tenant, now)) if tenant is not None else ("", (now,))
-    (found,) = db.execute(f"SELECT coalesce(sum(bytes), 0) FROM files WHERE {whose}{_IS_THERE}", values).fetchone()  # noqa: S608
-    return int(found)
+    whose = "" if tenant is None else tenant
+    found = db.execute("SELECT bytes FROM file_bytes WHERE tenant = ?", (whose,)).fetchone() or (0,)
+    return int(found[0]) - int(db.execute(_EXPIRED_BYTES, (now, whose, whose)).fetchone()[0])
 
 
-def take_garbage(db: sqlite3.Connection, most: int, now: float) -> list[str]:
-    """Returns blobs that nothing refers to, and forgets them."""
+def find_garbage(db: sqlite3.Connection, most: int, now: float) -> list[str]:
+    """Returns blobs that nothing refers to."""
     expired = db.execute(
         "SELECT seq, blob FROM files WHERE gone IS NULL AND expires <= ? LIMIT ?", (now, most)
     ).fetchall()
     for seq, blob in expired:
         db.execute("UPDATE files SET gone = ? WHERE seq = ?", (now, seq))
         _discard(db, blob)
-    taken = [blob for (blob,) in db.execute(_GARBAGE, (now, most)).fetchall()]
-    db.executemany("DELETE FROM garbage WHERE blob = ?", [(blob,) for blob in taken])
-    return taken
+    return [blob for (blob,) in db.execute(_GARBAGE, (now, most)).fetchall()]
+
+
+def forget_garbage(db: sqlite3.Connection, names: Sequence[str]) -> None:
+    """Forgets blobs that have been removed."""
+    db.executemany("DELETE FROM garbage WHERE blob = ?", [(name,) for name in names])
+
+
+def used_of(db: sqlite3.Connection, names: Sequence[str]) -> set[str]:
+    """Returns the blobs that are a file's, are read by an open job, or are garbage as yet."""
+    return {name for name in names if db.execute(_IS_USED, (name, name, name)).fetchone()[0]}
 
 
 def _discard(db: sqlite3.Connection, blob: str) -> None:

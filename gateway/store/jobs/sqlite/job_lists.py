@@ -54,6 +54,11 @@ def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> li
     return sorted(rows, key=lambda row: -row[0])[:most]
 
 
+def identity_of(db: sqlite3.Connection) -> str:
+    """Returns what tells this file from all others."""
+    return str(db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()[0])
+
+
 def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 0) -> int | Rest:
     """Forgets the jobs that ended first, before `before`; `count` were forgotten in earlier steps."""
     step = min(most - count, FORGOTTEN_AT_ONCE)

@@ -22,7 +22,7 @@ from gateway.policy.jobs.job import (
 from gateway.store.jobs.transitions import is_past_stopping
 
 _COLUMNS = "seq, id, tenant, kind, state, ended, body"
-LINE_COLUMNS = "line, failed, text, input, cached, output, cost"
+LINE_COLUMNS = "line, failed, text, input, cached, output, cost, reasoning"
 _TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce")
 """What belongs to a job, by the column `job`."""
 
@@ -117,8 +117,8 @@ def answer_of(db: sqlite3.Connection, row: JobRow) -> StoredAnswer | None:
 
 def line_result(row: Sequence[Any]) -> LineResult:
     """Returns the result of a row with `LINE_COLUMNS`."""
-    line, failed, text, input_tokens, cached_tokens, output_tokens, cost_usd = row
-    return LineResult(line, bool(failed), text, input_tokens, cached_tokens, output_tokens, cost_usd)
+    line, failed, text, *counts = row
+    return LineResult(line, bool(failed), text, *counts)
 
 
 def job_row(row: Sequence[Any]) -> JobRow:

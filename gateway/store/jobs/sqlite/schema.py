@@ -114,11 +114,37 @@ _DEAD_LETTERS = (
     "template TEXT NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
 )
 
+
+def _file_bytes(row: str, sign: str) -> str:
+    """Counts the bytes of a row of `files`, which has not gone, for its tenant and for all."""
+    return "; ".join(
+        f"INSERT INTO file_bytes SELECT {whose}, {sign}{row}.bytes WHERE {row}.gone IS NULL "
+        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes"
+        for whose in (f"{row}.tenant", "''")
+    )
+
+
+_TOTALS = (
+    "ALTER TABLE lines ADD COLUMN reasoning INTEGER NOT NULL DEFAULT 0",
+    # Tells this file from all others: blobs that it does not know are only garbage where nobody else keeps any.
+    "INSERT INTO meta VALUES ('identity', random() & 9223372036854775807)",
+    # Under '' are the bytes of everybody, which no tenant is called.
+    "CREATE TABLE file_bytes (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO file_bytes SELECT tenant, sum(bytes) FROM files WHERE gone IS NULL GROUP BY tenant",
+    "INSERT INTO file_bytes SELECT '', sum(bytes) FROM file_bytes HAVING count(*) > 0",
+    f"CREATE TRIGGER files_in AFTER INSERT ON files BEGIN {_file_bytes('NEW', '')}; END",
+    f"CREATE TRIGGER files_out AFTER DELETE ON files BEGIN {_file_bytes('OLD', '-')}; END",
+    "CREATE TRIGGER files_on AFTER UPDATE OF tenant, bytes, gone ON files "
+    f"BEGIN {_file_bytes('OLD', '-')}; {_file_bytes('NEW', '')}; END",
+    "CREATE TRIGGER file_bytes_on AFTER UPDATE ON file_bytes WHEN NEW.bytes = 0 "
+    "BEGIN DELETE FROM file_bytes WHERE tenant = NEW.tenant; END",
+)
+
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST, _DEAD_LETTERS),
+    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS),
     when_damaged="Put a backup in its place, or try `sqlite3 FILE .recover`. Moved away, with the -wal file beside it, it is "
     "replaced by an empty one: then the jobs in it are lost, with their answers.",
     when_failing="Jobs are refused with 503 jobs_unavailable until the file works again; plain calls go on. "

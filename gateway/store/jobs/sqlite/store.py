@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -215,10 +215,22 @@ class SqliteJobStore:
         now = self._wall()
         return await self._file.read(lambda db: file_rows.bytes_of(db, tenant, now))
 
-    async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, each once."""
+    async def find_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, until they are forgotten."""
         now = self._wall()
-        return await self._file.write(lambda db: file_rows.take_garbage(db, most, now))
+        return await self._file.write(lambda db: file_rows.find_garbage(db, most, now))
+
+    async def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that have been removed."""
+        await self._file.write(lambda db: file_rows.forget_garbage(db, names))
+
+    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
+        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
+        return await self._file.read(lambda db: file_rows.used_of(db, names))
+
+    async def identity(self) -> str:
+        """Returns what tells this file from all others; a copy of it has the same."""
+        return await self._file.read(job_lists.identity_of)
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
