@@ -59,16 +59,22 @@ class Watchers:
     def changed(self, job_id: str) -> None:
         """Wakes who waits for news of the job, and makes the next look a new one: it has changed in this process."""
         self._looks.pop(job_id, None)
+        self._wake(job_id)
+
+    async def wait(self, job_id: str, longest_s: float) -> None:
+        """Returns when the job may have changed: at once where that happens here, after a second where it may be elsewhere.
+
+        What the next look finds may be a second old: another one for each waiter would be too many.
+        """
+        waiting = self._waiting.setdefault(job_id, asyncio.Event())
+        timer = self._clock.call_at(self._clock.monotonic() + min(LOOK_S, longest_s), lambda: self._wake(job_id))
+        await waiting.wait()
+        timer.cancel()  # that of a waiter who leaves runs out: it takes away what was kept for him
+
+    def _wake(self, job_id: str) -> None:
         waiting = self._waiting.pop(job_id, None)
         if waiting is not None:
             waiting.set()
-
-    async def wait(self, job_id: str, longest_s: float) -> None:
-        """Returns when the job may have changed: at once where that happens here, after a second where it may be elsewhere."""
-        waiting = self._waiting.setdefault(job_id, asyncio.Event())
-        timer = self._clock.call_at(self._clock.monotonic() + min(LOOK_S, longest_s), lambda: self.changed(job_id))
-        await waiting.wait()
-        timer.cancel()  # that of a waiter who leaves runs out: it takes away what was kept for him
 
     async def changes(self, store: JobStore, job_id: str, tenant: str | None, after: int) -> AsyncIterator[Job | None]:
         """Yields the job whenever its revision is another than before, first where it is not `after`, until its end.

@@ -10,7 +10,7 @@ import pytest
 from gateway.jobs.running import RunningWork
 from gateway.jobs.watchers import Watchers
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobState
+from gateway.policy.jobs.job import ClaimAsk, Job, JobEnd, JobState
 from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
@@ -71,6 +71,47 @@ def test_who_follows_a_job_hears_that_nothing_happens_and_not_too_much_of_what_d
         await asyncio.sleep(0.5)
         is_closing = True
         await asyncio.wait_for(other, 2.0)
+
+    run(story)
+
+
+def test_a_job_that_runs_elsewhere_costs_one_look_a_second_and_its_end_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many poll it, wait for it and follow it, in whatever rhythm."""
+
+    async def story(clock: LoopClock) -> None:
+        stage, watchers, looks = Stage(clock), Watchers(clock), [0]
+        find = MemoryJobStore.find
+
+        async def counted(store: MemoryJobStore, job_id: str, tenant: str | None) -> Job | None:
+            looks[0] += 1
+            return await find(store, job_id, tenant)
+
+        await stage.accept("job_1")
+        monkeypatch.setattr(MemoryJobStore, "find", counted)
+
+        async def poll(every_s: float) -> None:
+            while not (job := await watchers.look(stage.store, "job_1", "t")) or not job.state.is_end:  # noqa: ASYNC110 - a client's poll
+                await asyncio.sleep(every_s)
+
+        async def wait(first_s: float) -> None:
+            await asyncio.sleep(first_s)
+            while not (job := await watchers.look(stage.store, "job_1", "t")) or not job.state.is_end:
+                await watchers.wait("job_1", first_s)  # what is left of its own time
+
+        async def follow(first_s: float) -> None:
+            await asyncio.sleep(first_s)
+            async for _ in watchers.changes(stage.store, "job_1", "t", -1):
+                pass
+
+        tasks = [asyncio.create_task(each(0.03 + n * 0.07)) for n in range(20) for each in (poll, wait, follow)]
+        await asyncio.sleep(60)
+        assert 40 <= looks[0] <= 61
+
+        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
+        await stage.store.finish(work, JobEnd(JobState.SUCCEEDED))
+        await asyncio.wait_for(asyncio.gather(*tasks), 3.0)
 
     run(story)
 
