@@ -64,6 +64,7 @@ class JobWorker:
         self._clock = clock
         self._segments = segments
         self._wake = asyncio.Event()
+        self._is_busy = asyncio.Event()
         self._running: dict[tuple[str, int], RunningWork] = {}
         self._is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,6 +135,7 @@ class JobWorker:
         if self._meter is not None and work.job.revision <= 1 and work.job.started_at is not None:
             self._meter.began(work.job, work.job.started_at - work.job.run_at)
         self._running[work.job.id, work.piece] = running
+        self._is_busy.set()
         if self._is_draining:
             running.drain()
         running.task = asyncio.create_task(self._run_one(running))
@@ -150,6 +152,8 @@ class JobWorker:
             await running.write(lambda: self._store.give_back(work, run_at=run_at, is_attempt=True))
         finally:
             self._running.pop((work.job.id, work.piece), None)
+            if not self._running:
+                self._is_busy.clear()
             self._wake.set()  # there is room for another
 
     async def _renew_always(self) -> None:
@@ -157,10 +161,9 @@ class JobWorker:
         lease_s = self._store.lease_s
         every_s = LOOK_S if lease_s == inf else min(LOOK_S, lease_s / RENEWALS)
         while True:
+            await self._is_busy.wait()  # a worker without work is not woken for it
             await self._clock.sleep(every_s)
             present = list(self._running.values())
-            if not present:
-                continue
             try:
                 results = await self._store.renew([running.work for running in present])
             except JobsUnavailable:

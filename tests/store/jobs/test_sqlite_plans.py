@@ -89,3 +89,28 @@ async def test_a_claim_reads_what_it_gives(tmp_path: Path, wall: Wall, disk: Dis
     await store.aclose()
 
     assert counts[0] == counts[1]
+
+
+async def test_a_store_that_waits_asks_nothing_of_the_disk(tmp_path: Path, wall: Wall, disk: Disk) -> None:
+    """Until something is due, or half a minute is over; and what is written meanwhile is found at once."""
+    store = SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect)
+    jobs = Jobs(store, wall)
+    await jobs.call(id="tomorrow", run_at=wall() + DAY_S)
+    await jobs.call(id="soon", run_at=wall() + 40)
+    for _ in range(2):
+        await jobs.tick()
+    disk.statements.clear()
+    for _ in range(29):
+        wall.advance(1)
+        store.tick()
+        assert await jobs.claim_all() == []
+    assert disk.statements == []
+
+    await jobs.call(id="now")
+    assert ids(await jobs.claim_all()) == ["now"]
+    await jobs.tick(1)
+    disk.statements.clear()
+    await jobs.tick(10)
+    assert disk.statements != []
+    assert ids(await jobs.claim_all()) == ["soon"]
+    await store.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.job import (
@@ -21,7 +22,7 @@ from gateway.policy.jobs.job import (
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.pieces import SqlitePieces
-from gateway.store.jobs.sqlite.schema import CLAIMED, READY
+from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY
 from gateway.store.jobs.transitions import NOT_OURS, written
 from gateway.store.sqlite.jobs import Rest
 
@@ -39,8 +40,18 @@ _HELD = (
     f"WHERE jobs.id = ? AND pieces.piece = ? AND pieces.state = {CLAIMED} AND pieces.fence = ?"
 )
 
+LONGEST_QUIET_S = 30.0
+"""So often at least it is looked what else is due, such as dedupe keys to be forgotten."""
 Oldest = Mapping[tuple[str, int, int], float]
 """When the oldest of the pieces was or is ready, by segment, lane and state."""
+
+
+class Ticked(NamedTuple):
+    """What is known after time has passed."""
+
+    oldest: Oldest
+    quiet_until: float
+    """Until then nothing is ready or becomes due, as long as nothing is written."""
 
 
 class SqliteClaims:
@@ -208,8 +219,8 @@ class SqliteClaims:
         self._pieces.end(db, row, end, now)
         return written(row.job)
 
-    def tick(self, db: sqlite3.Connection, now: float) -> Oldest | Rest:
-        """Lets time pass: the rest of the work while there is much of it, then the oldest pieces."""
+    def tick(self, db: sqlite3.Connection, now: float) -> Ticked | Rest:
+        """Lets time pass: the rest of the work while there is much of it, then what is known."""
         due = db.execute("SELECT seq FROM jobs WHERE due <= ? ORDER BY due LIMIT ?", (now, STEP)).fetchall()
         for (seq,) in due:
             self._pieces.stop(db, job_rows.get(db, seq), JobState.EXPIRED, now)
@@ -218,16 +229,25 @@ class SqliteClaims:
         db.execute("DELETE FROM dedupe WHERE key IN (SELECT key FROM dedupe WHERE until <= ? LIMIT ?)", (now, STEP))
         before = now - CURSOR_S
         db.execute("DELETE FROM files WHERE seq IN (SELECT seq FROM files WHERE gone < ? LIMIT ?)", (before, STEP))
-        _shrink(db)
-        return _oldest(db)
+        is_shrinking, oldest = _shrink(db), _oldest(db)
+        return Ticked(oldest, now if is_shrinking else _quiet_until(db, oldest, now))
 
 
-def _shrink(db: sqlite3.Connection) -> None:
-    """Gives some unused pages back to the system, where there are many."""
+def _shrink(db: sqlite3.Connection) -> bool:
+    """Gives some unused pages back to the system, where there are many; returns whether it did."""
     (free,) = db.execute("PRAGMA freelist_count").fetchone()
     (pages,) = db.execute("PRAGMA page_count").fetchone()
-    if free > max(FREE_PAGES, pages // 4):
+    is_much = bool(free > max(FREE_PAGES, pages // 4))
+    if is_much:
         db.execute(f"PRAGMA incremental_vacuum({FREED_PAGES})").fetchall()
+    return is_much
+
+
+def _quiet_until(db: sqlite3.Connection, oldest: Oldest, now: float) -> float:
+    (due,) = db.execute("SELECT min(due) FROM jobs WHERE due IS NOT NULL").fetchone()
+    until = now + LONGEST_QUIET_S if due is None else min(now + LONGEST_QUIET_S, due)
+    times = [at if state == LATER else now for (_, _, state), at in oldest.items() if state in (READY, LATER)]
+    return min(until, *times, until)
 
 
 def _oldest(db: sqlite3.Connection) -> Oldest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final, TypeVar
 
 from gateway.errors import StoreUnusable
@@ -52,6 +53,9 @@ class JobsFile:
             raise StoreUnusable(f"{JOBS_FILE.name} {path}: {error}. {JOBS_FILE.when_damaged}") from error
         self._wakes: list[Callable[[], None]] = []
         self._is_closing = False
+        self.changes = 0
+        """Grows with everything that has changed the file, or may have."""
+        self._quiet_until = -inf
 
     @property
     def totals(self) -> Sequence[Total]:
@@ -62,6 +66,15 @@ class JobsFile:
     def is_well(self) -> bool:
         """Tells whether the last attempt to write did not fail."""
         return self._thread.is_well
+
+    def is_quiet(self, now: float) -> bool:
+        """Tells whether it is known that nothing is ready or due."""
+        return now < self._quiet_until
+
+    def note_quiet(self, until: float, changes: int) -> None:
+        """Notes that nothing is ready or becomes due until then, found out when there were so many changes."""
+        if changes == self.changes:
+            self._quiet_until = until
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Registers `wake`, called when a piece became ready."""
@@ -104,7 +117,7 @@ class JobsFile:
         def answered(result: Any) -> None:
             if future.done():  # the caller was cancelled
                 if is_undone_unheard and undo is not None and result is not FAILED:
-                    self._thread.ask(undo, None, lambda _: None, "durable")
+                    self.ask(undo, "durable", lambda _: None)
             else:
                 future.set_result(result)
 
@@ -122,7 +135,10 @@ class JobsFile:
         """Has the work done; `then` gets its result, or FAILED. Those who wait for work are woken where some became ready."""
 
         def answered(result: Any) -> None:
-            value, is_ready = (FAILED, False) if result is FAILED else result
+            value, is_ready, is_changed = (FAILED, False, True) if result is FAILED else result
+            if is_changed:
+                self.changes += 1
+                self._quiet_until = -inf
             if is_ready:
                 for wake in self._wakes:
                     wake()
@@ -130,13 +146,16 @@ class JobsFile:
 
         self._thread.ask(self._noting(work), FAILED, answered, effort, undo=undo)
 
-    def _noting(self, work: Work[Any], is_ready: bool = False) -> Callable[[sqlite3.Connection], Any]:
-        """Returns the work with another result: its own, and whether pieces became ready by it."""
+    def _noting(self, work: Work[Any], was_ready: bool = False, was_changed: bool = False) -> Work[Any]:
+        """Returns the work with another result: its own, whether pieces became ready by it, and whether it changed anything."""
 
         def noting(db: sqlite3.Connection) -> Any:
-            before = self._pieces.readied
+            readied, changes = self._pieces.readied, db.total_changes
             result = work(db)
-            now_ready = is_ready or self._pieces.readied > before
-            return Rest(self._noting(result.work, now_ready)) if isinstance(result, Rest) else (result, now_ready)
+            is_ready = was_ready or self._pieces.readied > readied
+            is_changed = was_changed or db.total_changes > changes
+            if isinstance(result, Rest):
+                return Rest(self._noting(result.work, is_ready, is_changed))
+            return result, is_ready, is_changed
 
         return noting

@@ -75,6 +75,7 @@ class SqliteJobStore:
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self._oldest: Oldest = {}
         self._is_ticking = False
+        self._changes = 0
 
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
@@ -90,6 +91,8 @@ class SqliteJobStore:
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due: of the highest lane, in that the urgent, then by readiness."""
         now = self._wall()
+        if self._file.is_quiet(now):
+            return []
         fences: list[int] = []
         return await self._file.write(
             lambda db: self._claims.claim(db, asks, now, fences),
@@ -257,9 +260,9 @@ class SqliteJobStore:
     def tick(self) -> None:
         """Lets deadlines pass, makes due what was scheduled, and gives up a disk that does not answer."""
         self._file.watch()
-        if not self._is_ticking:
-            self._is_ticking = True
-            now = self._wall()
+        now = self._wall()
+        if not self._is_ticking and not self._file.is_quiet(now):
+            self._is_ticking, self._changes = True, self._file.changes
             self._file.ask(lambda db: self._claims.tick(db, now), "told", self._ticked)
 
     @property
@@ -280,7 +283,8 @@ class SqliteJobStore:
         for new in self._following(ended):
             self._acceptance.accept(db, new, now, next(self._pieces.numbers))
 
-    def _ticked(self, oldest: Any) -> None:
+    def _ticked(self, ticked: Any) -> None:
         self._is_ticking = False
-        if oldest is not FAILED:
-            self._oldest = oldest
+        if ticked is not FAILED:
+            self._oldest, quiet_until = ticked
+            self._file.note_quiet(quiet_until, self._changes)
