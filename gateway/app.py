@@ -253,7 +253,7 @@ class Gateway:
         jobs = self._jobs
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
-            async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock),
+            async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock, meter.jobs),
         )
         health = health_routes(
             self._inflight,

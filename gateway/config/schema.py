@@ -235,6 +235,7 @@ class KeyEntry(LimitedEntry):
     lane: Literal["interactive", "batch", "background"] = "interactive"
     critical: Flag = False
     names_tenants: Flag = False
+    accepts_202: Flag = False
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
-from gateway.errors import BodyTimeout, GatewayError, InternalError, ShuttingDown
+from gateway.errors import AdmissionDenied, BodyTimeout, GatewayError, InternalError, ShuttingDown
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.keepalive import KeepAlive
 from gateway.flow.pipeline import Pipeline
@@ -80,17 +80,22 @@ class Edge:
         connection.on_gone = served.client_gone
         try:
             call = self._intake.take(served) or await self._intake.wait(served)
-            if served.wait_s is not None and self._async_answers is not None:
-                reply = await self._async_answers.respond(call, cycle.index, served.wait_s)
-            elif not call.stream:
-                if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
-                    reply = await self._handle_alive(call, served.interim)
+            try:
+                if served.wait_s is not None and self._async_answers is not None:
+                    reply = await self._async_answers.respond(call, cycle.index, served.wait_s)
+                elif not call.stream:
+                    if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
+                        reply = await self._handle_alive(call, served.interim)
+                    else:
+                        reply = await self._pipeline.handle(call)
+                elif served.plan.takes_comments:
+                    reply = await self._handle_alive(call, served.comment)
                 else:
                     reply = await self._pipeline.handle(call)
-            elif served.plan.takes_comments:
-                reply = await self._handle_alive(call, served.comment)
-            else:
-                reply = await self._pipeline.handle(call)
+            except AdmissionDenied as refusal:
+                if self._async_answers is None or served.kept_alive:
+                    raise
+                reply = await self._async_answers.in_place_of(call, refusal)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:
                 served.started = True
                 reply.headers.append((b"content-length", b"%d" % len(reply.body)))

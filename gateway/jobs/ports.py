@@ -73,6 +73,10 @@ class JobMeter(Protocol):
         """Counts a batch that was slowed down to single tries."""
         ...
 
+    def degraded(self, code: str) -> None:
+        """Counts a call that became a job where it would have been refused with this code."""
+        ...
+
     def delivered(self, endpoint: str, result: str) -> None:
         """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
         ...

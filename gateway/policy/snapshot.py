@@ -236,6 +236,8 @@ class Key:
     """Its calls may ask for the lane `critical`."""
     names_tenants: bool = False
     """Its calls may name the tenant they are for, with `x-gateway-tenant`."""
+    accepts_202: bool = False
+    """Its callers take a job for an answer, where their call would be refused and its rules have that."""
     models: tuple[str, ...] = ("*",)
     allows: Pattern[str] | None = None
     """Compiled from `models`; None: every model."""

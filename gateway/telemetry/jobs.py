@@ -42,6 +42,10 @@ class JobCounter:
         """Counts a batch that was slowed down to single tries."""
         self._metrics.brakes.totals[(error_class,)] += 1
 
+    def degraded(self, code: str) -> None:
+        """Counts a call that became a job where it would have been refused with this code."""
+        self._metrics.jobs_degraded.totals[(code,)] += 1
+
     def delivered(self, endpoint: str, result: str) -> None:
         """Counts an attempt to tell a webhook something."""
         self._metrics.webhooks.totals[endpoint, result] += 1

@@ -199,6 +199,9 @@ class Metrics:
     job_attempts: Counts = _counter(
         "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
     )
+    jobs_degraded: Counts = _counter(
+        "jobs_degraded_total", "Calls that became jobs where they would have been refused.", "code"
+    )
     job_lines: Counts = _counter("job_lines_total", "Lines of batches with a result.", "outcome")
     job_claims_lost: Counts = _counter(
         "job_leases_lost_total", "Pieces of work that were taken over from this gateway."

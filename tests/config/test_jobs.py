@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.config.sections.jobs import FILE
-from gateway.policy.jobs.rules import BatchRules, JobRules, Jobs, JobSettings, SegmentRules
+from gateway.policy.jobs.rules import BatchRules, DegradeRules, JobRules, Jobs, JobSettings, SegmentRules
 from gateway.policy.retry.rules import CostRule
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
@@ -150,7 +150,7 @@ def test_the_file_beside_the_others_has_the_built_in_rules(tmp_path: Path) -> No
 
     assert load_rules(tmp_path, text) == JobRules()
     assert set(yaml.safe_load(text)["default"]) == {
-        *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "batches"),
+        *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "batches", "degrade_to_job"),
     }
 
 
@@ -173,6 +173,7 @@ default:
     slice: 5s
     brake: {after: 4, classes: [auth]}
     cancel_grace: 0s
+  degrade_to_job: {lanes: [batch, background], when: [circuit_open, queue_full]}
   segments:
     small: {below_usd: 0.5, concurrency: 9}
     large: {}
@@ -192,6 +193,7 @@ default:
         keep_files_s=172_800,
         dedupe_for_s=3600,
         batches=BatchRules("flex", 7200, 10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0),
+        degrade=DegradeRules(frozenset({"batch", "background"}), frozenset({"circuit_open", "queue_full"})),
     )
 
 
@@ -247,6 +249,8 @@ NOT_MORE = "must be more than that of the segment before, which has these jobs"
             "batches: {brake: {classes: [authh]}}",
             '.batches.brake.classes[0]: unknown class of errors; did you mean "auth"?',
         ),
+        ("degrade_to_job: {lanes: [bach]}", '.degrade_to_job.lanes[0]: unknown lane; did you mean "batch"?'),
+        ("degrade_to_job: {when: [queuefull]}", '.degrade_to_job.when[0]: unknown refusal; did you mean "queue_full"?'),
     ],
 )
 def test_a_mistake_in_the_rules_is_said_once(tmp_path: Path, text: str, said: str) -> None:

@@ -19,6 +19,7 @@ from gateway.config.policies.error_rule import RuleEntry
 from gateway.config.policies.jobs import (
     BatchesEntry,
     BrakeEntry,
+    DegradeEntry,
     JobBackoffEntry,
     JobsSet,
     KeepEntry,
@@ -99,6 +100,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     KeepEntry: ("policies", "### keep"),
     BatchesEntry: ("policies", "### batches"),
     BrakeEntry: ("policies", "### brake"),
+    DegradeEntry: ("policies", "### degrade_to_job"),
     RuleEntry: ("policies", "## errors/KIND.yaml"),
 }
 """Where the fields of each kind of entry are told, in a table with their defaults."""

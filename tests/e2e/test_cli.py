@@ -253,6 +253,35 @@ def test_explain_tells_who_shares_the_answer(
     assert f"cache     set default, an Idempotency-Key is kept for 86400 s, {told}" in output
 
 
+def test_explain_tells_how_a_request_would_fare_as_a_job(
+    capsys: pytest.CaptureFixture[str], request_file: Path, tmp_path: Path
+) -> None:
+    """Its segment by what it costs, where it is kept, and what becomes of it instead of a refusal."""
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    rules = {"attempts": 7, "degrade_to_job": {"lanes": ["interactive"]}, "batches": {"window": 33}}
+    (folder / "jobs.yaml").write_text(yaml.safe_dump({"default": rules}))
+    path = tmp_path / "jobs-config.yaml"
+
+    def told(**sections: Any) -> str:
+        path.write_text(yaml.safe_dump(config_of("https://api.openai.com/v1", policies=str(folder), **sections)))
+        code, output, errors = run(capsys, "explain", "-c", path, request_file)
+        assert (code, errors) == (0, "")
+        return output
+
+    output = told(jobs={"store": "sqlite:///j.db"}, keys=[{"name": "web", "key": WEB_KEY, "accepts_202": True}])
+    assert re.search(
+        r"^job +segment fast \(400 pieces at a time; about \$0\.\d+ an attempt\), lane inter", output, re.M
+    )
+    assert "tried             7x within 86400 s" in output
+    assert "up to 33 lines at a time; 20 in a row that fail for auth, " in output
+    assert "if refused        a call becomes a job (202) instead of queue_full\n" in output
+    assert f"kept              in {tmp_path}/j.db, files in {tmp_path}/j.db.files; run here" in output
+    strict = told(jobs={"store": "sqlite:///j.db"}, keys=[{"name": "web", "key": WEB_KEY}])
+    assert "if its key had accepts_202; this one is refused" in strict
+    assert "job       none: this gateway takes no jobs" in told(jobs="off")
+
+
 def test_explain_reads_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:

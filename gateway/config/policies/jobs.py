@@ -5,6 +5,7 @@ A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,12 +24,13 @@ from gateway.config.reading.fields import (
     Usd,
     said,
 )
-from gateway.config.reading.problems import Document, did_you_mean
+from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
-from gateway.policy.jobs.rules import BatchRules, JobRules, RunAs, SegmentRules
+from gateway.policy.jobs.rules import DEGRADING, BatchRules, DegradeRules, JobRules, RunAs, SegmentRules
 from gateway.policy.retry.rules import CostRule
 from gateway.policy.webhooks.rules import SEGMENT
 from gateway.provider_errors import ErrorClass
+from gateway.words import LANES
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
@@ -46,6 +48,7 @@ class JobsSet(Entry):
     keep: Section = Field(default_factory=dict)
     dedupe_for: Duration = _BUILT_IN.dedupe_for_s
     batches: Section = Field(default_factory=dict)
+    degrade_to_job: Section = Field(default_factory=dict)
 
 
 class JobBackoffEntry(Entry):
@@ -89,6 +92,11 @@ class BrakeEntry(Entry):
     classes: list[str] | None = None
 
 
+class DegradeEntry(Entry):
+    lanes: list[str] = Field(default_factory=list)
+    when: list[str] | None = None
+
+
 def read_jobs(document: Document | None) -> dict[str, JobRules]:
     """Reads every set of jobs.yaml; None: the file does not exist."""
     return {name: _rules(document, name, entry) for name, entry in check_sets(JobsSet, document).items()}
@@ -113,6 +121,7 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         keep_files_s=keep.files,
         dedupe_for_s=entry.dedupe_for,
         batches=_batches(document, name),
+        degrade=_degrade(document, name),
     )
 
 
@@ -152,10 +161,7 @@ def _segments(document: Document | None, name: str, entry: JobsSet) -> tuple[Seg
 def _batches(document: Document | None, name: str) -> BatchRules:
     entry = check_part(BatchesEntry, document, (name, "batches"))
     brake = check_part(BrakeEntry, document, (name, "batches", "brake"))
-    for index, one in enumerate(brake.classes or ()):
-        if document is not None and one not in list(ErrorClass):
-            path = (name, "batches", "brake", "classes", index)
-            document.complain(path, f"unknown class of errors{did_you_mean(one, list(ErrorClass))}")
+    _check_words(document, (name, "batches", "brake", "classes"), brake.classes, list(ErrorClass), "class of errors")
     return BatchRules(
         run=entry.run,
         standard_before_end_s=entry.standard_before_end,
@@ -169,3 +175,21 @@ def _batches(document: Document | None, name: str) -> BatchRules:
         brake_classes=_BATCHES.brake_classes if brake.classes is None else frozenset(brake.classes),
         cancel_grace_s=entry.cancel_grace,
     )
+
+
+def _degrade(document: Document | None, name: str) -> DegradeRules:
+    path = name, "degrade_to_job"
+    entry = check_part(DegradeEntry, document, path)
+    _check_words(document, (*path, "lanes"), entry.lanes, LANES, "lane")
+    _check_words(document, (*path, "when"), entry.when, DEGRADING, "refusal")
+    lanes = frozenset(lane for lane in LANES if lane in entry.lanes)
+    return DegradeRules(lanes) if entry.when is None else DegradeRules(lanes, frozenset(entry.when))
+
+
+def _check_words(
+    document: Document | None, path: Path, said: Sequence[str] | None, known: Sequence[str], what: str
+) -> None:
+    """Notes those of a list that are no words of the vocabulary."""
+    for index, one in enumerate(said or ()):
+        if document is not None and one not in known:
+            document.complain((*path, index), f"unknown {what}{did_you_mean(one, known)}")

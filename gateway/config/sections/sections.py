@@ -193,6 +193,7 @@ def _key(entry: KeyEntry) -> Key:
         lane=entry.lane,
         critical=entry.critical,
         names_tenants=entry.names_tenants,
+        accepts_202=entry.accepts_202,
         models=tuple(entry.models),
         allows=allows,
         limits=limits_of(entry),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from gateway.errors import NotFound, Unauthorised
 from gateway.exchange import Clocks
 from gateway.ingress import parse, passthrough
+from gateway.ingress.admin.explain_jobs import explain_job
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
 from gateway.policy.health.rules import BreakerRules
@@ -46,10 +47,12 @@ def explain(policy: PolicySnapshot, body: bytes, *, path: str, key_name: str | N
     model = parse.find_model(policy, key, peeked.model) if peeked.model else passthrough.unnamed_model(policy, key)
     if model is None:
         return f"relayed as it is, by passthrough, to the provider {policy.passthrough.provider if policy.passthrough else '-'}"
-    return "\n".join(_lines(policy, endpoint, key, peeked, model))
+    return "\n".join(_lines(policy, endpoint, key, peeked, model, body))
 
 
-def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model) -> Iterator[str]:
+def _lines(
+    policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked, model: Model, body: bytes
+) -> Iterator[str]:
     yield f"endpoint  {endpoint.name} ({endpoint.path}), {'streamed' if peeked.stream else 'not streamed'}"
     yield f"key       {key.name} (tenant {key.tenant}, lane {key.lane}){_limits(key.limits)}{_budget(key)}"
     yield f"model     {peeked.model or 'none'}" + (
@@ -61,6 +64,7 @@ def _lines(policy: PolicySnapshot, endpoint: Endpoint, key: Key, peeked: Peeked,
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
+    yield from explain_job(policy, endpoint, key, peeked, model, body)
     yield f"plan      {_CHOICES[model.choice]}"
     strangers = list(strangers_of(model))
     for number, (target, use) in enumerate(_plan(model), 1):

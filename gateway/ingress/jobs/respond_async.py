@@ -1,10 +1,12 @@
 """`Prefer: respond-async` on any POST: the call is a durable job first; its caller waits as long as it said (RFC 7240, 4.1).
 
-Done in time, the answer is the usual one, and says that it outlived nothing; else 202, with the place where it will be.
+Done in time, the answer is the usual one, and says that it outlived nothing; else 202, with the place where it will be. A call
+that did not ask for that, and would be refused for want of room, becomes a job where its model's rules and its key have that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import ceil
 
@@ -12,20 +14,24 @@ import orjson
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
+from gateway.errors import AdmissionDenied, GatewayError
 from gateway.jobs.job_service import JobService
+from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, StoredAnswer
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job
-from gateway.policy.jobs.job_request import read_option_headers
+from gateway.policy.jobs.job_request import JobOptions, read_option_headers
 
+log = logging.getLogger("gateway.jobs")
 APPLIED = (b"preference-applied", b"respond-async")
 
 
 class AsyncAnswers:
     """Answers calls whose callers need not wait."""
 
-    def __init__(self, jobs: JobService, clock: Clock) -> None:
+    def __init__(self, jobs: JobService, clock: Clock, meter: JobMeter | None = None) -> None:
         self._jobs = jobs
+        self._meter = meter
         self._clock = clock
 
     async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
@@ -38,6 +44,22 @@ class AsyncAnswers:
         headers = [*accepted_headers(job), APPLIED]
         if accepted.debounced:
             headers.append((b"x-gateway-debounced", b"%d" % accepted.debounced))
+        return Reply(202, headers, orjson.dumps(show_job(job)))
+
+    async def in_place_of(self, call: Call, refusal: AdmissionDenied) -> Reply:
+        """Takes a call that is refused as a job, and answers 202. Raises the refusal where that is not to be, or cannot."""
+        rules, code = call.model.jobs.degrade, refusal.code or ""
+        if not call.key.accepts_202 or call.lane not in rules.lanes or code not in rules.when:
+            raise refusal
+        try:
+            job = (await self._jobs.accept(call, JobOptions())).job
+        except GatewayError as trouble:
+            log.info("call %s cannot become a job: %s", call.id, trouble.message)
+            raise refusal from None
+        log.info("call %s has become job %s: %s", call.id, job.id, code)
+        if self._meter is not None:
+            self._meter.degraded(code)
+        headers = [*accepted_headers(job), (b"x-gateway-degraded", code.encode())]
         return Reply(202, headers, orjson.dumps(show_job(job)))
 
     async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:

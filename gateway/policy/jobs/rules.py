@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.policy.retry.rules import CostRule
+from gateway.words import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,27 @@ class BatchRules:
     cancel_grace_s: float = 30.0
 
 
+DEGRADING: Final = (
+    "queue_full",
+    "queue_wait_exceeds_deadline",
+    "queue_deadline_exceeded",
+    "circuit_open",
+    "quota_exhausted",
+    "key_rate_limited",
+)
+"""The refusals in place of which a call may become a job: each of them passes by itself, and none has cost anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class DegradeRules:
+    """Which calls become jobs where they would be refused, if their key accepts a 202."""
+
+    lanes: frozenset[Lane] = frozenset()
+    """Empty: none do."""
+    when: frozenset[str] = frozenset(("queue_full",))
+    """Codes of refusals, of `DEGRADING`."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRules:
     """One set of jobs.yaml."""
@@ -86,6 +108,7 @@ class JobRules:
     """Of files whose upload names no time of its own."""
     dedupe_for_s: float = 86_400.0
     batches: BatchRules = BatchRules()
+    degrade: DegradeRules = DegradeRules()
 
 
 @dataclass(frozen=True, slots=True)
