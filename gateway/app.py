@@ -32,7 +32,7 @@ from gateway.flow.reuse.inspect import CacheInspector
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.shedding import Shedding
 from gateway.housekeeping import Housekeeping, Reloading
-from gateway.ingress.admin.backup import StateFile, backup_route, forget_copies
+from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
 from gateway.ingress.admin.caches import cache_routes
 from gateway.ingress.admin.objects import object_routes
 from gateway.ingress.admin.operations import Gather, health_routes, metrics_route, state_routes
@@ -52,7 +52,7 @@ from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, drain_jobs, semantic_news
+from gateway.wiring import build_jobs, drain_jobs, jobs_file_of, semantic_news
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -273,7 +273,7 @@ class Gateway:
             ),
             *state_routes(self._policies, self._admission, self._clock, self._show_config),
             *cache_routes(self._policies, self._cache_desk, self._savings),
-            backup_route(self._policies, state_file),
+            *backup_routes(self._policies, state_file, jobs_file_of(self._jobs)),
             *object_routes(self._policies, self._pipeline.ownership),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
@@ -325,7 +325,7 @@ class Gateway:
         }
 
 
-def state_file_of(sqlite: SqliteStore) -> StateFile:
+def state_file_of(sqlite: SqliteStore) -> KeptFile:
     """Returns the file that operators may back up; copies that a crash left beside it go."""
     forget_copies(sqlite.path)
-    return StateFile(sqlite.path, sqlite.backup)
+    return KeptFile(sqlite.path, sqlite.backup)

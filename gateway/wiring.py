@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from gateway.clock import Clock
@@ -11,6 +11,7 @@ from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.shedding import Shedding
+from gateway.ingress.admin.backup import KeptFile, forget_copies
 from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.work import JobWork
@@ -18,7 +19,7 @@ from gateway.policy.jobs.job import Following, Job, NewJob
 from gateway.policy.jobs.rules import JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
-from gateway.store.jobs.opening import has_jobs, no_jobs, open_blobs, open_jobs
+from gateway.store.jobs.opening import copier_of, has_jobs, no_jobs, open_blobs, open_jobs
 from gateway.upstream.outward import HttpOutward
 
 
@@ -76,7 +77,19 @@ def build_jobs(
 
 async def _open_store(settings: JobSettings, wall: Callable[[], float], following: Following) -> JobStore:
     bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
-    return await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
+    store = await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
+    forget_copies(settings.store)
+    return store
+
+
+def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None]]:
+    """Returns what finds the file of jobs that operators may copy; None: there is none. It raises JobsUnavailable."""
+
+    async def find() -> KeptFile | None:
+        found = None if jobs is None else copier_of(await jobs.engine.reader())
+        return None if found is None else KeptFile(*found)
+
+    return find
 
 
 async def drain_jobs(jobs: JobWork | None, grace_s: float) -> None:

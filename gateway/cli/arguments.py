@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gateway.cli.jobs.arguments import add_batch, add_jobs
+from gateway.cli.jobs.arguments import Actions, add_batch, add_jobs
 from gateway.config.policies.admission import KINDS
 from gateway.ingress.admin.operations import ACTIONS
 from gateway.settings import MOST_WORKERS
@@ -90,7 +90,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_state(commands.add_parser("state", help="back up the state file of a running gateway"))
     _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
-    add_jobs(commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel"))
+    jobs = add_jobs(
+        commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel; back them up")
+    )
+    _add_backup(jobs, "jobs", "jobs.store")
     add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
 
     command = commands.add_parser(
@@ -226,14 +229,18 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
 def _add_state(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
 
+    _add_backup(actions, "state", "state: sqlite:///…")
+
+
+def _add_backup(actions: Actions[argparse.ArgumentParser], name: str, setting: str) -> None:
     action = actions.add_parser(
         "backup",
-        help="copy the state file while the gateway runs",
-        description="Copy the state file (state: sqlite:///…) of a running gateway, and check the copy. Calls go on meanwhile.",
+        help=f"copy the {name} file while the gateway runs",
+        description=f"Copy the {name} file ({setting}) of a running gateway, and check the copy. Calls go on meanwhile.",
     )
     action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
     _add_admin(action)
-    action.set_defaults(command="operate:state_backup")
+    action.set_defaults(command=f"operate:{name}_backup")
 
 
 def _add_objects(command: argparse.ArgumentParser) -> None:

@@ -88,9 +88,9 @@ class AdminClient:
         """Has `body` carried out, and returns what came of it."""
         return self._ask("POST", path, body)
 
-    def backup(self) -> Iterator[bytes]:
-        """Yields the state file as it is now, piece by piece."""
-        with self._asked("GET", "state/backup", None, BACKUP_TIMEOUT_S) as response:
+    def backup(self, name: str) -> Iterator[bytes]:
+        """Yields the file "state" or "jobs" as it is now, piece by piece."""
+        with self._asked("GET", f"{name}/backup", None, BACKUP_TIMEOUT_S) as response:
             if response.status != 200:
                 self._answer(response.status, response.read())
             while piece := response.read(PIECE_BYTES):
@@ -151,7 +151,7 @@ def save(pieces: Iterable[bytes], file: Path, problem_of: Callable[[str], str | 
             os.fsync(out.fileno())
         problem = problem_of(str(unfinished))
         if problem is not None:
-            raise AdminRefused(f"the copy is damaged ({problem}), and so may be the state file; see the gateway's log")
+            raise AdminRefused(f"the copy is damaged ({problem}), and so may be the file itself; see the gateway's log")
         os.link(unfinished, file)  # unlike a rename it takes no file's place that came meanwhile
     finally:
         with suppress(OSError):

@@ -60,9 +60,21 @@ def cache_why(options: argparse.Namespace) -> int:
 
 def state_backup(options: argparse.Namespace) -> int:
     """Copies the state file of a running gateway, and checks the copy."""
+    return _backup(options, "state")
+
+
+def jobs_backup(options: argparse.Namespace) -> int:
+    """Copies the jobs file of a running gateway, and checks the copy."""
+    return _backup(options, "jobs")
+
+
+def _backup(options: argparse.Namespace, name: str) -> int:
     from gateway.store.sqlite.opening import damage_of  # no other command needs sqlite
 
-    return _ask(options, lambda client: save(client.backup(), options.file, damage_of), showing.saved)
+    def copy(client: AdminClient) -> dict[str, Any]:
+        return save(client.backup(name), options.file, damage_of)
+
+    return _ask(options, copy, lambda answer: showing.saved(answer, name))
 
 
 def claim(options: argparse.Namespace) -> int:

@@ -222,9 +222,9 @@ def _saved(saved: Mapping[str, Any] | None) -> str | None:
     return f"{saved['input_tokens']:,} input and {saved['output_tokens']:,} output tokens, {price}"
 
 
-def saved(answer: dict[str, Any]) -> str:
+def saved(answer: dict[str, Any], name: str) -> str:
     """Tells what has been done, and how the copy is used."""
     return (
-        f"{answer['file']}: {answer['bytes']:,} bytes, checked. To use it, stop the gateway, put it in the place of the state "
+        f"{answer['file']}: {answer['bytes']:,} bytes, checked. To use it, stop the gateway, put it in the place of the {name} "
         "file (without the -wal file that may be beside that), and start again."
     )

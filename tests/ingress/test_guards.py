@@ -164,6 +164,7 @@ OPERATIONS: Mapping[str, Row] = {
     "POST /admin/cache/purge": Row("operators", body=b'{"all": true}'),
     "GET|HEAD|POST /admin/cache/why": Row("operators", body=b'{"tenant": "web", "body": %b}' % MODEL, served=ANY),
     "GET|HEAD /admin/state/backup": Row("operators"),
+    "GET|HEAD /admin/jobs/backup": Row("operators"),
     "POST /admin/objects/claim": Row("operators", body=b'{"tenant": "web", "ids": ["file-1"]}', without_keys=404),
 }
 

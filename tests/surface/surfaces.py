@@ -36,7 +36,7 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/admin/objects/claim", {"tenant": "web", "ids": ["file-1"]}),
 )
 """What is asked of a running gateway for the fields of its answers."""
-NOT_ASKED = {"/admin/state/backup"}
+NOT_ASKED = {"/admin/state/backup", "/admin/jobs/backup"}
 """What answers with a file."""
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 MOST_LISTED = 100
 
 
-def add_jobs(command: argparse.ArgumentParser) -> None:
-    """Adds what `gateway jobs` takes."""
+Actions = argparse._SubParsersAction  # the type that add_subparsers returns has no public name
+
+
+def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParser]:
+    """Adds what callers may ask of `gateway jobs`; returns its actions, for those of operators."""
     actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
 
     action = actions.add_parser("ls", help="the key's jobs and batches, newest first")
@@ -28,6 +31,7 @@ def add_jobs(command: argparse.ArgumentParser) -> None:
     action.add_argument("id", metavar="ID", help="job_gw… or batch_gw…")
     _add_caller(action)
     action.set_defaults(command="jobs.commands:cancel")
+    return actions
 
 
 def add_batch(command: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
-"""`GET /admin/state/backup`: a copy of the state file, made while calls go on.
+"""`GET /admin/state/backup` and `GET /admin/jobs/backup`: copies of the state file and the jobs file, made while calls go on.
 
-The copy is made beside the state file, sent, and deleted, whatever becomes of the client; one that a killed process has left
+A copy is made beside its file, sent, and deleted, whatever becomes of the client; one that a killed process has left
 goes at the next start. Behind the admin key: what is kept are answers, in clear.
 """
 
@@ -29,15 +29,15 @@ log = logging.getLogger("gateway.admin")
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile:
-    """A state that is a file: where it is, and how to copy it, which tells what went wrong."""
+class KeptFile:
+    """A file that operators may copy: where it is, and how to copy it, which tells what went wrong."""
 
     path: str
     copy: Callable[[str], Awaitable[str | None]]
 
 
 def forget_copies(path: str) -> None:
-    """Delete what was left of copies; only for who alone has the state file at `path`: they may be in use."""
+    """Delete what was left of copies; only for who alone has the file at `path`: they may be in use."""
     for left in glob(f"{escape(path)}.{'[0-9a-f]' * 2 * TOKEN_BYTES}.backup"):
         _delete(left)
 
@@ -52,10 +52,15 @@ class _PassingFile(FileResponse):
             _delete(str(self.path))
 
 
-def backup_route(policies: Policies, state: StateFile | None) -> BaseRoute:
-    """Returns `GET /admin/state/backup`; where the state is no file, `state` is None and the answer says what to do instead."""
+def backup_routes(
+    policies: Policies, state: KeptFile | None, jobs: Callable[[], Awaitable[KeptFile | None]]
+) -> list[BaseRoute]:
+    """Returns the two routes; where there is no file, `state` is None, or `jobs` gives None: the answer says what to do.
 
-    async def backup(request: Request) -> Response:
+    `jobs` raises JobsUnavailable.
+    """
+
+    async def state_backup(request: Request) -> Response:
         require_admin(policies, request)
         if state is None:
             raise InvalidRequest(
@@ -63,21 +68,37 @@ def backup_route(policies: Policies, state: StateFile | None) -> BaseRoute:
                 "and a Redis has backups of its own (BGSAVE).",
                 code="state_is_no_file",
             )
-        copied = f"{state.path}.{token_hex(TOKEN_BYTES)}.backup"
-        try:
-            problem = await state.copy(copied)
-        except BaseException:
-            _delete(copied)
-            raise
-        if problem is not None:
-            _delete(copied)
-            raise BackupFailed(
-                f"The state file could not be copied: {problem}. There has to be room for a copy beside it."
-            )
-        log.warning("admin: the state file was copied for an operator")
-        return _PassingFile(copied, media_type="application/vnd.sqlite3", filename="gateway-state.db")
+        return await _copy_of(state, "state")
 
-    return Route("/admin/state/backup", backup)
+    async def jobs_backup(request: Request) -> Response:
+        require_admin(policies, request)
+        file = await jobs()
+        if file is None:
+            raise InvalidRequest(
+                "There is no jobs file to copy: no job was taken yet, jobs are off, or they are kept in a Redis, which has "
+                "backups of its own (BGSAVE).",
+                code="no_jobs_file",
+            )
+        return await _copy_of(file, "jobs")
+
+    return [Route("/admin/state/backup", state_backup), Route("/admin/jobs/backup", jobs_backup)]
+
+
+async def _copy_of(file: KeptFile, name: str) -> Response:
+    """Returns a copy that is gone when it has been sent. Raises BackupFailed."""
+    copied = f"{file.path}.{token_hex(TOKEN_BYTES)}.backup"
+    try:
+        problem = await file.copy(copied)
+    except BaseException:
+        _delete(copied)
+        raise
+    if problem is not None:
+        _delete(copied)
+        raise BackupFailed(
+            f"The {name} file could not be copied: {problem}. There has to be room for a copy beside it."
+        )
+    log.warning("admin: the %s file was copied for an operator", name)
+    return _PassingFile(copied, media_type="application/vnd.sqlite3", filename=f"gateway-{name}.db")
 
 
 def _delete(path: str) -> None:

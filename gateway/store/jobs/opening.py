@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway.job_ports import Blobs, JobStore
 from gateway.policy.jobs.job import Following, nothing_follows
@@ -35,3 +35,10 @@ def no_jobs(wall: Callable[[], float]) -> JobStore:
     from gateway.store.jobs.memory.store import MemoryJobStore  # as above
 
     return MemoryJobStore(wall)
+
+
+def copier_of(store: JobStore) -> tuple[str, Callable[[str], Awaitable[str | None]]] | None:
+    """Returns the path of the store's file, and what copies it to another path; None: it is in no file."""
+    from gateway.store.jobs.sqlite.store import SqliteJobStore  # as above
+
+    return (store.path, store.backup) if isinstance(store, SqliteJobStore) else None

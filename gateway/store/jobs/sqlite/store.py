@@ -66,6 +66,7 @@ class SqliteJobStore:
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.path = path
         self._wall = wall
         self._following = following
         self._pieces = SqlitePieces(self._follow)
