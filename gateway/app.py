@@ -262,7 +262,7 @@ class Gateway:
             lambda: self._policies.current.emulated,
             None if self._jobs is None else self._jobs.engine.health,
         )
-        durable = durable_routes(self._policies, jobs, self._make_call, self._clock)
+        durable = durable_routes(self._policies, jobs, self._make_call, self._clock, self._pipeline.handle)
         admin = policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [

@@ -78,7 +78,7 @@ class CallServer:
             if on_call is not None:
                 on_call.append(call)
             reply = await self._serve(call)
-            answer = await _read(reply)
+            answer = await read_reply(reply)
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
@@ -103,7 +103,8 @@ class CallServer:
         )
 
 
-async def _read(reply: Reply) -> ServedAnswer:
+async def read_reply(reply: Reply) -> ServedAnswer:
+    """Returns a whole answer. Raises AnswerTooLarge."""
     body = reply.body
     if reply.chunks is not None:
         parts, size = [], 0

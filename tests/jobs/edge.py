@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from openai import AsyncOpenAI
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from gateway.call import Call, Reply
 from gateway.clock import SystemClock
 from gateway.config.load import load_snapshot
+from gateway.errors import NoTargetAvailable
 from gateway.exchange import Upstream
 from gateway.ingress.http.server import HttpServer, bind
 from gateway.ingress.jobs.batches import BatchRoutes
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.files import FileRoutes
+from gateway.ingress.jobs.merged_lists import MergedLists
 from gateway.ingress.routes import build_app
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batch_service import BatchService
@@ -90,11 +93,23 @@ class JobEdge:
         return list(self.server._state.connections)
 
 
+def _nobody(_call: Call) -> NoReturn:
+    raise NoTargetAvailable("No provider is to be reached.")
+
+
 @asynccontextmanager
 async def job_edge(
-    folder: Path, *, blobs: Blobs | None = None, braked_by: str = "", **config: Any
+    folder: Path,
+    *,
+    blobs: Blobs | None = None,
+    braked_by: str = "",
+    provider: Callable[[Call], Reply] = _nobody,
+    **config: Any,
 ) -> AsyncIterator[JobEdge]:
-    """Serves the routes until its end; behind them everything is left to a passthrough that says so."""
+    """Serves the routes until its end; behind them everything is left to a passthrough that says so.
+
+    `provider` answers what the gateway itself asks of that one.
+    """
     policies = Policies(snapshot(folder, **config))
     clock = SystemClock()
     store, kept = MemoryJobStore(clock.wall), blobs or MemoryBlobs()
@@ -106,9 +121,14 @@ async def job_edge(
     watchers = Watchers(clock)
     batches = BatchService(open_store, open_store, watchers, clock, lambda: policies.current.jobs.default, os.urandom)
     readers = EventReaders()
+
+    async def serve(call: Call) -> Reply:
+        return provider(call)
+
+    lists = MergedLists(policies, clock, serve)
     routes = (
-        FileRoutes(policies, files, PartialFiles(open_store, kept)).routes()
-        + BatchRoutes(policies, batches, lambda _id: braked_by, readers).routes()
+        FileRoutes(policies, files, PartialFiles(open_store, kept), lists).routes()
+        + BatchRoutes(policies, batches, lambda _id: braked_by, readers, lists).routes()
     )
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter

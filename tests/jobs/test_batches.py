@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import openai
 import orjson
 import pytest
 
+from gateway.call import Call, Reply
 from gateway.clock import SystemClock
+from gateway.errors import DeadlineExceeded
 from gateway.ingress.jobs import events
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.check import BatchChecks
@@ -29,7 +33,7 @@ from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.words import Usage
 from tests.e2e.harness import WEB_KEY, Response, connect, get, post
-from tests.jobs.edge import OTHER_KEY, JobEdge, job_edge
+from tests.jobs.edge import FEW_KEY, OTHER_KEY, JobEdge, job_edge
 from tests.policy.test_batch_lines import jsonl, line
 
 AUTH = f"authorization: Bearer {WEB_KEY}"
@@ -401,3 +405,62 @@ async def test_other_ids_are_left_to_the_provider_of_passthrough(tmp_path: Path)
     async with job_edge(tmp_path, passthrough="main") as edge:
         for path, status in (("/v1/batches/batch_abc", 200), (f"/v1/batches/{ours}", 404), ("/v1/batches", 200)):
             assert (await ask(edge, get(path, AUTH))).status == status
+        assert (await ask(edge, get("/v1/batches?limit=2&after=batch_abc", AUTH))).body == b"left to the provider"
+
+
+def provided(*batch_ids: str, has_more: bool = False, status: int = 200) -> Callable[[Call], Reply]:
+    """A provider whose list begins so."""
+
+    def answer(call: Call) -> Reply:
+        limit = int(dict(parse_qsl(call.query.decode()))["limit"])
+        page = {"object": "list", "data": [{"id": one} for one in batch_ids[:limit]]}
+        return Reply(status, [], orjson.dumps({**page, "has_more": has_more or len(batch_ids) > limit}))
+
+    return answer
+
+
+@pytest.mark.parametrize(("limit", "theirs", "has_more"), [(3, 1, True), (2, 0, True), (4, 2, False), (5, 2, False)])
+async def test_a_page_over_the_seam_has_ours_first(tmp_path: Path, limit: int, theirs: int, has_more: bool) -> None:
+    """And as many of the provider's as there is room for."""
+    async with job_edge(tmp_path, passthrough="main", provider=provided("batch_x", "batch_y")) as edge:
+        file = await upload(edge)
+        made = [
+            (await edge.sdk().batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")).id
+            for _ in range(2)
+        ]
+        answer = await ask(edge, get(f"/v1/batches?limit={limit}", AUTH))
+        behind = await ask(edge, get(f"/v1/batches?limit=1&after={made[0]}", AUTH))
+
+    page, rest = orjson.loads(answer.body), orjson.loads(behind.body)
+    assert [one["id"] for one in page["data"]] == [*made[::-1], *["batch_x", "batch_y"][:theirs]]
+    assert page["has_more"] is has_more
+    assert (page["first_id"], page["last_id"]) == (made[1], page["data"][-1]["id"])
+    assert answer.header("x-gateway-provider-list") is None
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == (["batch_x"], True)
+
+
+def _breaks(_call: Call) -> Reply:
+    raise DeadlineExceeded("It took too long.")
+
+
+@pytest.mark.parametrize(
+    ("provider", "why"),
+    [
+        (provided(status=500), "status 500"),
+        (lambda _call: Reply(200, [], b"<html>"), "no list"),
+        (lambda _call: Reply(200, [], b'{"data": 7}'), "no list"),
+        (_breaks, "deadline_exceeded"),
+    ],
+)
+async def test_a_provider_that_fails_takes_ours_from_nobody(
+    tmp_path: Path, provider: Callable[[Call], Reply], why: str
+) -> None:
+    """What is missing is said in a header; who may not ask it is told, too."""
+    async with job_edge(tmp_path, passthrough="main", provider=provider) as edge:
+        file = await upload(edge)
+        for path in ("/v1/files", "/v1/files?limit=1", "/files?order=asc&purpose=batch"):
+            answer = await ask(edge, get(path, AUTH))
+            assert [one["id"] for one in orjson.loads(answer.body)["data"]] == [file]
+            assert (answer.status, answer.header("x-gateway-provider-list")) == (200, why)
+        few = await ask(edge, get("/v1/files", f"authorization: Bearer {FEW_KEY}"))
+        assert (few.status, few.header("x-gateway-provider-list")) == (200, "path_not_allowed")

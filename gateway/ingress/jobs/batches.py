@@ -15,12 +15,12 @@ from starlette.routing import BaseRoute
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
 from gateway.ingress.jobs.events import EventReaders
+from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.jobs.batch_service import BatchOwner, BatchService
 from gateway.policy.batches.batch_object import batch_object
 from gateway.policy.batches.request import read_batch_request
-from gateway.policy.jobs.file_object import list_page
 from gateway.policy.jobs.ids import BATCH, derived_file_id
 from gateway.policy.jobs.job import Job
 from gateway.policy.snapshot import Policies
@@ -39,13 +39,19 @@ class BatchRoutes:
     """The routes of batches."""
 
     def __init__(
-        self, policies: Policies, batches: BatchService, braked_by: Callable[[str], str], readers: EventReaders
+        self,
+        policies: Policies,
+        batches: BatchService,
+        braked_by: Callable[[str], str],
+        readers: EventReaders,
+        lists: MergedLists,
     ) -> None:
         """`braked_by` tells, by a batch's id, which class of errors keeps its lines from running; empty: none."""
         self._policies = policies
         self._batches = batches
         self._braked_by = braked_by
         self._readers = readers
+        self._lists = lists
         self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
 
     def routes(self) -> list[BaseRoute]:
@@ -76,11 +82,15 @@ class BatchRoutes:
         return self._shown(await self._batches.create(owner, asked))
 
     async def list_batches(self, request: Request) -> Response:
-        """Lists the tenant's batches, newest first."""
+        """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""
         _, tenant, _ = caller_of(self._policies, request)
         limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
-        page = await self._batches.list_batches(tenant, request.query_params.get("after"), limit)
-        return json_response(list_page([batch_object(job) for job in page.jobs], has_more=page.has_more))
+
+        async def own() -> OwnPage:
+            page = await self._batches.list_batches(tenant, request.query_params.get("after"), limit)
+            return OwnPage([batch_object(job) for job in page.jobs], page.has_more)
+
+        return await self._lists.page(request, limit, own)
 
     async def show(self, request: Request) -> Response:
         """Shows a batch, at most a second old."""

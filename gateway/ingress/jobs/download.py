@@ -18,6 +18,7 @@ from gateway.jobs.file_service import FileService
 from gateway.policy.jobs.job import StoredFile
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
+INCOMPLETE = (b"x-incomplete", b"true")
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -50,10 +51,14 @@ async def download(request: Request, files: FileService, file: StoredFile) -> Re
 
 async def download_partial(request: Request, files: PartialFiles, file: PartialFile) -> Response:
     """Returns what there is of a file that is not complete: no ranges, for the next time there may be lines in between."""
-    headers = {"x-incomplete": "true", "accept-ranges": "none", "cache-control": "no-store", **_headers(file.filename)}
+    headers = {"accept-ranges": "none", "cache-control": "no-store", **_headers(file.filename)}
+    kind = "application/octet-stream"
     if request.method == "HEAD":
-        return Response(headers=headers, media_type="application/octet-stream")
-    return StreamingResponse(files.read(file), headers=headers, media_type="application/octet-stream")
+        response = Response(headers=headers, media_type=kind)
+    else:
+        response = StreamingResponse(files.read(file), headers=headers, media_type=kind)
+    response.raw_headers.append(INCOMPLETE)
+    return response
 
 
 def _headers(filename: str) -> dict[str, str]:

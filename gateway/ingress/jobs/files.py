@@ -16,12 +16,13 @@ from starlette.routing import BaseRoute
 from gateway.errors import BodyTimeout, InvalidRequest, NotFound
 from gateway.ingress import parse
 from gateway.ingress.jobs.download import download, download_partial
+from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.jobs.upload_form import MOST_FIELD_BYTES, UploadForm
 from gateway.ingress.routes import json_response
 from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.file_service import FileService, FileUpload, too_large
-from gateway.policy.jobs.file_object import file_object, list_page
+from gateway.policy.jobs.file_object import file_object
 from gateway.policy.jobs.ids import FILE
 from gateway.policy.jobs.job import FileQuery, StoredFile
 from gateway.policy.snapshot import Policies
@@ -40,8 +41,9 @@ class ClientLeft(Exception):
 class FileRoutes:
     """The routes of files."""
 
-    def __init__(self, policies: Policies, files: FileService, partial: PartialFiles) -> None:
+    def __init__(self, policies: Policies, files: FileService, partial: PartialFiles, lists: MergedLists) -> None:
         """`partial` finds the files of batches that still run."""
+        self._lists = lists
         self._policies = policies
         self._files = files
         self._partial = partial
@@ -91,7 +93,7 @@ class FileRoutes:
         return await self._files.keep(upload, form.filename or "", form.fields["purpose"], lasts_s)
 
     async def list_files(self, request: Request) -> Response:
-        """Lists the tenant's files."""
+        """Lists the tenant's files, and behind them those it has at the provider of `passthrough`."""
         _, tenant, _ = caller_of(self._policies, request)
         asked = request.query_params
         order = asked.get("order", "desc")
@@ -99,8 +101,12 @@ class FileRoutes:
             raise InvalidRequest("The parameter 'order' must be asc or desc.", param="order")
         limit = limit_of(request, MOST_LISTED, MOST_LISTED)
         query = FileQuery(tenant, asked.get("purpose"), asked.get("after"), limit, is_newest_first=order == "desc")
-        found, has_more = await self._files.list_files(query)
-        return json_response(list_page([file_object(file) for file in found], has_more=has_more))
+
+        async def own() -> OwnPage:
+            found, has_more = await self._files.list_files(query)
+            return OwnPage([file_object(file) for file in found], has_more)
+
+        return await self._lists.page(request, limit, own)
 
     async def show(self, request: Request) -> Response:
         """Shows a file."""

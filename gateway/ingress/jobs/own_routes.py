@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,7 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 class OwnRoute(Route):
-    """The path of an object. With a `passthrough` it takes only ids that look like ours."""
+    """The path of objects. With a `passthrough` it takes only ids that look like ours, and pages of lists behind those."""
 
     def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:
         super().__init__(path, serve, methods=[method])
@@ -31,7 +32,18 @@ class OwnRoute(Route):
             id = found["path_params"].get("id")
             if id is not None and not is_ours(self._mark, id):
                 return Match.NONE, {}
+            if id is None and _is_behind_theirs(self._mark, scope):
+                return Match.NONE, {}
         return match, found
+
+
+def _is_behind_theirs(mark: Mark, scope: Scope) -> bool:
+    """Tells whether a page of a list is asked for that begins behind an object of the provider's."""
+    query: bytes = scope.get("query_string", b"")
+    if scope["method"] not in ("GET", "HEAD") or b"after" not in query:
+        return False
+    after = dict(parse_qsl(query.decode("latin-1"))).get("after")
+    return after is not None and not is_ours(mark, after)
 
 
 def own_routes(policies: Policies, mark: Mark, table: Iterable[tuple[str, str, Serve]]) -> list[BaseRoute]:

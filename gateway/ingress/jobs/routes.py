@@ -14,8 +14,9 @@ from gateway.ingress.jobs.batches import BatchRoutes
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
+from gateway.ingress.jobs.merged_lists import MergedLists
 from gateway.ingress.jobs.own_routes import caller_of
-from gateway.jobs.ports import MakeCall
+from gateway.jobs.ports import MakeCall, ServeCall
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.errors import JobsOff
 from gateway.policy.snapshot import Policies
@@ -23,15 +24,18 @@ from gateway.policy.snapshot import Policies
 ANY_METHOD = ("GET", "POST", "DELETE")
 
 
-def durable_routes(policies: Policies, work: JobWork | None, make_call: MakeCall, clock: Clock) -> list[BaseRoute]:
-    """Returns the routes, with and without `/v1`; without work they say that there is none."""
+def durable_routes(
+    policies: Policies, work: JobWork | None, make_call: MakeCall, clock: Clock, serve: ServeCall
+) -> list[BaseRoute]:
+    """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's."""
     if work is None:
         return absent_routes(policies)
     readers = EventReaders()
     routes = JobRoutes(policies, work.service, make_call, clock, readers).routes()
     if policies.current.jobs.settings.takes_files:
-        routes += FileRoutes(policies, work.files, work.partial).routes()
-        routes += BatchRoutes(policies, work.batches, work.braked_by, readers).routes()
+        lists = MergedLists(policies, clock, serve)
+        routes += FileRoutes(policies, work.files, work.partial, lists).routes()
+        routes += BatchRoutes(policies, work.batches, work.braked_by, readers, lists).routes()
     return routes
 
 
