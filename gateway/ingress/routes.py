@@ -89,9 +89,8 @@ class PassThrough(Route):
 def build_front(edge: Edge, policies: Policies, operations: list[BaseRoute], meter: Meter) -> Front:
     """The whole data plane; `operations` are the health, metrics and admin routes that share its port."""
     hot = {prefix + endpoint.path: endpoint for endpoint in ENDPOINTS for prefix in ("/v1", "")}
-    routes: list[BaseRoute] = [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
-    routes += operations
-    routes += model_routes(policies)
+    routes = [*operations, *model_routes(policies)]  # first: what is polled; nearly all calls are served by `Front`
+    routes += [Route(path, Served(edge, endpoint), methods=["POST"]) for path, endpoint in hot.items()]
     routes.append(PassThrough(policies, Served(edge, passthrough.OTHER)))
     return Front(edge, hot, build_app(routes, meter))
 

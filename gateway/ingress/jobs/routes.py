@@ -36,7 +36,12 @@ def durable_routes(
         lists = MergedLists(policies, clock, serve)
         routes += FileRoutes(policies, work.files, work.partial, lists).routes()
         routes += BatchRoutes(policies, work.batches, work.braked_by, readers, lists).routes()
-    return routes
+    return sorted(routes, key=lambda route: not _is_polled(route))
+
+
+def _is_polled(route: BaseRoute) -> bool:
+    """Tells whether many ask there, again and again: routes are tried one after the other."""
+    return isinstance(route, Route) and route.path.endswith("/{id}") and "GET" in (route.methods or ())
 
 
 class AbsentRoute(Route):
