@@ -75,7 +75,6 @@ class JobWork:
         self.batches = BatchService(
             self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw
         )
-        self._chunks: ChunkRunner | None = None
 
     async def start(self) -> None:
         """Goes on with the work that is there."""
@@ -87,10 +86,6 @@ class JobWork:
         await self._outward.aclose()
         await self._blobs.aclose()
 
-    def braked_by(self, job_id: str) -> str:
-        """Returns the class of errors that keeps the lines of a batch from running here; empty: none does."""
-        return "" if self._chunks is None else self._chunks.brakes.reason(job_id)
-
     def rules_of(self, job: Job) -> JobRules:
         """Returns the rules in force for a job: those that its model picks."""
         policy = self._policies.current
@@ -101,7 +96,6 @@ class JobWork:
         draw = self._random.random
         calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
         chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, self._may_begin)
-        self._chunks = chunks
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
         endpoints = Endpoints(lambda: self._policies.current.webhooks, self._clock.monotonic)

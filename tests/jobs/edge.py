@@ -102,7 +102,6 @@ async def job_edge(
     folder: Path,
     *,
     blobs: Blobs | None = None,
-    braked_by: str = "",
     provider: Callable[[Call], Reply] = _nobody,
     **config: Any,
 ) -> AsyncIterator[JobEdge]:
@@ -128,7 +127,7 @@ async def job_edge(
     lists = MergedLists(policies, clock, serve)
     routes = (
         FileRoutes(policies, files, PartialFiles(open_store, kept), lists).routes()
-        + BatchRoutes(policies, batches, lambda _id: braked_by, readers, lists).routes()
+        + BatchRoutes(policies, batches, readers, lists).routes()
     )
     left = Route("/{path:path}", lambda _request: PlainTextResponse("left to the provider"), methods=["GET", "POST"])
     app = build_app([*routes, left], Silent())  # type: ignore[arg-type]  # all that is asked of the meter

@@ -82,6 +82,12 @@ class Stage:
         self.chunks = ChunkRunner(self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
         self.worker = self.make_worker()
 
+    def restart(self) -> None:
+        """Replaces what the process knew of chunks, and its worker."""
+        server = CallServer(self.make_call, self.serve, self.clock)
+        self.chunks = ChunkRunner(self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
+        self.worker = self.make_worker()
+
     def make_worker(self) -> JobWorker:
         """Returns another worker on the same store."""
         changed = self.changed.append

@@ -12,6 +12,7 @@ from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
+from gateway.policy.batches.marks import BRAKED_BY
 from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
@@ -247,14 +248,48 @@ def test_line_after_line_with_an_operators_fault_slows_a_batch_to_single_tries()
         await stage.accept_batch(200)
         await asyncio.sleep(290)
         tried = len(stage.tries)
-        assert stage.chunks.brakes.reason("batch_1") == "auth"
+        assert await braked_by(stage) == "auth"
         assert 20 <= tried <= 24 + 3 * 4  # each of four chunks tries one line after 30, 90 and 210 s
 
         job = await stage.end_of("batch_1", within_s=4000)
 
         assert job.tally.failed <= 24
         assert job.tally.completed + job.tally.failed == 200
-        assert stage.chunks.brakes.reason("batch_1") == ""
+        assert await braked_by(stage) is None
+        await stage.worker.aclose()
+
+    run(story)
+
+
+async def braked_by(stage: Stage) -> object:
+    job = await stage.store.find("batch_1", None)
+    assert job is not None
+    return job.marks.get(BRAKED_BY)
+
+
+def test_a_braked_batch_is_braked_after_a_restart_too() -> None:
+    """Its mark says so: the next process burns no twenty lines to find it out."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(window=4), script=lambda _request, _try: 401)
+        stage.worker.start()
+        await stage.accept_batch(200)
+        await asyncio.sleep(20)
+        await stage.worker.aclose()
+        before = await stage.store.find("batch_1", None)
+        tried = len(stage.tries)
+
+        stage.restart()
+        stage.worker.start()
+        await asyncio.sleep(40)
+
+        assert tried >= 20
+        assert len(stage.tries) - tried <= 2 * 4  # each of four chunks tries one line, and then one after 30 s
+        job = await stage.store.find("batch_1", None)
+        assert before is not None
+        assert job is not None
+        assert job.tally == before.tally
+        assert await braked_by(stage) == "auth"
         await stage.worker.aclose()
 
     run(story)

@@ -5,7 +5,6 @@ It must not know how batches run; `BatchService` takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.jobs.batch_service import BatchOwner, BatchService
+from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import batch_object
 from gateway.policy.batches.request import read_batch_request
 from gateway.policy.jobs.ids import BATCH, derived_file_id
@@ -42,14 +42,11 @@ class BatchRoutes:
         self,
         policies: Policies,
         batches: BatchService,
-        braked_by: Callable[[str], str],
         readers: EventReaders,
         lists: MergedLists,
     ) -> None:
-        """`braked_by` tells, by a batch's id, which class of errors keeps its lines from running; empty: none."""
         self._policies = policies
         self._batches = batches
-        self._braked_by = braked_by
         self._readers = readers
         self._lists = lists
         self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
@@ -118,7 +115,7 @@ class BatchRoutes:
                 (b"x-gateway-output-file-id", derived_file_id(job.id, "output").encode()),
                 (b"x-gateway-error-file-id", derived_file_id(job.id, "errors").encode()),
             ]
-            paused = "operator" if job.is_paused else self._braked_by(job.id)
+            paused = "operator" if job.is_paused else job.marks.get(marks.BRAKED_BY, "")
             if paused:
                 response.raw_headers.append((b"x-gateway-paused", paused.encode()))
         return response

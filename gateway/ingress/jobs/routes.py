@@ -35,7 +35,7 @@ def durable_routes(
     if policies.current.jobs.settings.takes_files:
         lists = MergedLists(policies, clock, serve)
         routes += FileRoutes(policies, work.files, work.partial, lists).routes()
-        routes += BatchRoutes(policies, work.batches, work.braked_by, readers, lists).routes()
+        routes += BatchRoutes(policies, work.batches, readers, lists).routes()
     return sorted(routes, key=lambda route: not _is_polled(route))
 
 

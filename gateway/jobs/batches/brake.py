@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.job_ports import JobStore
+from gateway.jobs.running import RunningWork
+from gateway.policy.batches import marks
+from gateway.policy.jobs.job import Job
+
 FIRST_PROBE_S, LAST_PROBE_S = 30.0, 900.0
 """Seconds until a braked batch tries one line: the first delay, doubled with each failure up to the second."""
 
@@ -15,6 +20,8 @@ class Brake:
     in_a_row: int = 0
     error_class: str = ""
     """Why it is on; empty: it is off."""
+    noted: str = ""
+    """What the batch's mark says of it."""
     probe_s: float = FIRST_PROBE_S
 
     @property
@@ -45,14 +52,17 @@ class Brakes:
     def __init__(self) -> None:
         self._brakes: dict[str, Brake] = {}
 
-    def of(self, job_id: str) -> Brake:
-        """Returns the brake of a batch."""
-        return self._brakes.setdefault(job_id, Brake())
+    def of(self, job: Job) -> Brake:
+        """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
+        noted = job.marks.get(marks.BRAKED_BY, "")
+        return self._brakes.setdefault(job.id, Brake(error_class=noted, noted=noted))
 
-    def reason(self, job_id: str) -> str:
-        """Returns why a batch is braked; empty: it is not."""
-        brake = self._brakes.get(job_id)
-        return brake.error_class if brake is not None else ""
+    async def note(self, store: JobStore, running: RunningWork) -> None:
+        """Has the batch's mark say what its brake does, where that has changed: it is shown by any process."""
+        brake = self.of(running.work.job)
+        if (told := brake.error_class) != brake.noted:
+            brake.noted = told
+            await running.write(lambda: store.note(running.work, {marks.BRAKED_BY: told or None}))
 
     def forget(self, job_id: str) -> None:
         """Forgets a batch that has ended."""

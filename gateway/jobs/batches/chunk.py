@@ -105,7 +105,7 @@ class _Chunk:
         self._running = running
         self._job = running.work.job
         self._rules = runner.rules_of(self._job)
-        self._brake: Brake = runner.brakes.of(self._job.id)
+        self._brake: Brake = runner.brakes.of(self._job)
         self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._calls: dict[int, list[Call]] = {}
@@ -140,6 +140,7 @@ class _Chunk:
             if stops_at is not None and runner.clock.monotonic() >= stops_at:
                 await self._stop_lines()
             self._commits.start(at_once=not self._tasks)
+            await runner.brakes.note(runner.store, running)
             if not self._tasks and self._commits.is_idle:
                 break
             await self._next_news()

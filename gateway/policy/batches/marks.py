@@ -31,6 +31,8 @@ OUTPUT_FILE: Final = "output_file_id"
 ERROR_FILE: Final = "error_file_id"
 IN_PROGRESS_AT: Final = "in_progress_at"
 FINALIZING_AT: Final = "finalizing_at"
+BRAKED_BY: Final = "braked_by"
+"""In `marks`: the class of errors for which only single lines are tried; absent: nothing keeps it."""
 CANCELLING_AT: Final = "cancelling_at"
 """In `marks`: when it was asked to stop, as the store notes it."""
 
