@@ -35,6 +35,10 @@ class Meter(Protocol):
         """Books one call that has ended: counts, tokens, money, times, and its log line."""
         ...
 
+    def grouped(self, model: str, calls: int) -> None:
+        """Counts calls that have become one request to a provider; `model` is an entry of the config."""
+        ...
+
     def retry_denied(self, reason: str) -> None:
         """Counts an attempt that was prevented by `budget`, `tokens`, `money` or `key_budget`."""
         ...

@@ -35,6 +35,7 @@ from gateway.config.reading.fields import (
     Text,
     Usd,
 )
+from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.limits.rules import ChargeRule
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.snapshot import LimitsAre
@@ -223,7 +224,15 @@ class ModelEntry(Entry):
     timeouts: Text = "default"
     cache: Text = "default"
     jobs: Text = "default"
+    group_embeddings: Section | None = None
     thinks: Flag | None = None
+
+
+class GroupEntry(Entry):
+    """Which calls of a model for embeddings or moderations go to its provider together."""
+
+    window: PositiveDuration = GroupRules().window_s
+    most: Count = GroupRules().most
 
 
 class KeyEntry(LimitedEntry):

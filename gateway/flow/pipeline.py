@@ -22,6 +22,7 @@ from gateway.flow.answer_headers import answer_headers
 from gateway.flow.attempt import Attempts
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import FirstAnswer, clocks_of
+from gateway.flow.grouping.groups import Groups
 from gateway.flow.objects import Ownership
 from gateway.flow.raw_relay import RawRelay
 from gateway.flow.relay import SseRelay
@@ -57,6 +58,7 @@ class Pipeline:
         "_attempts",
         "_clock",
         "_deferred",
+        "_groups",
         "_returned",
         "_returned_as_is",
         "_running",
@@ -84,6 +86,7 @@ class Pipeline:
         savings = Savings() if savings is None else savings
         self._accounts = Accounts(clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
+        self._groups = Groups(clock, meter, admission, self._attempts)
         self._deferred = Deferred(admission)
         self._running = Running(clock)
         self.ownership = Ownership(store.objects)
@@ -132,7 +135,10 @@ class Pipeline:
                 if reply is not None:
                     ended = reply if reply.chunks is None else None
                     return reply
-            opened = await self._attempts.first_answer(call)
+            if call.model.grouping is None and not call.group_most:
+                opened = await self._attempts.first_answer(call)
+            else:
+                opened = await self._groups.first_answer(call)
             if call.objects is not None:
                 opened = await self.ownership.learn(call, opened, self._attempts.first_answer)
             if opened.relay is None:

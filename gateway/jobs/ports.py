@@ -26,6 +26,8 @@ class StoredRequest(NamedTuple):
     lane: Lane
     deadline_s: float
     """From now: the job's own time that is left."""
+    group_most: int = 0
+    """So many inputs may go to a provider together with its own; 0: as its model has it."""
     parsed: dict[str, Any] | None = None
     """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
 

@@ -17,6 +17,7 @@ from typing import Literal
 from gateway.exchange import Clocks, Upstream
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules, Jobs
 from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
@@ -197,6 +198,8 @@ class Model:
     caching: Caching = field(default_factory=Caching)
     jobs: JobRules = field(default_factory=JobRules, repr=False)
     """How its jobs are tried."""
+    grouping: GroupRules | None = None
+    """When calls for embeddings or moderations go to the provider together; None: never."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     for_callers: Model | None = None

@@ -199,6 +199,8 @@ class Metrics:
     job_attempts: Counts = _counter(
         "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
     )
+    groups: Counts = _counter("groups_total", "Requests to providers that were made of several calls.", "model")
+    grouped_calls: Counts = _counter("grouped_calls_total", "Calls that such requests were made of.", "model")
     jobs_degraded: Counts = _counter(
         "jobs_degraded_total", "Calls that became jobs where they would have been refused.", "code"
     )

@@ -173,6 +173,7 @@ default:
     slice: 5s
     brake: {after: 4, classes: [auth]}
     cancel_grace: 0s
+    group_embeddings: 32
   degrade_to_job: {lanes: [batch, background], when: [circuit_open, queue_full]}
   segments:
     small: {below_usd: 0.5, concurrency: 9}
@@ -192,7 +193,7 @@ default:
         keep_jobs_s=86_400,
         keep_files_s=172_800,
         dedupe_for_s=3600,
-        batches=BatchRules("flex", 7200, 10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0),
+        batches=BatchRules("flex", 7200, 10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0, 32),
         degrade=DegradeRules(frozenset({"batch", "background"}), frozenset({"circuit_open", "queue_full"})),
     )
 

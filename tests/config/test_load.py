@@ -13,6 +13,7 @@ from gateway.config.policies.admission import KINDS
 from gateway.config.sections import sections
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
+from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice
@@ -394,7 +395,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
             "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
-            "key, tenant, lane, critical, names_tenants, models, budget_usd_per_day, allow_unpriced",
+            "key, tenant, lane, critical, names_tenants, accepts_202, models, budget_usd_per_day, allow_unpriced",
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, models: [gpt-4]}}]"),
@@ -963,4 +964,18 @@ keys:
 """
     assert problems_of(tmp_path, GOOD + keys) == [
         'config.yaml:7: keys[1]: the tenant "a/b" could be named by calls of the tenant a: rename it'
+    ]
+
+
+def test_a_model_may_have_its_embeddings_go_together(tmp_path: Path) -> None:
+    """By a window and a number; without the field nothing is grouped, and a mistake is said with its line."""
+
+    def models(text: str) -> str:
+        return GOOD.replace("gpt-4o]}", f"gpt-4o], group_embeddings: {text}}}")
+
+    assert load_text(tmp_path, GOOD).models["gpt-4o"].grouping is None
+    assert load_text(tmp_path, models("{}")).models["gpt-4o"].grouping == GroupRules(0.005, 64)
+    assert load_text(tmp_path, models("{window: 20ms, most: 9}")).models["gpt-4o"].grouping == GroupRules(0.02, 9)
+    assert problems_of(tmp_path, models("{windows: 20ms}")) == [
+        'config.yaml:4: models.gpt-4o.group_embeddings.windows: unknown field; did you mean "window"?'
     ]

@@ -188,6 +188,9 @@ class Recorder:
     def settled(self, record: Settled) -> None:
         self.accounts.append(record)
 
+    def grouped(self, model: str, calls: int) -> None:
+        pass
+
     def retry_denied(self, reason: str) -> None:
         self.denied.append(reason)
 

@@ -56,6 +56,9 @@ class Ledger:
     def settled(self, record: Settled) -> None:
         self.records.append(record)
 
+    def grouped(self, model: str, calls: int) -> None:
+        pass
+
     def retry_denied(self, reason: str) -> None:
         raise AssertionError("a retry was denied")
 

@@ -22,6 +22,7 @@ from gateway.config.reading.fields import (
     Section,
     Size,
     Usd,
+    Whole,
     said,
 )
 from gateway.config.reading.problems import Document, Path, did_you_mean
@@ -85,6 +86,7 @@ class BatchesEntry(Entry):
     slice: PositiveDuration = _BATCHES.slice_s
     brake: Section = Field(default_factory=dict)
     cancel_grace: Duration = _BATCHES.cancel_grace_s
+    group_embeddings: Whole = _BATCHES.group_embeddings
 
 
 class BrakeEntry(Entry):
@@ -174,6 +176,7 @@ def _batches(document: Document | None, name: str) -> BatchRules:
         brake_after=brake.after,
         brake_classes=_BATCHES.brake_classes if brake.classes is None else frozenset(brake.classes),
         cancel_grace_s=entry.cancel_grace,
+        group_embeddings=entry.group_embeddings,
     )
 
 

@@ -17,11 +17,12 @@ from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check, check_part
 from gateway.config.reading.fields import is_label, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean
-from gateway.config.schema import CapabilitiesEntry, ConfigFile, ModelEntry, PriceEntry, TargetEntry
+from gateway.config.schema import CapabilitiesEntry, ConfigFile, GroupEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sections.credentials import Groups
 from gateway.config.sections.shared_limits import check_fail_closed, share_limits
 from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
 from gateway.config.sections.vendors import bind_credentials
+from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.snapshot import Model, Target
 
 
@@ -32,6 +33,7 @@ class Route:
     name: str
     entry: ModelEntry
     places: tuple[TargetPlace, ...]
+    grouping: GroupRules | None
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
@@ -51,7 +53,8 @@ def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -
             document.complain(("models", name), "a model's name must be printable ASCII, for it goes into headers")
         entry = check(ModelEntry, document, ("models", name))
         if entry is not None:
-            routes[name] = Route(name, entry, _check_places(document, config, name))
+            places, grouping = _check_places(document, config, name), _check_grouping(document, name, entry)
+            routes[name] = Route(name, entry, places, grouping)
             _check_names(document, config, name, entry, policies)
     for field in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, field)
@@ -76,6 +79,13 @@ def _check_places(document: Document, config: ConfigFile, name: str) -> tuple[Ta
             document.complain(path, "is the same place as a target above it: list it once, with all its limits")
         places.append(place)
     return tuple(places)
+
+
+def _check_grouping(document: Document, name: str, entry: ModelEntry) -> GroupRules | None:
+    if entry.group_embeddings is None:
+        return None
+    said = check(GroupEntry, document, ("models", name, "group_embeddings"))
+    return None if said is None else GroupRules(said.window, said.most)
 
 
 def _place(document: Document, path: Path, name: str, entry: TargetEntry) -> TargetPlace:
@@ -173,6 +183,7 @@ def _model(
         retries=policies.retries[entry.retries],
         caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
         jobs=policies.jobs[entry.jobs],
+        grouping=route.grouping,
         include_usage=policies.admission[entry.admission].include_usage,
     )
     return bind_credentials(model, groups)

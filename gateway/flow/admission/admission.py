@@ -123,6 +123,24 @@ class Admission:
 
     async def _enter_with_key(self, call: Call, targets: Sequence[Target] | None, now: float) -> Target:
         """`admit`, once the call's key has let it in. Raises KeyRateLimited, BudgetExceeded, BudgetReserved."""
+        await self._take_of_key(call, now)
+        return await self.enter(call, targets)
+
+    async def ask_key(self, call: Call) -> None:
+        """Lets a call in as far as its key is concerned; `admit` does not ask that again.
+
+        Raises DeadlineExceeded, KeyRateLimited, BudgetExceeded, BudgetReserved.
+        """
+        now = self._clock.monotonic()
+        if call.seq:
+            return
+        if now >= call.deadline:
+            raise DeadlineExceeded("The deadline passed before the call could be sent anywhere; give it more time.")
+        call.seq = call.original_seq or self.queue.next_seq()
+        if call.key.budget_usd_per_day is not None or call.key.name in self.keys.sets:
+            await self._take_of_key(call, now)
+
+    async def _take_of_key(self, call: Call, now: float) -> None:
         if call.key.budget_usd_per_day is not None and not costs_nothing(call.endpoint, call.method, call.path):
             await self.budgets.reserve(call, self.costs.price(call, call.key.budget_usd_per_day))
         if call.key.name in self.keys.sets:
@@ -130,4 +148,3 @@ class Admission:
             # What the key lacks here, other replicas may have left.
             if not self.keys.try_enter(call, cost, now) and not await self.keys.fetch(call, cost, self._clock):
                 self.keys.refuse(call, cost, self._clock.monotonic())
-        return await self.enter(call, targets)

@@ -76,6 +76,7 @@ class CallMaker:
             thinks=peeked.thinks,
             parsed=peeked.parsed,
             large=peeked.large,
+            group_most=request.group_most,
         )
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:

@@ -256,6 +256,7 @@ class _Chunk:
             tenant=job.tenant,
             lane=job.lane,
             deadline_s=max(0.0, left_s),
+            group_most=self._rules.batches.group_embeddings,
             parsed=parsed if sent is body else None,
         )
 

@@ -1,0 +1,1 @@
+"""Calls that go to their provider together: several inputs in one request."""

@@ -1,0 +1,1 @@
+"""How inputs of several callers become one request, and its answer theirs again."""
