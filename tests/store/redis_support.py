@@ -67,6 +67,9 @@ class Lent(Link):
     def command(self, *parts: bytes | str | int) -> asyncio.Future[Any]:
         return self._lost() if self._is_away else self._lender.command(*parts)
 
+    def command_near(self, key: bytes, *parts: bytes | str | int) -> asyncio.Future[Any]:
+        return self._lost() if self._is_away else self._lender.command_near(key, *parts)
+
     def _lost(self, asked: asyncio.Future[Any] | None = None) -> asyncio.Future[Any]:
         """An answer that does not come; at once, or when it should have come."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

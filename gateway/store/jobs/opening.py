@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from gateway.job_ports import Blobs, JobStore
 from gateway.policy.jobs.job import Following, nothing_follows
+from gateway.policy.snapshot import SharedState
 from gateway.store.blobs.directory import DirectoryBlobs
 from gateway.store.jobs.transitions import OpenBounds
 
@@ -18,6 +20,26 @@ def open_jobs(
     from gateway.store.jobs.sqlite.store import SqliteJobStore  # a gateway without jobs does not load it
 
     return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant), following=following)
+
+
+async def open_redis_jobs(
+    shared: SharedState,
+    *,
+    replica: str,
+    wall: Callable[[], float] | None = None,
+    in_all: int,
+    per_tenant: int,
+    accept: Literal["fsync", "replicated", "fast"] = "fsync",
+    following: Following = nothing_follows,
+) -> JobStore:
+    """Returns the store of jobs in a Redis, over links of its own, in the running event loop. Raises StoreUnusable.
+
+    `replica` names this process among those that share the work. `wall` is for tests: without it the Redis's clock counts,
+    which is the only one that replicas have in common. `accept` says what must be true before jobs are acknowledged.
+    """
+    from gateway.store.jobs.redis.opening import open_store  # as above
+
+    return await open_store(shared, replica, wall, OpenBounds(in_all, per_tenant), accept, following)
 
 
 def open_blobs(folder: str, min_free_bytes: int) -> Blobs:

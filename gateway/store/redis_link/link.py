@@ -96,6 +96,10 @@ class Link:
         joined = b"".join([b"%d:%b" % (len(part), part) for part in each])
         return f"{self._prefix}{use}:{{{blake2b(joined, digest_size=16).hexdigest()}}}".encode()
 
+    def slot_key(self, use: str, tag: str) -> bytes:
+        """Returns a key as `key` does, but with `tag` itself in it: shorter, for many keys that begin with it."""
+        return f"{self._prefix}{use}:{{{_braceless(tag)}}}".encode()
+
     @property
     def timeout_s(self) -> float:
         """Returns the timeout in seconds of one operation, and of all operations together that a call waits for."""
@@ -115,6 +119,10 @@ class Link:
         """Sends one command, whose key, if any, follows its name; the promises are those of `run`."""
         key = parts[1] if len(parts) > 1 else b""
         return self._ask(parts, key if isinstance(key, bytes) else str(key).encode(), None)
+
+    def command_near(self, key: bytes, *parts: bytes | str | int) -> asyncio.Future[Any]:
+        """Sends one command without a key to the server that has this one, as `command` does."""
+        return self._ask(parts, key, None)
 
     def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
         job = StoreCommand(parts, key, self._options.tally, script)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,34 @@ from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
+from tests.store.jobs.redis_support import JobLender, job_lender
 from tests.store.jobs.support import Jobs, MakeJobStore
 from tests.store.sqlite_support import connect_hastily
 
-STORES = ["memory", "sqlite"]
+STORES = ["memory", "sqlite", "redis"]
+
+
+@pytest.fixture
+async def job_lends(redis_url: str) -> AsyncIterator[JobLender]:
+    """Makes stores on one server."""
+    async with job_lender(redis_url) as lends:
+        yield lends
 
 
 @pytest.fixture(params=STORES)
 async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall) -> AsyncIterator[MakeJobStore]:
     """Makes stores of one implementation."""
     made: list[JobStore] = []
+    context = AsyncExitStack()
+    lends = None
+    if request.param == "redis":
+        lends = await context.enter_async_context(job_lender(request.getfixturevalue("redis_url")))
 
     def make(bounds: OpenBounds) -> JobStore:
         if request.param == "memory":
             made.append(MemoryJobStore(wall, bounds))
+        elif lends is not None:
+            made.append(lends.make(bounds, wall))
         else:
             path = str(tmp_path / f"jobs-{len(made)}.db")
             made.append(SqliteJobStore(path, wall, bounds, connect=connect_hastily))
@@ -34,6 +49,7 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall)
     yield make
     for store in made:
         await store.aclose()
+    await context.aclose()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.conftest import STORES
+from tests.store.jobs.redis_support import job_lender
 from tests.store.jobs.support import DAY_S, Jobs
 from tests.store.sqlite_support import connect_hastily
 
@@ -49,13 +51,18 @@ def following(ended: Job) -> Sequence[NewJob]:
 async def jobs(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall) -> AsyncIterator[Jobs]:
     """An empty store in which every end is told of, with room for one open job."""
     store: JobStore
+    context = AsyncExitStack()
     if request.param == "memory":
         store = MemoryJobStore(wall, TIGHT, following)
+    elif request.param == "redis":
+        lends = await context.enter_async_context(job_lender(request.getfixturevalue("redis_url")))
+        store = lends.make(TIGHT, wall, following)
     else:
         path = str(tmp_path / "jobs.db")
         store = SqliteJobStore(path, wall, TIGHT, following=following, connect=connect_hastily)
     yield Jobs(store, wall)
     await store.aclose()
+    await context.aclose()
 
 
 async def told(jobs: Jobs) -> list[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""Jobs in the Redis that replicas share: Streams with a consumer group, one slot per partition."""

@@ -1,0 +1,93 @@
+"""The files of the Files API in the Redis, and the blobs that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from gateway.policy.jobs.job import FileQuery, StoredFile
+from gateway.store.jobs.redis.partitions import JobPartitions, job_script
+
+ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
+PAGE, BYTES = job_script("files_page", "files"), job_script("files_bytes", "files")
+GARBAGE = job_script("garbage", "files")
+ROWS_AT_ONCE = 500
+NAMES_AT_ONCE = 100
+EVERYBODY = "*"
+
+
+class RedisJobFiles:
+    """Keeps files beside the jobs of their tenants."""
+
+    def __init__(self, partitions: JobPartitions, replica: str) -> None:
+        self._partitions = partitions
+        self._replica = replica
+        self._has_heard = [False] * partitions.number
+        """Of the names of blobs that were given last: those that nobody has heard of are given again."""
+
+    async def add(self, file: StoredFile) -> int:
+        """Keeps a file; returns in which partition."""
+        partition = self._partitions.of_tenant(file.tenant)
+        expires_at = "" if file.expires_at is None else repr(float(file.expires_at))
+        rest = orjson.dumps([file.purpose, file.filename, file.created_at])
+        about = (file.id, _token(file.tenant), file.blob, file.bytes, expires_at, rest)
+        await self._partitions.run(ADD, partition, *about)
+        return partition
+
+    async def find(self, file_id: str, tenant: str, *, is_removed: bool = False) -> StoredFile | None:
+        """Returns a file that has neither been removed nor expired; `is_removed` takes it away."""
+        partition = self._partitions.of_tenant(tenant)
+        _, _, found = await self._partitions.run(FIND, partition, file_id, _token(tenant), int(is_removed))
+        return _file(file_id, found) if found else None
+
+    async def page_of(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""
+        partition, after = self._partitions.of_tenant(query.tenant), query.after or ""
+        files: list[StoredFile] = []
+        step = min(ROWS_AT_ONCE, query.limit + 1)
+        while True:
+            about = (_token(query.tenant), after, int(query.is_newest_first), step)
+            _, _, last, rows = await self._partitions.run(PAGE, partition, *about)
+            some = [_file(name.decode(), text) for name, text in rows]
+            files += [file for file in some if query.purpose in (None, file.purpose)]
+            if len(files) > query.limit or not last:
+                return files[: query.limit], len(files) > query.limit
+            after = last.decode()
+
+    async def bytes_of(self, tenant: str | None) -> int:
+        """Returns the bytes of the files that are there, of one tenant or of all."""
+        if tenant is not None:
+            return await self._bytes(self._partitions.of_tenant(tenant), _token(tenant))
+        return sum([await self._bytes(partition, EVERYBODY) for partition in range(self._partitions.number)])
+
+    async def take_garbage(self, most: int, age_s: float) -> tuple[list[str], list[int]]:
+        """Returns blobs that nothing has referred to for so long, and in which partitions they were noted."""
+        names: list[str] = []
+        places: list[int] = []
+        until = repr(self._partitions.now() - age_s)
+        for partition in range(self._partitions.number):
+            if len(names) < most:
+                step, has_heard = min(NAMES_AT_ONCE, most - len(names)), self._has_heard[partition]
+                self._has_heard[partition] = False
+                about = (step, until, self._replica, int(has_heard))
+                _, _, found = await self._partitions.run(GARBAGE, partition, *about)
+                self._has_heard[partition] = True
+                names += [name.decode() for name in found]
+                places += [partition] if found else []
+        return names, places
+
+    async def _bytes(self, partition: int, whose: str) -> int:
+        _, _, found = await self._partitions.run(BYTES, partition, whose)
+        return int(found)
+
+
+def _token(tenant: str) -> str:
+    return f"~{tenant}"
+
+
+def _file(file_id: str, text: bytes) -> StoredFile:
+    tenant, blob, size, _, expires_at, rest = orjson.loads(text)
+    purpose, filename, created_at = orjson.loads(rest)
+    expires = float(expires_at) if expires_at else None
+    return StoredFile(file_id, tenant[1:], purpose, filename, int(size), created_at, expires, blob)

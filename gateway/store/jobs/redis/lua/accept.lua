@@ -1,0 +1,39 @@
+-- Takes jobs, all or none. ARGV behind the usual: open jobs there may be in all, per tenant; the new jobs.
+-- Returns now, how many became ready, and for each job its id, what has become of it, its head and the rest; or, where there
+-- are too many, now, 0, how many would be open in all, and of that tenant.
+local in_all, per_tenant = tonumber(ARGV[3]), tonumber(ARGV[4])
+local news, names, fresh, of_tenant = {}, {}, 0, {}
+for at = 5, #ARGV, WIDTH do
+  local new = new_at(at)
+  news[#news + 1] = new
+  local own, is_again = { 'i' .. new.id }, false
+  if new.dedupe ~= '' then
+    own[#own + 1] = 'd' .. new.dedupe
+  end
+  if new.debounce ~= '' then
+    own[#own + 1] = 'w' .. new.debounce
+  end
+  for _, name in ipairs(own) do
+    is_again = is_again or names[name]
+    names[name] = true
+  end
+  if not is_again and not known(new) and not scheduled(new) then
+    fresh = fresh + 1
+    of_tenant[new.h[TENANT]] = (of_tenant[new.h[TENANT]] or 0) + 1
+  end
+end
+local all = tonumber(redis.call('HGET', BASE .. ':open', '*') or '0') + fresh
+for tenant, number in pairs(of_tenant) do
+  local its = tonumber(redis.call('HGET', BASE .. ':open', tenant) or '0') + number
+  if its > per_tenant or all > in_all then
+    return { said(), 0, all, its }
+  end
+end
+promote(20) -- what was due before goes before
+local reply = {}
+for _, new in ipairs(news) do
+  local id, how = take(new)
+  local found = redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b')
+  reply[#reply + 1] = { id, how, found[1], found[2] }
+end
+return { said(), readied, reply }

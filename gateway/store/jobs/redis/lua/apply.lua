@@ -1,0 +1,79 @@
+-- Writes a job after one step, if nobody has written it meanwhile, and takes the jobs that follow from it.
+-- ARGV behind the usual: id, the write count that was seen, head, rest ('': as it was), score in `due` ('=': as it was, '': none),
+-- when it ended ('': it has not now), whether its payload goes, about its answer ('': none), the answer's body,
+-- number of the chunk that is complete ('': none), that chunk as JSON, number of changes of pieces, per change: piece,
+-- state ('-': it goes), ready at, claims, fence, way; then the jobs that follow.
+-- Returns now, how many became ready, whether it was written, and the job as it is now: head, rest, pieces (none: it is gone).
+local id = ARGV[3]
+local job = load(id)
+if not job or job.h[C] ~= ARGV[4] then
+  return { said(), 0, 0, redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b', 'p') }
+end
+local changes = tonumber(ARGV[14])
+for at = 15, 14 + 6 * changes, 6 do
+  local piece = job.pieces[ARGV[at]]
+  if piece then
+    unplace(job, piece)
+    job.pieces[ARGV[at]] = nil
+  end
+end
+job.h = tokens_of(ARGV[5])
+job.h[C] = ARGV[4]
+for at = 15, 14 + 6 * changes, 6 do
+  if ARGV[at + 1] ~= '-' then
+    local piece = {
+      n = ARGV[at], ready_at = ARGV[at + 2], claims = tonumber(ARGV[at + 3]), fence = tonumber(ARGV[at + 4]), turn = '0', ref = '',
+    }
+    place(job, piece, ARGV[at + 1], ARGV[at + 5])
+  end
+end
+if ARGV[6] ~= '' then
+  redis.call('HSET', job.at, 'b', ARGV[6])
+end
+if ARGV[7] == '' then
+  redis.call('ZREM', BASE .. ':due', id)
+elseif ARGV[7] ~= '=' then
+  redis.call('ZADD', BASE .. ':due', ARGV[7], id)
+end
+if ARGV[9] == '1' then
+  redis.call('HDEL', job.at, 'x')
+end
+if ARGV[10] ~= '' then
+  redis.call('HSET', job.at, 'a', ARGV[10], 'y', ARGV[11])
+end
+local lines, left = redis.call('HGET', job.at, 'o') or '', {}
+for _, n in ipairs(tokens_of(lines)) do
+  if ARGV[8] ~= '' or n == ARGV[12] then
+    redis.call('UNLINK', BASE .. ':l:' .. id .. ':' .. n)
+  else
+    left[#left + 1] = n
+  end
+end
+if lines ~= '' then
+  redis.call('HSET', job.at, 'o', table.concat(left, ' '))
+end
+local chunks = BASE .. ':k:' .. id
+if ARGV[12] ~= '' then
+  redis.call('HSET', chunks, ARGV[12], ARGV[13])
+end
+if ARGV[8] ~= '' then
+  for _, chunk in ipairs(redis.call('HVALS', chunks)) do
+    local output, _, errors = unpack(cjson.decode(chunk))
+    discard(output)
+    discard(errors)
+  end
+  redis.call('UNLINK', chunks)
+  redis.call('HINCRBY', BASE .. ':open', '*', -1)
+  if redis.call('HINCRBY', BASE .. ':open', job.h[TENANT], -1) < 1 then
+    redis.call('HDEL', BASE .. ':open', job.h[TENANT])
+  end
+  redis.call('ZADD', BASE .. ':ended', ARGV[8], id)
+  if reads_of(job) ~= '' then
+    unuse(':reads', reads_of(job))
+  end
+end
+save(job)
+for at = 15 + 6 * changes, #ARGV, WIDTH do
+  take(new_at(at))
+end
+return { said(), readied, 1, redis.call('HMGET', job.at, 'h', 'b', 'p') }

@@ -1,0 +1,165 @@
+-- Gives pieces to a worker, takes over those whose workers were not heard of, and lets time pass.
+-- ARGV behind the usual: the worker, milliseconds of a lease, 1 to look at all that time has done, how many pieces may become
+-- ready, lanes, number of asks; per ask: segment, most.
+-- Returns now, how many became ready, ids of jobs whose deadlines have passed or that are to end, how many pieces became due,
+-- works (id, piece, fence, claims, head, rest, pieces, payload), depths, since when the first of them are ready, when the first
+-- of those is ready that wait for their time, and how many jobs are open.
+local worker, lease_ms, is_look, lanes = ARGV[3], ARGV[4], ARGV[5] == '1', tokens_of(ARGV[7])
+local promoted = promote(tonumber(ARGV[6]))
+local works = {}
+
+-- A piece that must not run: it waits aside until its job has been seen to.
+local function withhold(job, piece)
+  piece.state = 'c'
+  count(job, 'c', 1)
+  count(job, 'r', -1)
+  unplace(job, piece)
+  place(job, piece, 'w')
+  save(job)
+end
+
+local function is_late(job)
+  local due = redis.call('ZSCORE', BASE .. ':due', job.id)
+  return due and tonumber(due) <= now
+end
+
+local function give(job, piece, was)
+  local h = job.h
+  count(job, was, -1)
+  count(job, 'c', 1)
+  piece.state, piece.claims, piece.fence = 'c', piece.claims + 1, math.max(piece.fence + 1, real_us)
+  if h[STATE] ~= 'running' then
+    h[STATE] = 'running'
+    h[REV] = string.format('%.0f', tonumber(h[REV]) + 1)
+    if h[STARTED] == '-' then
+      h[STARTED] = exact(now)
+    end
+  end
+  save(job)
+  local found = redis.call('HMGET', job.at, 'h', 'b', 'p', 'x')
+  works[#works + 1] = {
+    job.id, piece.n, string.format('%.0f', piece.fence), piece.claims, found[1], found[2], found[3], found[4] or '',
+  }
+end
+
+-- Gives what is ready, at most so many; returns how many.
+local function claim(queue, way, room)
+  local stream, given = stream_of(queue, way), 0
+  while given < room and redis.call('EXISTS', stream) == 1 do
+    local got = redis.call('XREADGROUP', 'GROUP', 'workers', worker, 'COUNT', room - given, 'STREAMS', stream, '>')
+    if not got then
+      break
+    end
+    for _, entry in ipairs(got[1][2]) do
+      local job = load(entry[2][2])
+      local piece = job and job.pieces[entry[2][4]]
+      if not piece or piece.state ~= 'r' or piece.ref ~= way .. entry[1] then
+        redis.call('XACK', stream, 'workers', entry[1])
+        redis.call('XDEL', stream, entry[1])
+      elseif is_late(job) then
+        withhold(job, piece)
+      else
+        give(job, piece, 'r')
+        given = given + 1
+      end
+    end
+  end
+  return given
+end
+
+-- Takes over pieces whose leases are over, at most so many; returns how many.
+local function take_over(queue, way, room)
+  local stream, given = stream_of(queue, way), 0
+  if redis.call('EXISTS', stream) == 0 then
+    return 0
+  end
+  local idle = redis.call('XPENDING', stream, 'workers', 'IDLE', lease_ms, '-', '+', math.max(10, room))
+  for _, pending in ipairs(idle) do
+    local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
+    local job = entry and load(entry[2][2])
+    local piece = job and job.pieces[entry[2][4]]
+    if not piece or piece.state ~= 'c' or piece.ref ~= way .. pending[1] then
+      redis.call('XACK', stream, 'workers', pending[1])
+      redis.call('XDEL', stream, pending[1])
+    elseif is_late(job) or (piece.n ~= '-2' and (job.h[PAUSED] == '1' or job.h[ENDS_AS] ~= '-')) then
+      unplace(job, piece)
+      place(job, piece, 'w')
+      save(job)
+      if job.h[ENDS_AS] ~= '-' then
+        redis.call('ZADD', BASE .. ':due', 0, job.id)
+      end
+    elseif given < room then
+      redis.call('XCLAIM', stream, 'workers', worker, 0, pending[1], 'JUSTID')
+      give(job, piece, 'c')
+      given = given + 1
+    end
+  end
+  return given
+end
+
+local rooms = {}
+for at = 9, 7 + 2 * tonumber(ARGV[8]), 2 do
+  local segment, room = ARGV[at], tonumber(ARGV[at + 1])
+  local queues, names = {}, {}
+  for _, lane in ipairs(lanes) do
+    for _, urgency in ipairs({ 'u', 'n' }) do
+      local queue = segment .. '/' .. lane .. '/' .. urgency
+      queues[#queues + 1] = queue
+      names[#names + 1] = queue .. ':r'
+      names[#names + 1] = queue .. ':c'
+    end
+  end
+  local numbers = redis.call('HMGET', BASE .. ':depth', unpack(names))
+  for place_of, queue in ipairs(queues) do
+    if is_look and tonumber(numbers[2 * place_of] or '0') > 0 then
+      room = room - take_over(queue, 'f', room)
+      room = room - take_over(queue, 'n', room)
+    end
+  end
+  for place_of, queue in ipairs(queues) do
+    if room > 0 and tonumber(numbers[2 * place_of - 1] or '0') > 0 then
+      room = room - claim(queue, 'f', room)
+      room = room - claim(queue, 'n', room)
+    end
+  end
+end
+
+local due = redis.call('ZRANGEBYSCORE', BASE .. ':due', '-inf', exact(now), 'LIMIT', 0, 100)
+local depths, oldest = redis.call('HGETALL', BASE .. ':depth'), {}
+-- Since when the first of the pieces of a stream is ready: of those that wait, or of those that workers have.
+local function since(stream, state)
+  if redis.call('EXISTS', stream) == 0 then
+    return nil
+  end
+  local entry
+  if state == 'r' then
+    local last = redis.call('XINFO', 'GROUPS', stream)[1][8]
+    entry = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
+  else
+    local pending = redis.call('XPENDING', stream, 'workers', '-', '+', 1)[1]
+    entry = pending and redis.call('XRANGE', stream, pending[1], pending[1])[1]
+  end
+  local job = entry and load(entry[2][2])
+  local piece = job and job.pieces[entry[2][4]]
+  return piece and piece.ready_at
+end
+
+if is_look then
+  for at = 1, #depths, 2 do
+    local queue, state = string.match(depths[at], '^(.*):(.)$')
+    if depths[at + 1] == '0' then
+      redis.call('HDEL', BASE .. ':depth', depths[at])
+    elseif state == 'r' or state == 'c' then
+      for _, way in ipairs({ 'f', 'n' }) do
+        local ready_at = since(stream_of(queue, way), state)
+        if ready_at then
+          oldest[#oldest + 1] = depths[at]
+          oldest[#oldest + 1] = ready_at
+        end
+      end
+    end
+  end
+end
+local open = redis.call('HGET', BASE .. ':open', '*') or '0'
+local first = is_look and redis.call('ZRANGE', BASE .. ':later', 0, 0, 'WITHSCORES')[2] or ''
+return { said(), readied, due, promoted, works, depths, oldest, first, open }

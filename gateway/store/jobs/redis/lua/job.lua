@@ -1,0 +1,182 @@
+-- In front of every script about jobs: a job as its hash has it, and its pieces in streams.
+--
+-- KEYS[1] is the base of all keys of a partition. ARGV: now ('' is the server's time), the number of the partition.
+--   BASE:j:ID     hash: h (its head, tokens in the order below), p (its pieces), b (the rest, JSON, not read here), x (payload),
+--                 k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer)
+--   BASE:r:QUEUE  stream of ready and claimed pieces, group `workers`; QUEUE:f holds those that go before the others
+--   BASE:later    zset of pieces by the time at which they are ready
+--   BASE:due      zset of jobs by deadline; 0: its end is due at once
+--   BASE:depth    hash: pieces by queue and state; BASE:open hash: open jobs by tenant, '*' in all
+--   BASE:all, BASE:t:TENANT streams of all jobs in the order in which they came; BASE:b:TENANT zset of batches
+--   BASE:ended    zset of ended jobs; BASE:l:ID:CHUNK hash of lines; BASE:k:ID hash of complete chunks
+local C, REV, STATE, STARTED, CREATED, RUN_AT, PAUSED, ENDS_AS, DEBOUNCED = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local TALLY, SEQ, KIND, TENANT, QUEUE, READS = 10, 17, 18, 19, 20, 22
+local BASE, PARTITION = KEYS[1], ARGV[2]
+local now = now_s(ARGV[1])
+local clock = redis.call('TIME')
+local real_us = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
+local readied = 0
+
+local function exact(number)
+  return string.format('%.17g', number)
+end
+
+local function said()
+  return exact(now)
+end
+
+local function tokens_of(text)
+  local tokens = {}
+  for token in string.gmatch(text, '%S+') do
+    tokens[#tokens + 1] = token
+  end
+  return tokens
+end
+
+local function load(id)
+  local at = BASE .. ':j:' .. id
+  local found = redis.call('HMGET', at, 'h', 'p')
+  if not found[1] then
+    return nil
+  end
+  local job = { id = id, at = at, h = tokens_of(found[1]), pieces = {} }
+  for n, state, ready_at, claims, fence, turn, ref in
+    string.gmatch(found[2] or '', '([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]*)')
+  do
+    job.pieces[n] = {
+      n = n, state = state, ready_at = ready_at, claims = tonumber(claims), fence = tonumber(fence), turn = turn, ref = ref,
+    }
+  end
+  return job
+end
+
+local function pieces_of(job)
+  local texts = {}
+  for n, piece in pairs(job.pieces) do
+    texts[#texts + 1] = table.concat({
+      n, piece.state, piece.ready_at, string.format('%.0f', piece.claims), string.format('%.0f', piece.fence), piece.turn,
+      piece.ref,
+    }, ':')
+  end
+  return table.concat(texts, ' ')
+end
+
+-- Writes head and pieces; every write counts, so that nobody overwrites what they have not seen.
+local function save(job)
+  job.h[C] = string.format('%.0f', tonumber(job.h[C]) + 1)
+  redis.call('HSET', job.at, 'h', table.concat(job.h, ' '), 'p', pieces_of(job))
+end
+
+local function count(job, state, by)
+  redis.call('HINCRBY', BASE .. ':depth', job.h[QUEUE] .. ':' .. state, by)
+end
+
+-- 'n': in line; 'f': before the others.
+local function stream_of(queue, way)
+  return BASE .. ':r:' .. queue .. (way == 'f' and ':f' or '')
+end
+
+local function entry_of(job, piece)
+  return stream_of(job.h[QUEUE], string.sub(piece.ref, 1, 1)), string.sub(piece.ref, 2)
+end
+
+local function later_of(job, piece)
+  return piece.turn .. ':' .. piece.n .. ':' .. job.id
+end
+
+-- Takes a piece from where it waits or runs.
+local function unplace(job, piece)
+  if piece.state == 'r' or piece.state == 'c' then
+    local stream, entry = entry_of(job, piece)
+    if piece.state == 'c' then
+      redis.call('XACK', stream, 'workers', entry)
+    end
+    redis.call('XDEL', stream, entry)
+  elseif piece.state == 'l' then
+    redis.call('ZREM', BASE .. ':later', later_of(job, piece))
+  end
+  count(job, piece.state, -1)
+  piece.ref = ''
+end
+
+-- Has a piece wait: r(eady), l(ater) or w(ithheld).
+local function place(job, piece, state, way)
+  piece.state, piece.ref = state, ''
+  if state == 'r' then
+    local stream = stream_of(job.h[QUEUE], way)
+    if redis.call('EXISTS', stream) == 0 then
+      redis.call('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
+    end
+    piece.ref = (way == 'f' and 'f' or 'n') .. redis.call('XADD', stream, '*', 'j', job.id, 'p', piece.n)
+    readied = readied + 1
+  else
+    if piece.turn == '0' then
+      piece.turn = string.format('%015d', redis.call('INCR', BASE .. ':turn'))
+    end
+    if state == 'l' then
+      redis.call('ZADD', BASE .. ':later', piece.ready_at, later_of(job, piece))
+    end
+  end
+  count(job, state, 1)
+  job.pieces[piece.n] = piece
+end
+
+-- Makes ready what has waited for its time, at most so many; returns how many.
+local function promote(most)
+  local due = redis.call('ZRANGEBYSCORE', BASE .. ':later', '-inf', exact(now), 'LIMIT', 0, most)
+  for _, member in ipairs(due) do
+    local n, id = string.match(member, '^%d+:([^:]+):(.*)$')
+    local job = load(id)
+    local piece = job and job.pieces[n]
+    if piece and piece.state == 'l' then
+      unplace(job, piece)
+      place(job, piece, 'r')
+      if job.h[STATE] == 'scheduled' then
+        job.h[STATE] = 'queued'
+        job.h[REV] = string.format('%.0f', tonumber(job.h[REV]) + 1)
+      end
+      save(job)
+    else
+      redis.call('ZREM', BASE .. ':later', member)
+    end
+  end
+  return #due
+end
+
+-- Blobs: the files that have one, the open jobs that read one, and those that nobody needs any more.
+local function is_used(blob)
+  return redis.call('HEXISTS', BASE .. ':blobs', blob) == 1 or redis.call('HEXISTS', BASE .. ':reads', blob) == 1
+end
+
+local function discard(blob)
+  if blob ~= '' then
+    if is_used(blob) then
+      redis.call('SADD', BASE .. ':blocked', blob)
+    else
+      redis.call('ZADD', BASE .. ':garbage', 'NX', exact(now), blob)
+    end
+  end
+end
+
+local function use(uses, blob)
+  if redis.call('HINCRBY', BASE .. uses, blob, 1) == 1 and redis.call('ZREM', BASE .. ':garbage', blob) == 1 then
+    redis.call('SADD', BASE .. ':blocked', blob)
+  end
+end
+
+local function unuse(uses, blob)
+  if redis.call('HINCRBY', BASE .. uses, blob, -1) < 1 then
+    redis.call('HDEL', BASE .. uses, blob)
+    if not is_used(blob) and redis.call('SREM', BASE .. ':blocked', blob) == 1 then
+      redis.call('ZADD', BASE .. ':garbage', 'NX', exact(now), blob)
+    end
+  end
+end
+
+-- What a job reads: a name that is quoted, with a mark in front, so that it is one token and never empty.
+local function reads_of(job)
+  local name = string.gsub(string.sub(job.h[READS], 2), '%%(%x%x)', function(hex)
+    return string.char(tonumber(hex, 16))
+  end)
+  return name
+end

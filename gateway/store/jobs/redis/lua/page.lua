@@ -1,0 +1,27 @@
+-- Reads jobs, newest first. ARGV behind the usual: tenant ('': everybody's), kind ('': any), the place before which they are
+-- ('+': all), how many. Returns now, where the next page begins ('': there is none), and id, head and rest of each.
+local tenant, kind, before, most = ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+local ids, last = {}, ''
+if kind == 'batch' and tenant ~= '' then
+  local from = before == '+' and '+inf' or '(' .. string.match(before, '^%d+')
+  local found = redis.call('ZREVRANGEBYSCORE', BASE .. ':b:' .. tenant, from, '-inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for at = 1, #found, 2 do
+    ids[#ids + 1] = found[at]
+    last = string.format('%.0f', tonumber(found[at + 1])) .. '-' .. PARTITION
+  end
+else
+  local stream = tenant == '' and ':all' or ':t:' .. tenant
+  local found = redis.call('XREVRANGE', BASE .. stream, before == '+' and '+' or '(' .. before, '-', 'COUNT', most)
+  for _, entry in ipairs(found) do
+    ids[#ids + 1] = entry[2][2]
+    last = entry[1]
+  end
+end
+local rows = {}
+for _, id in ipairs(ids) do
+  local found = redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b')
+  if found[1] and (kind == '' or tokens_of(found[1])[KIND] == kind) then
+    rows[#rows + 1] = { id, found[1], found[2] }
+  end
+end
+return { said(), 0, #ids == most and last or '', rows }

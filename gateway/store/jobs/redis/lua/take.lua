@@ -1,0 +1,136 @@
+-- New jobs, as arguments: WIDTH of them each.
+local WIDTH = 12
+
+local function new_at(at)
+  return {
+    id = ARGV[at], h = tokens_of(ARGV[at + 1]), b = ARGV[at + 2], payload = ARGV[at + 3], fingerprint = ARGV[at + 4],
+    dedupe = ARGV[at + 5], until_s = tonumber(ARGV[at + 6]), debounce = ARGV[at + 7], wait_s = tonumber(ARGV[at + 8]),
+    most_s = tonumber(ARGV[at + 9]), n = ARGV[at + 10], deadline = ARGV[at + 11],
+  }
+end
+
+local function dedupe_at(name)
+  return BASE .. ':d:' .. name
+end
+
+local function debounce_at(name)
+  return BASE .. ':w:' .. name
+end
+
+-- Returns the id of the job that is there already, and whether it is one with another payload.
+local function known(new)
+  if new.dedupe ~= '' then
+    local found = tokens_of(redis.call('GET', dedupe_at(new.dedupe)) or '')
+    if found[1] and tonumber(found[3]) > now then
+      return found[1], found[2] ~= '~' .. new.fingerprint
+    end
+  end
+  if redis.call('EXISTS', BASE .. ':j:' .. new.id) == 1 then
+    return new.id, false
+  end
+end
+
+-- Returns the scheduled job whose place the new one takes.
+local function scheduled(new)
+  local id = new.debounce ~= '' and redis.call('GET', debounce_at(new.debounce))
+  local job = id and load(id)
+  return job and job.h[STATE] == 'scheduled' and job or nil
+end
+
+local last_us
+local function next_seq()
+  last_us = math.max((last_us or tonumber(redis.call('GET', BASE .. ':seq') or '0')) + 1, real_us)
+  redis.call('SET', BASE .. ':seq', string.format('%.0f', last_us))
+  return string.format('%.0f', last_us) .. '-' .. PARTITION
+end
+
+local function score_of(seq)
+  return string.match(seq, '^%d+')
+end
+
+local function index(job)
+  local h = job.h
+  redis.call('XADD', BASE .. ':all', h[SEQ], 'j', job.id)
+  redis.call('XADD', BASE .. ':t:' .. h[TENANT], h[SEQ], 'j', job.id)
+  redis.call('HINCRBY', BASE .. ':open', h[TENANT], 1)
+  redis.call('HINCRBY', BASE .. ':open', '*', 1)
+end
+
+-- The new job takes the place of one that is scheduled, and keeps its id.
+local function replaced(old, new)
+  local h, was = new.h, old.h
+  for _, piece in pairs(old.pieces) do
+    unplace(old, piece)
+  end
+  local reads = reads_of(old)
+  if reads ~= '' then
+    unuse(':reads', reads)
+  end
+  local run_at = math.min(now + new.wait_s, tonumber(was[CREATED]) + new.most_s)
+  h[RUN_AT] = exact(run_at)
+  for _, kept in ipairs({ C, CREATED, PAUSED, SEQ }) do
+    h[kept] = was[kept]
+  end
+  h[REV] = string.format('%.0f', tonumber(was[REV]) + 1)
+  h[DEBOUNCED] = string.format('%.0f', tonumber(was[DEBOUNCED]) + 1)
+  if was[KIND] == 'batch' then
+    redis.call('ZREM', BASE .. ':b:' .. was[TENANT], old.id)
+  end
+  return { id = old.id, at = old.at, h = h, pieces = {} }
+end
+
+-- Takes a job, whatever the bounds. Returns its id, and what has become of it: new, known, conflict or replaced.
+local function take(new)
+  local id, is_other = known(new)
+  if id then
+    return id, is_other and 'conflict' or 'known'
+  end
+  local old = scheduled(new)
+  local job
+  if old then
+    job = replaced(old, new)
+  else
+    job = { id = new.id, at = BASE .. ':j:' .. new.id, h = new.h, pieces = {} }
+    job.h[SEQ] = next_seq()
+    index(job)
+  end
+  local h = job.h
+  local run_at = tonumber(h[RUN_AT])
+  h[STATE] = run_at > now and 'scheduled' or 'queued'
+  if h[KIND] == 'batch' then
+    redis.call('ZADD', BASE .. ':b:' .. h[TENANT], score_of(h[SEQ]), job.id)
+  end
+  if reads_of(job) ~= '' then
+    use(':reads', reads_of(job))
+  end
+  if new.deadline ~= '' then
+    redis.call('ZADD', BASE .. ':due', new.deadline, job.id)
+  else
+    redis.call('ZREM', BASE .. ':due', job.id)
+  end
+  redis.call('HSET', job.at, 'b', new.b)
+  if new.payload ~= '' then
+    redis.call('HSET', job.at, 'x', new.payload)
+  elseif old then
+    redis.call('HDEL', job.at, 'x')
+  end
+  local names = ''
+  if new.dedupe ~= '' then
+    local ms = math.max(1, math.ceil((new.until_s - now) * 1000))
+    local value = job.id .. ' ~' .. new.fingerprint .. ' ' .. exact(new.until_s)
+    redis.call('SET', dedupe_at(new.dedupe), value, 'PX', string.format('%.0f', ms))
+    names = ' d' .. new.dedupe
+  end
+  if new.debounce ~= '' then
+    redis.call('SET', debounce_at(new.debounce), job.id)
+    names = names .. ' w' .. new.debounce
+  end
+  if names ~= '' then
+    redis.call('HSET', job.at, 'k', (redis.call('HGET', job.at, 'k') or '') .. names)
+  end
+  local piece = { n = new.n, ready_at = exact(math.max(now, run_at)), claims = 0, fence = 0, turn = '0', ref = '' }
+  local is_held = new.n ~= '-2' and (h[PAUSED] == '1' or h[ENDS_AS] ~= '-')
+  place(job, piece, is_held and 'w' or run_at > now and 'l' or 'r')
+  save(job)
+  return job.id, old and 'replaced' or 'new'
+end

@@ -1,0 +1,82 @@
+"""The partitions of the jobs in a Redis, how scripts run in them, and how their failures are told.
+
+All keys of a partition are in one slot, so that each step is one script: a single server has one partition, a cluster 16. All
+that a tenant has is in one of them. The server's clock is the clock of the jobs. Invariant: what has no answer raises
+JobsUnavailable; whether it was done is not known then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.store.redis_link.link import Link, Script, StoreGone, script_of
+
+MOST_PARTITIONS: Final = 16
+_LUA = Path(__file__).parent / "lua"
+
+Argument = bytes | str | int | float
+
+
+def job_script(name: str, *libraries: str) -> Script:
+    """Returns the script in `lua/<name>.lua` with the libraries in front that it needs besides `job`."""
+    return script_of(f"jobs_{name}", "".join((_LUA / f"{part}.lua").read_text() for part in ("job", *libraries, name)))
+
+
+class JobPartitions:
+    """Runs scripts; `ready` is called when one of them made work ready."""
+
+    def __init__(self, link: Link, number: int, wall: Callable[[], float] | None, ready: Callable[[], None]) -> None:
+        """`wall` replaces the server's clock in tests."""
+        self.link = link
+        self.number = number
+        self._wall = wall
+        self._ready = ready
+        self._bases = [link.slot_key("jobs", str(partition)) for partition in range(number)]
+        self._ahead_s = 0.0
+        """The server's clock, of this process's monotonic one."""
+        self.is_closed = False
+        self.is_well = True
+
+    def of_tenant(self, tenant: str) -> int:
+        """Returns the partition that has a tenant's jobs and files."""
+        return int.from_bytes(blake2b(tenant.encode(), digest_size=4).digest()) % self.number
+
+    def now(self) -> float:
+        """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""
+        return time.monotonic() + self._ahead_s if self._wall is None else self._wall()
+
+    def key(self, partition: int, use: str) -> bytes:
+        """Returns a key of the partition."""
+        return self._bases[partition] + b":" + use.encode()
+
+    async def run(self, script: Script, partition: int, *args: Argument) -> Sequence[Any]:
+        """Runs a script and returns its reply; raises JobsUnavailable."""
+        now = "" if self._wall is None else repr(self._wall())
+        reply = await self.heard(self.link.run(script, (self._bases[partition],), (now, partition, *args)))
+        self._ahead_s = float(reply[0]) - time.monotonic()
+        if reply[1]:
+            self._ready()
+        return reply  # type: ignore[no-any-return]  # an array, as all scripts say
+
+    async def command(self, name: bytes, key: bytes, *args: Argument) -> Any:
+        """Sends one command about a key; raises JobsUnavailable."""
+        return await self.heard(self.link.command(name, key, *args))  # type: ignore[arg-type]  # a number is one part
+
+    async def heard(self, reply: asyncio.Future[Any]) -> Any:
+        """Returns a reply of the link; raises JobsUnavailable."""
+        if self.is_closed:
+            reply.cancel()
+            raise JobsUnavailable("Jobs cannot be kept now: the gateway is stopping.")
+        try:
+            told = await reply
+        except StoreGone as error:
+            self.is_well = False
+            raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+        self.is_well = True
+        return told

@@ -1,0 +1,227 @@
+"""One step of one job: it is read, changed here as the reference says, and written if nobody has written it meanwhile.
+
+What ends a job has the jobs that follow from it with it in the same script. Invariants: a step is done once or not at all; one
+about a claim that has ended changes nothing; one that is repeated because its answer was lost is told that it was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ChunkResult, ClaimedWork, Following, Job, NewJob, StoredAnswer, WriteResult
+from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPiece, MemoryPieces
+from gateway.store.jobs.redis import records
+from gateway.store.jobs.redis.partitions import MOST_PARTITIONS, Argument, JobPartitions, job_script
+from gateway.store.jobs.redis.records import RedisJob
+from gateway.store.jobs.transitions import NOT_OURS, PAYLOAD_KEPT, written
+
+APPLY, LOAD = job_script("apply", "take"), job_script("load")
+T = TypeVar("T")
+MOST_KNOWN = 4096
+"""Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
+MOST_TRIES = 100
+PAUSE_S = 0.002
+"""Before a step that somebody was ahead of is tried again, up to so long, by chance."""
+
+
+@dataclass(slots=True)
+class StepEffects:
+    """What a step brings with it, besides the job as it is then."""
+
+    answer: StoredAnswer | None = None
+    chunk: ChunkResult | None = None
+    following: list[NewJob] = field(default_factory=list)
+    ended_by: str | None = None
+    is_forced: bool = False
+    """It is written though the job is as it was."""
+
+
+Change = Callable[[MemoryPieces, MemoryJob, float, StepEffects], None]
+"""Changes a job that was read."""
+Evidence = Callable[[RedisJob], bool]
+"""Tells whether a write about a claim was done, by what it left behind."""
+
+
+class RedisSteps:
+    """Takes steps."""
+
+    def __init__(self, partitions: JobPartitions, following: Following) -> None:
+        self._partitions = partitions
+        self._following = following
+        self._known: dict[str, RedisJob] = {}
+        """Jobs as they were last seen here: a step that begins with one needs no look, unless it was written since."""
+        self._unheard: set[tuple[str, str, int, int]] = set()
+        """Writes about claims whose answers were lost."""
+
+    def learn(self, job_id: str, seen: RedisJob) -> None:
+        """Remembers a job as it was just seen."""
+        self._known.pop(job_id, None)
+        if len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[job_id] = seen
+
+    async def look(self, partition: int, job_ids: Sequence[str]) -> list[RedisJob | None]:
+        """Reads jobs. Raises JobsUnavailable."""
+        _, _, found = await self._partitions.run(LOAD, partition, *job_ids)
+        return [thawed(job_id, row) for job_id, row in zip(job_ids, found, strict=True)]
+
+    async def take(self, partition: int, job_id: str, change: Change, seen: RedisJob | None = None) -> Job | None:
+        """Takes a step with a job, whoever has its pieces; returns it as it is then, None if there is none."""
+
+        def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> Job:
+            change(pieces, job.kept, now, effects)
+            return job.kept.job
+
+        return await self._take(partition, job_id, changed, seen)
+
+    async def write(self, name: str, work: ClaimedWork, change: Change, was_done: Evidence) -> WriteResult:
+        """Takes a step about a claim, if it holds."""
+        fence = work.fence // MOST_PARTITIONS
+        mark = (name, work.job.id, work.piece, work.fence)
+
+        def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
+            piece = job.kept.pieces.get(work.piece)
+            if piece is None or piece.state != "claimed" or piece.fence != fence:
+                return written(job.kept.job) if mark in self._unheard and was_done(job) else NOT_OURS
+            change(pieces, job.kept, now, effects)
+            left = job.kept.pieces.get(work.piece)
+            if left is not None:
+                left.fence = fence  # by which a repeated write knows that it was done
+            if job.kept.job.state.is_end:
+                effects.ended_by = str(work.fence)
+            return written(job.kept.job)
+
+        try:
+            result = await self._take(work.fence % MOST_PARTITIONS, work.job.id, changed, self._known.get(work.job.id))
+        except JobsUnavailable:
+            if len(self._unheard) >= MOST_KNOWN:
+                self._unheard.clear()
+            self._unheard.add(mark)
+            raise
+        self._unheard.discard(mark)
+        return NOT_OURS if result is None else result
+
+    def is_unheard(self, name: str, work: ClaimedWork) -> bool:
+        """Tells whether the answer of such a write about the claim was lost, and it was not repeated since."""
+        return (name, work.job.id, work.piece, work.fence) in self._unheard
+
+    async def state_of(self, work: ClaimedWork) -> WriteResult:
+        """Returns what is asked of a job whose claim has ended as it should. Raises JobsUnavailable."""
+        (seen,) = await self.look(work.fence % MOST_PARTITIONS, [work.job.id])
+        return NOT_OURS if seen is None else written(seen.kept.job)
+
+    async def _take(
+        self,
+        partition: int,
+        job_id: str,
+        change: Callable[[MemoryPieces, RedisJob, float, StepEffects], T],
+        seen: RedisJob | None,
+    ) -> T | None:
+        is_fresh = False
+        for tries in range(MOST_TRIES):
+            if seen is None:
+                (seen,), is_fresh = await self.look(partition, [job_id]), True
+                if seen is None:
+                    self._known.pop(job_id, None)
+                    return None
+            job, effects = _copy(seen), StepEffects()
+            result = change(self._pieces(effects), job, self._partitions.now(), effects)
+            arguments = _arguments(job_id, seen, job, effects)
+            if arguments is None:
+                if is_fresh:
+                    return result
+                seen = None  # it may have changed meanwhile
+                continue
+            _, _, is_written, row = await self._partitions.run(APPLY, partition, *arguments)
+            seen, is_fresh = thawed(job_id, row), True
+            if seen is None:
+                self._known.pop(job_id, None)
+                return None
+            if is_written:
+                if seen.kept.job.state.is_end:
+                    self._known.pop(job_id, None)
+                else:
+                    self.learn(job_id, seen)
+                return result
+            if tries > 2:
+                await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311
+        raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
+
+    def _pieces(self, effects: StepEffects) -> MemoryPieces:
+        def follow(ended: Job, _now: float) -> None:
+            effects.following.extend(self._following(ended))
+
+        return MemoryPieces(_nothing, _discarded, follow)
+
+
+def thawed(job_id: str, row: Sequence[bytes | None]) -> RedisJob | None:
+    """Returns the job of a row; None: there is none."""
+    head, rest, pieces = row
+    return None if head is None or rest is None else records.thaw(job_id, head, rest, pieces or b"")
+
+
+def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffects) -> list[Argument] | None:
+    """Returns a step as `lua/apply.lua` reads it; None: nothing has changed."""
+    kept, job = after.kept, after.kept.job
+    changes = _changes(before.kept.pieces, kept.pieces)
+    if job == before.kept.job and not changes and not effects.is_forced and effects.chunk is None:
+        return None
+    is_end = job.state.is_end and not before.kept.job.state.is_end
+    rest = records.rest_of(job, kept.plan, kept.next_chunk)
+    ended_by = before.ended_by if effects.ended_by is None else effects.ended_by
+    due = records.due_of(job)
+    is_due_as_before = due == records.due_of(before.kept.job) and not effects.is_forced
+    about, body = (b"", b"") if effects.answer is None else (records.answer_about(effects.answer), effects.answer.body)
+    number, chunk = (
+        ("", b"") if effects.chunk is None else (str(effects.chunk.chunk), records.chunk_json(effects.chunk))
+    )
+    return [
+        job_id,
+        before.writes,
+        records.head_of(job, kept.reads, kept.debounced, before.seq, ended_by),
+        b"" if rest == before.rest else rest,
+        "=" if is_due_as_before else due,
+        repr(job.ended_at) if is_end else "",
+        int(is_end and job.state not in PAYLOAD_KEPT),
+        about,
+        body,
+        number,
+        chunk,
+        len(changes) // 6,
+        *changes,
+        *[argument for new in effects.following for argument in records.new_arguments(new)],
+    ]
+
+
+def _changes(before: dict[int, MemoryPiece], after: dict[int, MemoryPiece]) -> list[Argument]:
+    """Returns the pieces that are gone, new or elsewhere."""
+    changes: list[Argument] = []
+    for number in before.keys() - after.keys():
+        changes += [number, "-", 0, 0, 0, ""]
+    for number, piece in after.items():
+        was = before.get(number)
+        if piece != was:
+            way = "f" if was is not None and was.state == "withheld" and piece.state == "ready" else "n"
+            letter = records.LETTERS[piece.state]
+            changes += [number, letter, repr(piece.ready_at), piece.claims, piece.fence, way]
+    return changes
+
+
+def _copy(job: RedisJob) -> RedisJob:
+    """Returns a job that stays as it is while a step changes the other."""
+    kept = job.kept
+    pieces = {number: replace(piece) for number, piece in kept.pieces.items()}
+    return replace(job, kept=replace(kept, pieces=pieces, lines={}, chunks={}))
+
+
+def _nothing() -> None:
+    """The script tells whether something became ready."""
+
+
+def _discarded(_blobs: Sequence[str]) -> None:
+    """The script knows the blobs of the chunks."""

@@ -1,0 +1,291 @@
+"""The store of jobs in the Redis that replicas share: jobs outlive every process, and replicas share the work.
+
+Each method is one script, or a look and a script; `lua/` has the hot steps, `steps` takes the others as the reference says. A
+claim is a lease: who does not renew it loses the piece to another replica, and whatever it still writes changes nothing. Unlike
+the other ports in Redis this one never pretends: where the Redis does not answer, every method raises JobsUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from gateway.errors import StoreUnusable
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import (
+    Accepted,
+    ChunkPlan,
+    ChunkResult,
+    ClaimAsk,
+    ClaimedWork,
+    FileQuery,
+    Following,
+    Job,
+    JobDepth,
+    JobEnd,
+    JobError,
+    JobFlag,
+    JobPage,
+    JobQuery,
+    LineResult,
+    NewJob,
+    StoredAnswer,
+    StoredFile,
+    WriteResult,
+    nothing_follows,
+)
+from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.redis import lists, records
+from gateway.store.jobs.redis.acceptance import RedisAcceptance
+from gateway.store.jobs.redis.claims import RedisClaims
+from gateway.store.jobs.redis.durability import JobDurability
+from gateway.store.jobs.redis.files import RedisJobFiles
+from gateway.store.jobs.redis.partitions import MOST_PARTITIONS, JobPartitions
+from gateway.store.jobs.redis.places import JobPlaces
+from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
+from gateway.store.jobs.redis.writes import RedisWrites
+from gateway.store.jobs.transitions import OpenBounds
+from gateway.store.redis_link.link import BackgroundTasks, Link
+from gateway.words import Lane
+
+LEASE_S = 15.0
+CHECK_S = 60.0
+"""Seconds after which the settings of the Redis are looked at again."""
+LAST_S = 5.0
+"""Seconds that what is under way has at the end."""
+
+
+class RedisJobStore:
+    """Implements `gateway.job_ports.JobStore` in one event loop, on links that are up; `opening` makes it."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        partitions: int,
+        replica: str,
+        durability: JobDurability,
+        bounds: OpenBounds | None = None,
+        following: Following = nothing_follows,
+        *,
+        wall: Callable[[], float] | None = None,
+        lease_s: float = LEASE_S,
+        is_hasty: bool = False,
+    ) -> None:
+        """`links[0]` is the one for scripts. In tests `wall` replaces the server's clock, and `is_hasty` has every look do all.
+
+        The bound of open jobs in all is exact with one partition; with several it counts those of the others as of a
+        second ago. That of a tenant is always exact.
+        """
+        self.lease_s = lease_s
+        self.promise = durability.promise
+        self._links = links
+        self._durability = durability
+        self._wakes: list[Callable[[], None]] = []
+        self._partitions = JobPartitions(links[0], partitions, wall, self._ready)
+        self._steps = RedisSteps(self._partitions, following)
+        self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
+        self._acceptance = RedisAcceptance(self._partitions, bounds or OpenBounds(), self._claims.open_elsewhere)
+        self._files = RedisJobFiles(self._partitions, replica)
+        self._places = JobPlaces(self._partitions)
+        self._writes = RedisWrites(self._steps, self._places)
+        self._background = BackgroundTasks()
+        self._ticking: asyncio.Task[None] | None = None
+        self._checked_at = time.monotonic()
+        self._problem = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Tells whether jobs are expected to be kept: the last answer of the Redis came, and it may keep jobs."""
+        return self._partitions.is_well and not self._problem
+
+    async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
+        """Takes jobs, durably; all or none of those of one tenant. Raises TooManyJobs above a bound of open jobs."""
+        self._refuse_if_unfit()
+        accepted, places = await self._acceptance.accept(jobs)
+        await self._durability.settle(places)
+        return accepted
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+        """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
+        task = self._background.start(self._claims.claim(asks))
+        try:
+            works = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._unclaim)
+            raise
+        for work in works:
+            self._places.learn(work.job.id, work.fence % MOST_PARTITIONS)
+        return works
+
+    async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
+        """Extends claims, and says what has been asked of their jobs meanwhile."""
+        return await self._claims.renew(works)
+
+    async def give_back(
+        self, work: ClaimedWork, *, run_at: float | None, error: JobError | None = None, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+        return await self._writes.give_back(work, run_at, error, is_attempt=is_attempt)
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        return await self._writes.begin_lines(work, plan, marks)
+
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+        """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
+        return await self._claims.commit(work, results)
+
+    async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns what was committed for a claimed chunk so far, in the order of lines."""
+        return await self._places.lines(work.fence % MOST_PARTITIONS, work.job.id, [work.piece])
+
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
+        result = await self._writes.note(work, marks)
+        await self._durability.settle([work.fence % MOST_PARTITIONS])
+        return result
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
+        return await self._writes.complete_chunk(work, result)
+
+    async def chunk_results(self, job_id: str) -> Sequence[ChunkResult]:
+        """Returns the chunks of a batch that are complete, in order."""
+        partition = await self._places.find(job_id, None)
+        return [] if partition is None else await self._places.chunks(partition, job_id)
+
+    async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
+        """Returns the results of lines whose chunks are not complete."""
+        partition = work.fence % MOST_PARTITIONS
+        return await self._places.lines(partition, work.job.id, await self._places.open_chunks(partition, work.job.id))
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step.
+
+        They are kept beside it: a job that follows is of the same tenant, or of none.
+        """
+        return await self._writes.finish(work, end, following)
+
+    async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job; an ended job stays as it is."""
+        partition = await self._places.find(job_id, tenant)
+        if partition is None:
+            return None
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
+            if tenant in (None, kept.job.tenant) and not kept.job.state.is_end:
+                pieces.flag(kept, flag, now)
+
+        job = await self._steps.take(partition, job_id, change)
+        return job if job is not None and tenant in (None, job.tenant) else None
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        """Returns a job; None: there is none, or it is another tenant's."""
+        row = await self._places.row(job_id, tenant, b"h", b"b")
+        return None if row is None else records.read_job(job_id, row[0], row[1])
+
+    async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
+        """Returns the stored answer of a `call` that has one."""
+        row = await self._places.row(job_id, tenant, b"h", b"a", b"y")
+        return None if row is None or row[1] is None else records.read_answer(row[1], row[2])
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
+        if query.after is None:
+            return await lists.page_of(self._partitions, query, None)
+        row = await self._places.row(query.after, query.tenant, b"h")
+        return (
+            JobPage([], has_more=False)
+            if row is None
+            else await lists.page_of(self._partitions, query, records.seq_of(row[0]))
+        )
+
+    async def add_file(self, file: StoredFile) -> None:
+        """Keeps a file, durably; one with the same id is replaced."""
+        self._refuse_if_unfit()
+        await self._durability.settle([await self._files.add(file)])
+
+    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
+        return await self._files.find(file_id, tenant)
+
+    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+        """Returns a page of files, and whether there are more."""
+        return await self._files.page_of(query)
+
+    async def remove_file(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away from its tenant; its blob stays while an open job reads it."""
+        return await self._files.find(file_id, tenant, is_removed=True) is not None
+
+    async def file_bytes(self, tenant: str | None) -> int:
+        """Returns the bytes of all files that a tenant has; None: of everybody's."""
+        return await self._files.bytes_of(tenant)
+
+    async def take_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, and will not if the Redis loses its last second."""
+        names, places = await self._files.take_garbage(most, self._durability.calm_s)
+        await self._durability.settle(places)
+        return names
+
+    async def forget_ended(self, before: float, most: int) -> int:
+        """Forgets the jobs that ended first, before `before`, with their answers."""
+        return await lists.forget_ended(self._partitions, before, most)
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """Registers `wake`, called when work became ready by this replica; what others make ready the next claim finds."""
+        self._wakes.append(wake)
+
+    def depth(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """Returns what waits and runs, as of the last look."""
+        return self._claims.depth()
+
+    def tick(self) -> None:
+        """Lets time do what is due where no claim did it in the last second, and looks at the settings now and then."""
+        if not self._partitions.is_closed and (self._ticking is None or self._ticking.done()):
+            self._ticking = self._background.start(self._tick())
+
+    async def settled(self) -> None:
+        """Returns when what the last tick began is done."""
+        if self._ticking is not None:
+            await asyncio.wait([self._ticking])
+
+    async def aclose(self) -> None:
+        """Waits for what is under way, and takes nothing more."""
+        if not self._partitions.is_closed:
+            await self._background.aclose(LAST_S)
+            self._partitions.is_closed = True
+            await asyncio.gather(*[link.aclose() for link in self._links])
+
+    async def _tick(self) -> None:
+        with suppress(JobsUnavailable):
+            if self._claims.is_silent():
+                await self._claims.look()
+            if time.monotonic() - self._checked_at > CHECK_S:
+                self._checked_at = time.monotonic()
+                try:
+                    await self._durability.check()
+                    self.promise = self._durability.promise
+                    self._problem = ""
+                except StoreUnusable as error:
+                    self._problem = str(error)
+
+    def _refuse_if_unfit(self) -> None:
+        if self._problem:
+            raise JobsUnavailable(f"Jobs cannot be kept now: {self._problem}.")
+
+    def _unclaim(self, task: asyncio.Task[list[ClaimedWork]]) -> None:
+        """Gives back, uncounted, what was claimed for somebody who has left."""
+
+        async def give_back(works: Sequence[ClaimedWork]) -> None:
+            for work in works:
+                with suppress(JobsUnavailable):
+                    await self.give_back(work, run_at=None, is_attempt=False)
+
+        if not task.cancelled() and task.exception() is None and task.result():
+            self._background.start(give_back(task.result()))
+
+    def _ready(self) -> None:
+        for wake in self._wakes:
+            wake()

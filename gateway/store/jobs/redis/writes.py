@@ -1,0 +1,100 @@
+"""What a worker writes at the end of a claim, or about its job: each a step that is taken if the claim holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.policy.jobs.job import (
+    CHECK,
+    ChunkPlan,
+    ChunkResult,
+    ClaimedWork,
+    JobEnd,
+    JobError,
+    NewJob,
+    Stage,
+    WriteResult,
+)
+from gateway.store.jobs import transitions
+from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.redis import records
+from gateway.store.jobs.redis.partitions import MOST_PARTITIONS
+from gateway.store.jobs.redis.places import JobPlaces
+from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
+from gateway.store.jobs.transitions import NOT_OURS
+
+
+class RedisWrites:
+    """Implements these methods of `gateway.job_ports.JobStore`."""
+
+    def __init__(self, steps: RedisSteps, places: JobPlaces) -> None:
+        self._steps = steps
+        self._places = places
+
+    async def give_back(
+        self, work: ClaimedWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
+    ) -> WriteResult:
+        """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
+            kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
+            claims = kept.pieces[work.piece].claims - 1
+            pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
+            pieces.stop_if_asked(kept, now)
+
+        def was_done(job: records.RedisJob) -> bool:
+            piece = job.kept.pieces.get(work.piece)
+            is_back = piece is not None and piece.fence == work.fence // MOST_PARTITIONS and piece.state != "claimed"
+            return is_back or job.ended_by == str(work.fence)
+
+        return await self._steps.write("give_back", work, change, was_done)
+
+    async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
+        if work.piece != CHECK:
+            return NOT_OURS
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+            pieces.begin(kept, plan, marks, now)
+            effects.ended_by = str(work.fence)
+
+        return await self._steps.write(
+            "begin", work, change, lambda job: job.ended_by == str(work.fence) and job.kept.job.stage is not Stage.CHECK
+        )
+
+    async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
+        """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
+
+        def change(_pieces: MemoryPieces, kept: MemoryJob, _now: float, _effects: StepEffects) -> None:
+            kept.job = transitions.noted(kept.job, marks)
+
+        return await self._steps.write("note", work, change, lambda _: False)
+
+    async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
+        """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
+        if not transitions.is_chunk(work.job, work.piece):
+            return NOT_OURS
+        partition = work.fence % MOST_PARTITIONS
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+            pieces.complete(kept, result, now)
+            effects.chunk = result
+
+        is_unheard = self._steps.is_unheard("complete", work)
+        told = await self._steps.write("complete", work, change, lambda _: False)
+        if is_unheard and not told.is_ours and result in await self._places.chunks(partition, work.job.id):
+            return await self._steps.state_of(work)  # it was done: the names of its blobs are those of this claim
+        return told
+
+    async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
+        """Ends a job, and accepts those that follow from its end, whatever the bounds, in one step.
+
+        They are kept beside it: a job that follows is of the same tenant, or of none.
+        """
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+            pieces.end(kept, end, now)
+            effects.answer = end.answer
+            effects.following += following
+
+        return await self._steps.write("finish", work, change, lambda job: job.ended_by == str(work.fence))

@@ -1,0 +1,85 @@
+"""Stores of jobs on real servers, on the clock of the test, each with a namespace of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from secrets import token_hex
+
+from gateway.policy.jobs.job import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
+from gateway.policy.snapshot import SharedState
+from gateway.store.jobs.redis.durability import JobDurability
+from gateway.store.jobs.redis.opening import partitions_of
+from gateway.store.jobs.redis.store import RedisJobStore
+from gateway.store.jobs.transitions import OpenBounds
+from gateway.store.redis_link.link import Link
+from gateway.words import Lane
+from tests.store.redis_support import Lent
+
+PATIENT_S = 5.0
+
+
+class PromptJobStore(RedisJobStore):
+    """One that looks at everything each time, and whose ticks are over when something is read."""
+
+    async def find(self, job_id: str, tenant: str | None) -> Job | None:
+        await self.settled()
+        return await super().find(job_id, tenant)
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        await self.settled()
+        return await super().list_jobs(query)
+
+    async def look(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
+        """How much waits and runs, now."""
+        await self._claims.look()
+        return self.depth()
+
+
+class JobLender:
+    """Makes stores over one link: new ones, or replicas of the last."""
+
+    def __init__(self, link: Link, url: str, partitions: int) -> None:
+        self.link = link
+        self.url = url
+        self.partitions = partitions
+        self.links: list[Lent] = []
+        self._name = token_hex(6)
+        self._numbers = count()
+
+    def lend(self, namespace: str) -> Lent:
+        self.links.append(Lent(self.link, SharedState(self.url, namespace=namespace, timeout_s=PATIENT_S)))
+        return self.links[-1]
+
+    def make(
+        self,
+        bounds: OpenBounds | None = None,
+        wall: Callable[[], float] | None = None,
+        following: Following = nothing_follows,
+        *,
+        is_replica: bool = False,
+        lease_s: float = 15.0,
+    ) -> PromptJobStore:
+        """An empty store, or one that shares what the last has."""
+        number = next(self._numbers)
+        if not is_replica:
+            self.namespace = f"{self._name}-{number}"
+        link = self.lend(self.namespace)
+        durability = JobDurability(link, (), "fast")
+        durability.calm_s, durability.promise = 0.0, "as told"
+        return PromptJobStore(
+            [link], self.partitions, f"replica-{number}", durability, bounds, following, wall=wall, lease_s=lease_s,
+            is_hasty=True,
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def job_lender(url: str) -> AsyncIterator[JobLender]:
+    """One whose link is up."""
+    link = Link(SharedState(url, namespace="job-lender", timeout_s=PATIENT_S))
+    await link.start()
+    try:
+        yield JobLender(link, url, await partitions_of(link, is_cluster="+cluster" in url))
+    finally:
+        await link.aclose()
