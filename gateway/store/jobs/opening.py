@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from gateway.job_ports import Blobs, JobStore
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.job import Following, nothing_follows
-from gateway.policy.snapshot import SharedState
 from gateway.store.blobs.directory import DirectoryBlobs
 from gateway.store.jobs.transitions import OpenBounds
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
 
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.job import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
-from gateway.policy.snapshot import SharedState
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.opening import partitions_of
 from gateway.store.jobs.redis.store import RedisJobStore

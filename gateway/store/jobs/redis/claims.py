@@ -14,16 +14,18 @@ from math import inf
 from typing import Any
 from urllib.parse import quote
 
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobDepth, JobState, LineResult, WriteResult
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import records
-from gateway.store.jobs.redis.partitions import MOST_PARTITIONS, JobPartitions, job_script
+from gateway.store.jobs.redis.letters import LetterChange
+from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
 from gateway.store.jobs.transitions import NOT_OURS, is_past_stopping
 from gateway.words import LANES, Lane
 
-CLAIM, RENEW, COMMIT = job_script("claim"), job_script("renew"), job_script("commit")
+CLAIM, RENEW, COMMIT = job_script("claim"), job_script("renew"), job_script("commit", "letters")
 PROMOTED = 100
 """Pieces that become ready in one script, and jobs whose deadlines pass between two, at most."""
 ENDED_AT_ONCE = 25
@@ -121,7 +123,7 @@ class RedisClaims:
         job_id, piece, fence, claims, head, rest, pieces, payload = row
         seen = records.thaw(job_id.decode(), head, rest, pieces)
         self._steps.learn(seen.kept.job.id, seen)
-        full = int(fence) * MOST_PARTITIONS + partition
+        full = int(fence) * self._partitions.number + partition
         return ClaimedWork(seen.kept.job, int(piece), full, claims, payload)
 
     async def _attend(self, partition: int, job_ids: Sequence[str]) -> None:
@@ -153,23 +155,24 @@ class RedisClaims:
         """Keeps claims young, and says what has been asked of the jobs."""
         results = [NOT_OURS] * len(works)
         for partition in range(self._partitions.number):
-            places = [place for place, work in enumerate(works) if work.fence % MOST_PARTITIONS == partition]
+            places = [place for place, work in enumerate(works) if self._partitions.of_work(work) == partition]
             if places:
-                claims = [part for place in places for part in _claim(works[place])]
+                claims = [part for place in places for part in self._claim(works[place])]
                 _, _, told = await self._partitions.run(RENEW, partition, self._replica, *claims)
                 for place, answer in zip(places, told, strict=True):
                     results[place] = _result(answer)
         return results
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
-        """Keeps the first result of each line, and counts it."""
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter]) -> WriteResult:
+        """Keeps the first result of each line, and counts it, and letters about such lines."""
+        letters = [part for letter in dead for part in (letter.line or 0, *LetterChange(letter).arguments())]
         lines = [argument for result in results for argument in records.line_arguments(result)]
-        _, _, told = await self._partitions.run(COMMIT, work.fence % MOST_PARTITIONS, *_claim(work), *lines)
+        partition = self._partitions.of_work(work)
+        _, _, told = await self._partitions.run(COMMIT, partition, *self._claim(work), len(dead), *letters, *lines)
         return _result(told)
 
-
-def _claim(work: ClaimedWork) -> tuple[str, int, int]:
-    return work.job.id, work.piece, work.fence // MOST_PARTITIONS
+    def _claim(self, work: ClaimedWork) -> tuple[str, int, int]:
+        return work.job.id, work.piece, self._partitions.fence_of(work)
 
 
 def _result(told: bytes) -> WriteResult:

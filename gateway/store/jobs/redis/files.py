@@ -11,20 +11,17 @@ from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 
 ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
 PAGE, BYTES = job_script("files_page", "files"), job_script("files_bytes", "files")
-GARBAGE = job_script("garbage", "files")
+GARBAGE, FORGET_GARBAGE = job_script("garbage", "files"), job_script("garbage_forget")
+USED = job_script("garbage_used")
 ROWS_AT_ONCE = 500
-NAMES_AT_ONCE = 100
 EVERYBODY = "*"
 
 
 class RedisJobFiles:
     """Keeps files beside the jobs of their tenants."""
 
-    def __init__(self, partitions: JobPartitions, replica: str) -> None:
+    def __init__(self, partitions: JobPartitions) -> None:
         self._partitions = partitions
-        self._replica = replica
-        self._has_heard = [False] * partitions.number
-        """Of the names of blobs that were given last: those that nobody has heard of are given again."""
 
     async def add(self, file: StoredFile) -> int:
         """Keeps a file; returns in which partition."""
@@ -61,21 +58,28 @@ class RedisJobFiles:
             return await self._bytes(self._partitions.of_tenant(tenant), _token(tenant))
         return sum([await self._bytes(partition, EVERYBODY) for partition in range(self._partitions.number)])
 
-    async def take_garbage(self, most: int, age_s: float) -> tuple[list[str], list[int]]:
-        """Returns blobs that nothing has referred to for so long, and in which partitions they were noted."""
+    async def find_garbage(self, most: int, age_s: float) -> list[str]:
+        """Returns blobs that nothing has referred to for so long."""
         names: list[str] = []
-        places: list[int] = []
         until = repr(self._partitions.now() - age_s)
         for partition in range(self._partitions.number):
             if len(names) < most:
-                step, has_heard = min(NAMES_AT_ONCE, most - len(names)), self._has_heard[partition]
-                self._has_heard[partition] = False
-                about = (step, until, self._replica, int(has_heard))
-                _, _, found = await self._partitions.run(GARBAGE, partition, *about)
-                self._has_heard[partition] = True
+                _, _, found = await self._partitions.run(GARBAGE, partition, most - len(names), until)
                 names += [name.decode() for name in found]
-                places += [partition] if found else []
-        return names, places
+        return names
+
+    async def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that have been removed."""
+        for partition in range(self._partitions.number if names else 0):
+            await self._partitions.run(FORGET_GARBAGE, partition, *names)
+
+    async def used_of(self, names: Sequence[str]) -> set[str]:
+        """Returns the blobs that are a file's, are read by an open job, or are garbage as yet."""
+        used: set[str] = set()
+        for partition in range(self._partitions.number if names else 0):
+            _, _, found = await self._partitions.run(USED, partition, *names)
+            used.update(name.decode() for name in found)
+        return used
 
     async def _bytes(self, partition: int, whose: str) -> int:
         _, _, found = await self._partitions.run(BYTES, partition, whose)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.errors import StoreUnusable
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Following
-from gateway.policy.snapshot import SharedState
 from gateway.store.jobs.redis.durability import Accept, JobDurability
 from gateway.store.jobs.redis.partitions import MOST_PARTITIONS
 from gateway.store.jobs.redis.store import RedisJobStore

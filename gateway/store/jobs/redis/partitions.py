@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ClaimedWork
 from gateway.store.redis_link.link import Link, Script, StoreGone, script_of
 
 MOST_PARTITIONS: Final = 16
@@ -46,6 +47,14 @@ class JobPartitions:
     def of_tenant(self, tenant: str) -> int:
         """Returns the partition that has a tenant's jobs and files."""
         return int.from_bytes(blake2b(tenant.encode(), digest_size=4).digest()) % self.number
+
+    def of_work(self, work: ClaimedWork) -> int:
+        """Returns the partition of a claim."""
+        return work.fence % self.number
+
+    def fence_of(self, work: ClaimedWork) -> int:
+        """Returns the fence as the partition knows it."""
+        return work.fence // self.number
 
     def now(self) -> float:
         """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""

@@ -15,8 +15,6 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions
 
 MOST_KNOWN = 4096
-TENANT = 18
-"""The place of the tenant in a job's head."""
 
 
 class JobPlaces:
@@ -64,7 +62,7 @@ class JobPlaces:
     async def _search(self, job_id: str, tenant: str | None, *fields: bytes) -> tuple[int, Sequence[Any]] | None:
         for partition in self._likely(job_id, tenant):
             row = await self._partitions.command(b"HMGET", self._partitions.key(partition, f"j:{job_id}"), *fields)
-            if row[0] is not None and tenant in (None, unquote(row[0].split()[TENANT].decode()[1:])):
+            if row[0] is not None and tenant in (None, unquote(row[0].split()[records.TENANT].decode()[1:])):
                 self.learn(job_id, partition)
                 return partition, row
         return None

@@ -30,6 +30,8 @@ from gateway.store.jobs.transitions import PieceState, is_past_stopping
 from gateway.words import Lane
 
 NONE: Final = "-"
+SEQ, TENANT = 17, 19
+"""Places in a head."""
 LETTERS: Final[Mapping[PieceState, str]] = {"ready": "r", "later": "l", "claimed": "c", "withheld": "w"}
 STATES: Final[Mapping[str, PieceState]] = {letter: state for state, letter in LETTERS.items()}
 
@@ -47,6 +49,7 @@ class RedisJob:
     ended_by: str
     """The fence of the claim that ended its check or itself."""
     rest: bytes
+    payload_bytes: int
 
 
 def tenant_token(tenant: str) -> str:
@@ -65,7 +68,7 @@ def queue_parts(queue: str) -> tuple[str, Lane]:
     return unquote(segment), lane  # type: ignore[return-value]  # as it was written
 
 
-def head_of(job: Job, reads: str, debounced: int = 0, seq: str = NONE, ended_by: str = NONE) -> str:
+def head_of(job: Job, reads: str, payload_bytes: int, debounced: int = 0, seq: str = NONE, ended_by: str = NONE) -> str:
     """Returns a job's head; the script that writes it counts the writes."""
     tokens = (
         0,
@@ -84,6 +87,7 @@ def head_of(job: Job, reads: str, debounced: int = 0, seq: str = NONE, ended_by:
         queue_of(job),
         ended_by,
         tenant_token(reads),
+        payload_bytes,
     )
     return " ".join(map(str, tokens))
 
@@ -108,7 +112,7 @@ def read_job(job_id: str, head: bytes, rest: bytes) -> Job:
 
 def _read(job_id: str, tokens: Sequence[str], rest: Sequence[Any]) -> Job:
     _, revision, state, started, created, run_at, paused, ends_as, _, *more = tokens
-    tally, (_, kind, tenant, queue, _, _) = more[:7], more[7:]
+    tally, (_, kind, tenant, queue, *_) = more[:8], more[8:]
     key, model, deadline, most, about, stage, attempts, ended, error, marks, _, _ = rest
     segment, lane = queue_parts(queue)
     return Job(
@@ -145,18 +149,18 @@ def thaw(job_id: str, head: bytes, rest: bytes, pieces: bytes) -> RedisJob:
     *_, plan, next_chunk = more
     kept = MemoryJob(
         _read(job_id, tokens, more),
-        reads=unquote(tokens[21][1:]),
+        reads=unquote(tokens[22][1:]),
         debounced=int(tokens[8]),
         pieces={piece.number: piece for piece in sorted(map(_piece, pieces.split()), key=_place)},
         plan=None if plan is None else ChunkPlan(*plan),
         next_chunk=next_chunk,
     )
-    return RedisJob(kept, tokens[0], tokens[16], tokens[20], rest)
+    return RedisJob(kept, tokens[0], tokens[SEQ], tokens[21], rest, int(tokens[23]))
 
 
 def seq_of(head: bytes) -> tuple[int, int]:
     """Returns the place of a job among all, in the order in which they came."""
-    first, second = head.split()[16].split(b"-")
+    first, second = head.split()[SEQ].split(b"-")
     return int(first), int(second)
 
 
@@ -170,7 +174,7 @@ def new_arguments(new: NewJob) -> list[bytes | str | float]:
     job = new.job
     return [
         job.id,
-        head_of(job, new.reads),
+        head_of(job, new.reads, len(new.payload)),
         rest_of(job),
         new.payload,
         new.fingerprint.hex(),
@@ -186,16 +190,16 @@ def new_arguments(new: NewJob) -> list[bytes | str | float]:
 
 def line_arguments(result: LineResult) -> list[bytes | str | float]:
     """Returns a line's result as `lua/commit.lua` reads it."""
-    line, failed, text, tokens_in, tokens_cached, tokens_out, cost = result
-    return [line, int(failed), tokens_in, tokens_cached, tokens_out, cost, text]
+    line, failed, text, *counts = result
+    return [line, int(failed), *counts, text]
 
 
 def read_line(line: bytes, value: bytes) -> LineResult:
     """Returns the result of a line that was written so."""
     about, _, text = value.partition(b"\n")
-    failed, tokens_in, tokens_cached, tokens_out, cost = about.split()
+    failed, tokens_in, tokens_cached, tokens_out, cost, reasoning = about.split()
     counts = (int(tokens_in), int(tokens_cached), int(tokens_out))
-    return LineResult(int(line), failed == b"1", text, *counts, float(cost))
+    return LineResult(int(line), failed == b"1", text, *counts, float(cost), int(reasoning))
 
 
 def chunk_json(result: ChunkResult) -> bytes:
@@ -221,7 +225,7 @@ def read_answer(about: bytes, body: bytes) -> StoredAnswer:
 
 def _tally(tokens: Sequence[str]) -> Tally:
     total, completed, failed, tokens_in, tokens_cached, tokens_out = map(int, tokens[:6])
-    return Tally(total, completed, failed, tokens_in, tokens_cached, tokens_out, float(tokens[6]))
+    return Tally(total, completed, failed, tokens_in, tokens_cached, tokens_out, float(tokens[6]), int(tokens[7]))
 
 
 def _piece(text: bytes) -> MemoryPiece:

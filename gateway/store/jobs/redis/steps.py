@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from gateway.policy.jobs.dead_letters import REPLAYS
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ChunkResult, ClaimedWork, Following, Job, NewJob, StoredAnswer, WriteResult
+from gateway.policy.jobs.job import ChunkResult, ClaimedWork, Following, Job, JobEnd, NewJob, StoredAnswer, WriteResult
+from gateway.store.jobs.letters import letter_of_job, replayed
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPiece, MemoryPieces
 from gateway.store.jobs.redis import records
-from gateway.store.jobs.redis.partitions import MOST_PARTITIONS, Argument, JobPartitions, job_script
+from gateway.store.jobs.redis.letters import LetterChange, LetterSeen, RedisLetters
+from gateway.store.jobs.redis.partitions import Argument, JobPartitions, job_script
 from gateway.store.jobs.redis.records import RedisJob
 from gateway.store.jobs.transitions import NOT_OURS, PAYLOAD_KEPT, written
 
-APPLY, LOAD = job_script("apply", "take"), job_script("load")
+APPLY, LOAD = job_script("apply", "take", "letters"), job_script("load")
 T = TypeVar("T")
 MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
@@ -36,6 +39,7 @@ class StepEffects:
     answer: StoredAnswer | None = None
     chunk: ChunkResult | None = None
     following: list[NewJob] = field(default_factory=list)
+    letters: list[LetterChange] = field(default_factory=list)
     ended_by: str | None = None
     is_forced: bool = False
     """It is written though the job is as it was."""
@@ -53,6 +57,7 @@ class RedisSteps:
     def __init__(self, partitions: JobPartitions, following: Following) -> None:
         self._partitions = partitions
         self._following = following
+        self.letters = RedisLetters(partitions)
         self._known: dict[str, RedisJob] = {}
         """Jobs as they were last seen here: a step that begins with one needs no look, unless it was written since."""
         self._unheard: set[tuple[str, str, int, int]] = set()
@@ -81,7 +86,7 @@ class RedisSteps:
 
     async def write(self, name: str, work: ClaimedWork, change: Change, was_done: Evidence) -> WriteResult:
         """Takes a step about a claim, if it holds."""
-        fence = work.fence // MOST_PARTITIONS
+        fence = self._partitions.fence_of(work)
         mark = (name, work.job.id, work.piece, work.fence)
 
         def changed(pieces: MemoryPieces, job: RedisJob, now: float, effects: StepEffects) -> WriteResult:
@@ -97,7 +102,9 @@ class RedisSteps:
             return written(job.kept.job)
 
         try:
-            result = await self._take(work.fence % MOST_PARTITIONS, work.job.id, changed, self._known.get(work.job.id))
+            result = await self._take(
+                self._partitions.of_work(work), work.job.id, changed, self._known.get(work.job.id)
+            )
         except JobsUnavailable:
             if len(self._unheard) >= MOST_KNOWN:
                 self._unheard.clear()
@@ -112,7 +119,7 @@ class RedisSteps:
 
     async def state_of(self, work: ClaimedWork) -> WriteResult:
         """Returns what is asked of a job whose claim has ended as it should. Raises JobsUnavailable."""
-        (seen,) = await self.look(work.fence % MOST_PARTITIONS, [work.job.id])
+        (seen,) = await self.look(self._partitions.of_work(work), [work.job.id])
         return NOT_OURS if seen is None else written(seen.kept.job)
 
     async def _take(
@@ -130,7 +137,8 @@ class RedisSteps:
                     self._known.pop(job_id, None)
                     return None
             job, effects = _copy(seen), StepEffects()
-            result = change(self._pieces(effects), job, self._partitions.now(), effects)
+            replays = await self._replayed_by(partition, job)
+            result = change(self._pieces(effects, job, replays), job, self._partitions.now(), effects)
             arguments = _arguments(job_id, seen, job, effects)
             if arguments is None:
                 if is_fresh:
@@ -152,9 +160,22 @@ class RedisSteps:
                 await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
 
-    def _pieces(self, effects: StepEffects) -> MemoryPieces:
-        def follow(ended: Job, _now: float) -> None:
-            effects.following.extend(self._following(ended))
+    async def _replayed_by(self, partition: int, job: RedisJob) -> LetterSeen | None:
+        """Returns the dead letter that a job runs again, which hears of its end."""
+        letter_id = job.kept.job.about.get(REPLAYS)
+        return None if letter_id is None else await self.letters.seen(partition, letter_id)
+
+    def _pieces(self, effects: StepEffects, job: RedisJob, replays: LetterSeen | None) -> MemoryPieces:
+        def follow(kept: MemoryJob, end: JobEnd, _now: float) -> None:
+            size = job.payload_bytes if end.state in PAYLOAD_KEPT else 0
+            letter = letter_of_job(kept.job, end, size)
+            if letter is not None:
+                effects.letters.append(LetterChange(letter))
+            if replays is not None:
+                told = replayed(replays.letter, kept.job)
+                if told != replays.letter:
+                    effects.letters.append(LetterChange(told, replays.text))
+            effects.following.extend(self._following(kept.job))
 
         return MemoryPieces(_nothing, _discarded, follow)
 
@@ -183,7 +204,7 @@ def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffe
     return [
         job_id,
         before.writes,
-        records.head_of(job, kept.reads, kept.debounced, before.seq, ended_by),
+        records.head_of(job, kept.reads, before.payload_bytes, kept.debounced, before.seq, ended_by),
         b"" if rest == before.rest else rest,
         "=" if is_due_as_before else due,
         repr(job.ended_at) if is_end else "",
@@ -194,6 +215,8 @@ def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffe
         chunk,
         len(changes) // 6,
         *changes,
+        len(effects.letters),
+        *[argument for letter in effects.letters for argument in letter.arguments()],
         *[argument for new in effects.following for argument in records.new_arguments(new)],
     ]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from secrets import token_hex
 
 from gateway.errors import StoreUnusable
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import (
     Accepted,
@@ -40,9 +42,10 @@ from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import lists, records
 from gateway.store.jobs.redis.acceptance import RedisAcceptance
 from gateway.store.jobs.redis.claims import RedisClaims
+from gateway.store.jobs.redis.dead_letters import RedisDeadLetters
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.files import RedisJobFiles
-from gateway.store.jobs.redis.partitions import MOST_PARTITIONS, JobPartitions
+from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
 from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
 from gateway.store.jobs.redis.writes import RedisWrites
@@ -87,9 +90,10 @@ class RedisJobStore:
         self._steps = RedisSteps(self._partitions, following)
         self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
         self._acceptance = RedisAcceptance(self._partitions, bounds or OpenBounds(), self._claims.open_elsewhere)
-        self._files = RedisJobFiles(self._partitions, replica)
+        self._files = RedisJobFiles(self._partitions)
         self._places = JobPlaces(self._partitions)
-        self._writes = RedisWrites(self._steps, self._places)
+        self._writes = RedisWrites(self._partitions, self._steps, self._places)
+        self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
         self._background = BackgroundTasks()
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
@@ -116,7 +120,7 @@ class RedisJobStore:
             task.add_done_callback(self._unclaim)
             raise
         for work in works:
-            self._places.learn(work.job.id, work.fence % MOST_PARTITIONS)
+            self._places.learn(work.job.id, self._partitions.of_work(work))
         return works
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
@@ -133,18 +137,20 @@ class RedisJobStore:
         """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
         return await self._writes.begin_lines(work, plan, marks)
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    async def commit(
+        self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
+    ) -> WriteResult:
         """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
-        return await self._claims.commit(work, results)
+        return await self._claims.commit(work, results, dead)
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
         """Returns what was committed for a claimed chunk so far, in the order of lines."""
-        return await self._places.lines(work.fence % MOST_PARTITIONS, work.job.id, [work.piece])
+        return await self._places.lines(self._partitions.of_work(work), work.job.id, [work.piece])
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
         """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
         result = await self._writes.note(work, marks)
-        await self._durability.settle([work.fence % MOST_PARTITIONS])
+        await self._durability.settle([self._partitions.of_work(work)])
         return result
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
@@ -158,7 +164,7 @@ class RedisJobStore:
 
     async def open_results(self, work: ClaimedWork) -> Sequence[LineResult]:
         """Returns the results of lines whose chunks are not complete."""
-        partition = work.fence % MOST_PARTITIONS
+        partition = self._partitions.of_work(work)
         return await self._places.lines(partition, work.job.id, await self._places.open_chunks(partition, work.job.id))
 
     async def finish(self, work: ClaimedWork, end: JobEnd, following: Sequence[NewJob] = ()) -> WriteResult:
@@ -223,11 +229,24 @@ class RedisJobStore:
         """Returns the bytes of all files that a tenant has; None: of everybody's."""
         return await self._files.bytes_of(tenant)
 
-    async def take_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, and will not if the Redis loses its last second."""
-        names, places = await self._files.take_garbage(most, self._durability.calm_s)
-        await self._durability.settle(places)
-        return names
+    async def find_garbage(self, most: int) -> Sequence[str]:
+        """Returns names of blobs that nothing refers to any more, nor will if the Redis loses its last seconds."""
+        return await self._files.find_garbage(most, self._durability.calm_s)
+
+    async def forget_garbage(self, names: Sequence[str]) -> None:
+        """Forgets blobs that have been removed."""
+        await self._files.forget_garbage(names)
+
+    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
+        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
+        return await self._files.used_of(names)
+
+    async def identity(self) -> str:
+        """Returns what tells the jobs of this namespace from all others."""
+        key = self._links[0].slot_key("jobs", "all") + b":identity"
+        await self._partitions.command(b"SET", key, token_hex(8), b"NX")
+        identity: bytes = await self._partitions.command(b"GET", key)
+        return identity.decode()
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""

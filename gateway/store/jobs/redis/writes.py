@@ -18,7 +18,8 @@ from gateway.policy.jobs.job import (
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import records
-from gateway.store.jobs.redis.partitions import MOST_PARTITIONS
+from gateway.store.jobs.redis.letters import LetterChange
+from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
 from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
 from gateway.store.jobs.transitions import NOT_OURS
@@ -27,7 +28,8 @@ from gateway.store.jobs.transitions import NOT_OURS
 class RedisWrites:
     """Implements these methods of `gateway.job_ports.JobStore`."""
 
-    def __init__(self, steps: RedisSteps, places: JobPlaces) -> None:
+    def __init__(self, partitions: JobPartitions, steps: RedisSteps, places: JobPlaces) -> None:
+        self._partitions = partitions
         self._steps = steps
         self._places = places
 
@@ -44,7 +46,7 @@ class RedisWrites:
 
         def was_done(job: records.RedisJob) -> bool:
             piece = job.kept.pieces.get(work.piece)
-            is_back = piece is not None and piece.fence == work.fence // MOST_PARTITIONS and piece.state != "claimed"
+            is_back = piece is not None and piece.fence == self._partitions.fence_of(work) and piece.state != "claimed"
             return is_back or job.ended_by == str(work.fence)
 
         return await self._steps.write("give_back", work, change, was_done)
@@ -74,7 +76,7 @@ class RedisWrites:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
         if not transitions.is_chunk(work.job, work.piece):
             return NOT_OURS
-        partition = work.fence % MOST_PARTITIONS
+        partition = self._partitions.of_work(work)
 
         def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
             pieces.complete(kept, result, now)
@@ -98,3 +100,27 @@ class RedisWrites:
             effects.following += following
 
         return await self._steps.write("finish", work, change, lambda job: job.ended_by == str(work.fence))
+
+    async def look(self, works: Sequence[ClaimedWork]) -> list[WriteResult]:
+        """Tells whether claims hold, and what was asked of their jobs."""
+        results = []
+        for work in works:
+            results.append(await self._steps.write("look", work, _as_it_was, lambda _: False))
+        return results
+
+    async def count_replay(
+        self, work: ClaimedWork, change: LetterChange | None, new: NewJob | None
+    ) -> WriteResult | None:
+        """Counts a job that a replay begins, with its letter; None: the letter has changed meanwhile."""
+
+        def counted(_pieces: MemoryPieces, kept: MemoryJob, _now: float, effects: StepEffects) -> None:
+            kept.job = transitions.one_more(kept.job)
+            if change is not None and new is not None:
+                effects.letters.append(change)
+                effects.following.append(new)
+
+        return await self._steps.write("replay", work, counted, lambda _: False)
+
+
+def _as_it_was(_pieces: MemoryPieces, _kept: MemoryJob, _now: float, _effects: StepEffects) -> None:
+    """Changes nothing."""

@@ -2,11 +2,13 @@
 -- ARGV behind the usual: id, the write count that was seen, head, rest ('': as it was), score in `due` ('=': as it was, '': none),
 -- when it ended ('': it has not now), whether its payload goes, about its answer ('': none), the answer's body,
 -- number of the chunk that is complete ('': none), that chunk as JSON, number of changes of pieces, per change: piece,
--- state ('-': it goes), ready at, claims, fence, way; then the jobs that follow.
+-- state ('-': it goes), ready at, claims, fence, way; number of dead letters, these; then the jobs that follow.
 -- Returns now, how many became ready, whether it was written, and the job as it is now: head, rest, pieces (none: it is gone).
 local id = ARGV[3]
 local job = load(id)
-if not job or job.h[C] ~= ARGV[4] then
+local letters_at = 15 + 6 * tonumber(ARGV[14])
+local letters = tonumber(ARGV[letters_at])
+if not job or job.h[C] ~= ARGV[4] or not are_letters_as_seen(letters_at + 1, letters) then
   return { said(), 0, 0, redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b', 'p') }
 end
 local changes = tonumber(ARGV[14])
@@ -73,7 +75,8 @@ if ARGV[8] ~= '' then
   end
 end
 save(job)
-for at = 15 + 6 * changes, #ARGV, WIDTH do
+write_letters(letters_at + 1, letters)
+for at = letters_at + 1 + LETTER * letters, #ARGV, WIDTH do
   take(new_at(at))
 end
 return { said(), readied, 1, redis.call('HMGET', job.at, 'h', 'b', 'p') }

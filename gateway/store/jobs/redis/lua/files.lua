@@ -20,7 +20,7 @@ end
 local function remove(id, file)
   redis.call('ZADD', BASE .. ':gone', exact(now), id)
   redis.call('ZREM', BASE .. ':expiring', id)
-  weigh(file[1], -file[3])
+  weigh(file[1], 0 - file[3])
   unuse(':blobs', file[2])
   discard(file[2])
 end

@@ -6,7 +6,7 @@ if old then
   place_of = old[4]
   redis.call('ZREM', BASE .. ':f:' .. old[1], id)
   if not is_gone(id) then
-    weigh(old[1], -old[3])
+    weigh(old[1], 0 - old[3])
     unuse(':blobs', old[2])
     if old[2] ~= blob then
       discard(old[2])

@@ -8,9 +8,10 @@
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
 --   BASE:depth    hash: pieces by queue and state; BASE:open hash: open jobs by tenant, '*' in all
 --   BASE:all, BASE:t:TENANT streams of all jobs in the order in which they came; BASE:b:TENANT zset of batches
---   BASE:ended    zset of ended jobs; BASE:l:ID:CHUNK hash of lines; BASE:k:ID hash of complete chunks
+--   BASE:ended    zset of ended jobs; BASE:held hash: when those ended that are kept for their dead letters
+--   BASE:l:ID:CHUNK hash of lines; BASE:k:ID hash of complete chunks
 local C, REV, STATE, STARTED, CREATED, RUN_AT, PAUSED, ENDS_AS, DEBOUNCED = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local TALLY, SEQ, KIND, TENANT, QUEUE, READS = 10, 17, 18, 19, 20, 22
+local TALLY, SEQ, KIND, TENANT, QUEUE, READS = 10, 18, 19, 20, 21, 23
 local BASE, PARTITION = KEYS[1], ARGV[2]
 local now = now_s(ARGV[1])
 local clock = redis.call('TIME')
