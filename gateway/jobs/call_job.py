@@ -13,14 +13,19 @@ from gateway.job_ports import JobStore
 from gateway.jobs.one_call import CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.dead_letters import POISON
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally
+from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 from gateway.words import Usage
 
 MOST_CRASHES = 3
-"""A job whose worker has died so often while it ran is not run again."""
+"""A job whose worker has died so often while it ran is not run again; the last time it ran alone among such jobs."""
+ALONE = "alone"
+"""In `marks`: how often it was run alone, and its worker was not heard of again."""
+LOOK_AGAIN_S = 1.0
+"""A job that is to run alone while another one does waits so long."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -41,17 +46,30 @@ class CallJobs:
         self._clock = clock
         self._rules_of = rules_of
         self._draw = draw
+        self._turn = asyncio.Lock()
 
     async def run(self, running: RunningWork) -> None:
         """Tries the job once, and ends its claim: with an answer, for another try, or as it was asked to end."""
+        if running.work.claims < MOST_CRASHES:
+            await self._run(running)
+        elif self._turn.locked():
+            await self._give_back(running, self._clock.wall() + LOOK_AGAIN_S, None, is_attempt=False)
+        else:
+            async with self._turn:
+                await self._run(running)
+
+    async def _run(self, running: RunningWork) -> None:
         work, job = running.work, running.work.job
-        is_deadly = work.claims > MOST_CRASHES
+        alone = job.marks.get(ALONE, 0)
+        is_deadly = work.claims > MOST_CRASHES and alone > 0
         if is_deadly or job.attempts >= job.max_attempts:
             why = f"its worker died {MOST_CRASHES} times while it ran"
-            died = JobError("worker_crashed", why, self._clock.wall())
+            died = JobError(POISON, why, self._clock.wall())
             defect = job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
-            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=_tally(is_ok=False))
+            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=_tally(is_ok=False), is_dead=True)
             await self._finish(running, end)
+            return
+        if work.claims >= MOST_CRASHES and not await running.write(lambda: self._store.note(work, {ALONE: alone + 1})):
             return
         serving = asyncio.create_task(self._server.serve(request_of(job, work.payload, self._clock.wall())))
         stopping = asyncio.create_task(running.stopping.wait())
@@ -106,15 +124,24 @@ class CallJobs:
         if not running.is_ours:
             return
         with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+            if running.work.claims >= MOST_CRASHES:
+                await self._heard_of(running)
             await self._store.give_back(running.work, run_at=None, is_attempt=False)
 
     async def _give_back(
         self, running: RunningWork, run_at: float | None, error: JobError | None, *, is_attempt: bool
     ) -> None:
         give_back = self._store.give_back
+        if running.work.claims >= MOST_CRASHES:
+            await running.write(lambda: self._heard_of(running))
         await running.write(lambda: give_back(running.work, run_at=run_at, error=error, is_attempt=is_attempt))
         if is_attempt and error is not None and running.meter is not None:
             running.meter.tried_again(error.error_class)
+
+    async def _heard_of(self, running: RunningWork) -> WriteResult:
+        """Takes back the note that a job runs alone: it ends in order. Raises JobsUnavailable."""
+        alone = running.work.job.marks.get(ALONE)
+        return await self._store.note(running.work, {ALONE: alone})
 
     async def _finish(self, running: RunningWork, end: JobEnd) -> None:
         await running.finish(self._store, end)

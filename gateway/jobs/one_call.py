@@ -19,7 +19,7 @@ from gateway.errors import CallerFault, GatewayError, InternalError
 from gateway.flow.settle import known_usd
 from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
 from gateway.policy.jobs.job import JobError, StoredAnswer
-from gateway.policy.jobs.outcomes import Outcome, WorkVerdict, verdict_of_error, verdict_of_status
+from gateway.policy.jobs.outcomes import Outcome, WorkVerdict, failure_of, verdict_of_error, verdict_of_status
 from gateway.words import Usage
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
@@ -91,16 +91,26 @@ class CallServer:
             verdict = WorkVerdict(Outcome.TRANSIENT)
         served = TryResult(verdict, answer, usage=call.usage, cost_usd=known_usd(call.attempts))
         if verdict.outcome is not Outcome.DONE:
-            served.error = JobError(call.outcome, f"the answer was {answer.status}", self._clock.wall())
+            why = failure_of(answer.status, bytes(answer.body))
+            served.error = _placed(JobError(call.outcome, why, self._clock.wall()), call)
         return served
 
     def _refused(self, call: Call | None, error: GatewayError) -> TryResult:
-        told = JobError(error.code or error.type, error.message, self._clock.wall())
+        told = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)
         body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
         answer = ServedAnswer(error.status, JSON, orjson.dumps({"error": body}))
         return TryResult(
             verdict_of_error(error), answer, told, cost_usd=None if call is None else known_usd(call.attempts)
         )
+
+
+def _placed(error: JobError, call: Call | None) -> JobError:
+    """Returns the error with where it happened: at the last target, and how far its attempt had come."""
+    if call is None or not call.attempts:
+        return error
+    last = call.attempts[-1]
+    phase = "" if last.phase is None else str(last.phase)
+    return error._replace(target=last.target, phase=phase, cost_usd=known_usd(call.attempts) or 0.0)
 
 
 async def read_reply(reply: Reply) -> ServedAnswer:

@@ -26,7 +26,7 @@ from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
-from gateway.policy.jobs.rules import JobRules, SegmentRules
+from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.policy.snapshot import Policies
 
 
@@ -95,7 +95,12 @@ class JobWork:
     def _make_worker(self, store: JobStore) -> JobWorker:
         draw = self._random.random
         calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
-        chunks = ChunkRunner(store, self._blobs, self._server, self._clock, self.rules_of, draw, self._may_begin)
+
+        def dead_lines() -> DeadLines:
+            return self._policies.current.jobs.default.dead_letters.lines
+
+        server, clock, rules_of = self._server, self._clock, self.rules_of
+        chunks = ChunkRunner(store, self._blobs, server, clock, rules_of, draw, self._may_begin, dead_lines)
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
         endpoints = Endpoints(lambda: self._policies.current.webhooks, self._clock.monotonic)

@@ -8,7 +8,15 @@ import pytest
 import yaml
 
 from gateway.config.sections.jobs import FILE
-from gateway.policy.jobs.rules import BatchRules, DegradeRules, JobRules, Jobs, JobSettings, SegmentRules
+from gateway.policy.jobs.rules import (
+    BatchRules,
+    DeadLetterRules,
+    DegradeRules,
+    JobRules,
+    Jobs,
+    JobSettings,
+    SegmentRules,
+)
 from gateway.policy.retry.rules import CostRule
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
@@ -150,7 +158,8 @@ def test_the_file_beside_the_others_has_the_built_in_rules(tmp_path: Path) -> No
 
     assert load_rules(tmp_path, text) == JobRules()
     assert set(yaml.safe_load(text)["default"]) == {
-        *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "batches", "degrade_to_job"),
+        *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "dead_letters", "batches"),
+        "degrade_to_job",
     }
 
 
@@ -178,7 +187,8 @@ default:
   segments:
     small: {below_usd: 0.5, concurrency: 9}
     large: {}
-  keep: {jobs: 1d, files: 2d}
+  keep: {jobs: 1d, files: 2d, dead: 3d}
+  dead_letters: {max_bytes: 1MiB, samples: 2, lines: never}
   dedupe_for: 1h
 """
 
@@ -192,6 +202,8 @@ default:
         segments=(SegmentRules("small", 0.5, 9), SegmentRules("large")),
         keep_jobs_s=86_400,
         keep_files_s=172_800,
+        keep_dead_s=259_200,
+        dead_letters=DeadLetterRules(1024**2, 2, "never"),
         dedupe_for_s=3600,
         batches=BatchRules("flex", 7200, 10, MIB, False, 3, 2, 5, 4, frozenset({"auth"}), 0, 32),
         degrade=DegradeRules(frozenset({"batch", "background"}), frozenset({"circuit_open", "queue_full"})),
@@ -261,7 +273,7 @@ def test_a_mistake_in_the_rules_is_said_once(tmp_path: Path, text: str, said: st
     ]
 
 
-@pytest.mark.parametrize("text", ["segments: {a: }", "keep: {jobs: 1d}", "dedupe_for: 1h"])
+@pytest.mark.parametrize("text", ["segments: {a: }", "keep: {jobs: 1d}", "dedupe_for: 1h", "dead_letters: {}"])
 def test_what_concerns_all_jobs_is_for_the_default(tmp_path: Path, text: str) -> None:
     """No model can pick it."""
     assert problems_of(tmp_path, with_policies(tmp_path, jobs=f"other: {{{text}}}")) == [

@@ -368,32 +368,6 @@ def test_an_input_that_cannot_be_read_for_a_while_costs_nothing(monkeypatch: pyt
     run(story)
 
 
-def test_lines_of_a_chunk_that_kills_its_workers_run_alone_and_the_deadly_one_is_given_up() -> None:
-    """The others are served."""
-
-    async def story(clock: LoopClock) -> None:
-        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 1.0)
-        await stage.accept_batch(16)
-        (check,) = await stage.store.claim([ClaimAsk("all", 1)])
-        await stage._check(check)
-        (work,) = await stage.store.claim([ClaimAsk("all", 1)])
-
-        running = RunningWork(replace(work, claims=9), clock)
-        running.task = asyncio.create_task(stage.chunks.run(running))
-        await running.task
-        stage.worker.start()
-        await stage.end_of("batch_1")
-        lines = stage.lines["batch_1"]
-        await stage.worker.aclose()
-
-        assert stage.most_running == 1
-        assert [line["custom_id"] for line in lines if line["error"]] == ["c0"]
-        assert [line["error"]["code"] for line in lines if line["error"]] == ["worker_crashed"]
-        assert len(lines) == 16
-
-    run(story)
-
-
 @pytest.mark.parametrize("grace_s", [0.0, 2.0])
 def test_a_worker_that_stops_leaves_what_is_done_and_gives_back_the_rest(grace_s: float) -> None:
     """Another goes on behind the last committed line; only what was under way is paid for twice."""

@@ -210,14 +210,14 @@ def test_a_worker_that_stops_gives_back_what_it_cannot_finish() -> None:
 
 
 def test_a_job_that_crashes_its_workers_is_given_up() -> None:
-    """The fourth claim of a job whose claims were never heard of again runs nothing."""
+    """The fourth claim of a job whose claims were never heard of again, the last of which ran alone, runs nothing."""
 
     async def story(clock: LoopClock) -> None:
         stage = Stage(clock)
         await stage.accept("job_1")
         (work,) = await stage.store.claim([ClaimAsk("all", 1)])
 
-        await stage.calls.run(RunningWork(replace(work, claims=4), clock))
+        await stage.calls.run(RunningWork(replace(work, claims=4, job=replace(work.job, marks={"alone": 1})), clock))
         ended = await stage.end_of()
 
         assert ended.state is JobState.FAILED

@@ -21,9 +21,9 @@ async def commits_of(clock: LoopClock, lines: int, script: Script) -> list[tuple
     stage = Stage(clock, rules=RULES, script=script)
     commit, seen = stage.store.commit, list[tuple[float, int]]()
 
-    async def noted(work: ClaimedWork, results: Sequence[LineResult]) -> WriteResult:
+    async def noted(work: ClaimedWork, results: Sequence[LineResult], *rest: Any) -> WriteResult:
         seen.append((clock.monotonic() - START_S, len(results)))
-        return await commit(work, results)
+        return await commit(work, results, *rest)
 
     kept: Any = stage.store
     kept.commit = noted

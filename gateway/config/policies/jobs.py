@@ -1,6 +1,7 @@
 """Reads `jobs.yaml`: how durable work is tried, shared out and kept, by set.
 
-A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe_for`) only the set `default` can say.
+A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe_for`, `dead_letters`) only the set `default`
+can say.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
-from gateway.policy.jobs.rules import DEGRADING, BatchRules, DegradeRules, JobRules, RunAs, SegmentRules
+from gateway.policy.jobs.rules import (
+    DEGRADING,
+    BatchRules,
+    DeadLetterRules,
+    DeadLines,
+    DegradeRules,
+    JobRules,
+    RunAs,
+    SegmentRules,
+)
 from gateway.policy.retry.rules import CostRule
 from gateway.policy.webhooks.rules import SEGMENT
 from gateway.provider_errors import ErrorClass
@@ -35,7 +45,8 @@ from gateway.words import LANES
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
-_OF_ALL: Final = ("segments", "keep", "dedupe_for")
+_DEAD: Final = DeadLetterRules()
+_OF_ALL: Final = ("segments", "keep", "dedupe_for", "dead_letters")
 
 
 class JobsSet(Entry):
@@ -48,6 +59,7 @@ class JobsSet(Entry):
     segments: Section | None = None
     keep: Section = Field(default_factory=dict)
     dedupe_for: Duration = _BUILT_IN.dedupe_for_s
+    dead_letters: Section = Field(default_factory=dict)
     batches: Section = Field(default_factory=dict)
     degrade_to_job: Section = Field(default_factory=dict)
 
@@ -73,6 +85,13 @@ class SegmentEntry(Entry):
 class KeepEntry(Entry):
     jobs: PositiveDuration = _BUILT_IN.keep_jobs_s
     files: PositiveDuration = _BUILT_IN.keep_files_s
+    dead: PositiveDuration = _BUILT_IN.keep_dead_s
+
+
+class DeadLettersEntry(Entry):
+    max_bytes: Size = _DEAD.max_bytes
+    samples: Count = _DEAD.samples
+    lines: DeadLines = _DEAD.lines
 
 
 class BatchesEntry(Entry):
@@ -111,6 +130,7 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
                 document.complain((name, one), "concerns all jobs at once: only the set `default` can say it")
     backoff = check_part(JobBackoffEntry, document, (name, "backoff"))
     keep = check_part(KeepEntry, document, (name, "keep"))
+    dead = check_part(DeadLettersEntry, document, (name, "dead_letters"))
     return JobRules(
         attempts=entry.attempts,
         deadline_s=entry.deadline,
@@ -121,7 +141,9 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         segments=_segments(document, name, entry),
         keep_jobs_s=keep.jobs,
         keep_files_s=keep.files,
+        keep_dead_s=keep.dead,
         dedupe_for_s=entry.dedupe_for,
+        dead_letters=DeadLetterRules(dead.max_bytes, dead.samples, dead.lines),
         batches=_batches(document, name),
         degrade=_degrade(document, name),
     )

@@ -13,37 +13,33 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
-from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, given_up
+from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
 from gateway.jobs.batches.commits import LineCommits
+from gateway.jobs.batches.dead_lines import deadly_letter, failed_letter, given_up
+from gateway.jobs.batches.line_request import request_of
+from gateway.jobs.batches.poison import SuspectLines
 from gateway.jobs.batches.segment import write_chunk
-from gateway.jobs.one_call import JSON, CallServer, TryResult
-from gateway.jobs.ports import StoredRequest
+from gateway.jobs.one_call import CallServer, TryResult
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.lines import read_line
-from gateway.policy.batches.marks import ENDPOINT, plan_of
+from gateway.policy.batches.marks import plan_of
 from gateway.policy.batches.output import LineIdentity, answered_line, unanswered_line
-from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import Job, LineResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
-from gateway.policy.jobs.rules import JobRules
+from gateway.policy.jobs.rules import DeadLines, JobRules
 
 LOOK_S, IDLE_LOOK_S = 0.02, 1.0
 """So often it is looked whether held lines have been let through, and where none is held; what ends makes itself heard."""
 HELD_PART = 8
 """One part in so many of the window may be held by the delay queue: enough to use a limit up, and few enough for others."""
-CRASH_WINDOWS = {2: 8}
-"""How many lines run at a time in a chunk that has come to nothing before, by the number of its claims; later only one."""
-MOST_CRASHES = 8
-"""The first open line of a chunk with so many claims that nobody gave back ran alone at the last six of them."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -59,11 +55,13 @@ class ChunkRunner:
         rules_of: Callable[[Job], JobRules],
         draw: Callable[[], float],
         may_begin: Callable[[], bool] = lambda: True,
+        dead_lines: Callable[[], DeadLines] = lambda: "poison",
     ) -> None:
         """`rules_of` gives the rules in force for a job, `draw` uniform numbers from [0, 1).
 
-        `may_begin` says whether the process has room for more work.
+        `may_begin` says whether the process has room for more work, `dead_lines` which lines become dead letters.
         """
+        self.dead_lines = dead_lines
         self.store = store
         self.blobs = blobs
         self.server = server
@@ -72,6 +70,8 @@ class ChunkRunner:
         self.draw = draw
         self.brakes = Brakes()
         self.may_begin = may_begin
+        self.turn = asyncio.Lock()
+        """Held by the one line that runs here and may have killed processes before this one."""
         self.chunks = 0
         """The chunks that run here now: they share the window."""
         self.attempts: dict[tuple[str, int], int] = {}
@@ -116,6 +116,7 @@ class _Chunk:
         self._left_out = 0  # lines that were tried, and that this claim leaves without a result
         self._news = asyncio.Event()
         self._commits = LineCommits(runner.store, running, runner.clock, self._news)
+        self._suspects = SuspectLines(runner.store, running, runner.turn)
         self._defect: BaseException | None = None
         self._is_unreadable = False  # nothing more begins; what runs has been paid for, and ends
 
@@ -125,7 +126,7 @@ class _Chunk:
         committed = {result.line for result in await runner.store.results(running.work)}
         self._commits.kept = len(committed)
         await self._input.open(committed)
-        await self._set_aside_the_deadly()
+        self._suspects.open(committed)
         slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
         stops_at: float | None = None
         while running.is_ours:
@@ -154,6 +155,8 @@ class _Chunk:
         await self._stop_lines()
         with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
             await self._commits.break_off()
+            if self._running.is_ours and self._suspects.is_on:
+                await self._suspects.clear()
             if self._running.is_ours:
                 await self._runner.store.give_back(self._running.work, run_at=None, is_attempt=False)
 
@@ -173,18 +176,33 @@ class _Chunk:
                 log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
                 self._is_unreadable, self._later_at = True, self._runner.clock.wall() + LAST_RETRY_S
                 return
+            if self._suspects.is_on:
+                lines = await self._without_suspects(lines)
             for line in lines:
                 self._tasks[line.number] = asyncio.create_task(self._run_line(line))
             await asyncio.sleep(0)  # now those without room are held, and seen to be
+        if self._suspects and not self._tasks and self._running.is_ours and self._room() > 0:
+            line = self._suspects.take()
+            self._tasks[line.number] = asyncio.create_task(self._run_alone(line))
 
     def _room(self) -> int:
         if self._brake.is_on or not self._runner.may_begin():
             return int(self._brake.is_on and not self._tasks and not self._left_out)
-        claims = self._running.work.claims
-        window = self._rules.batches.window if claims < min(CRASH_WINDOWS) else CRASH_WINDOWS.get(claims, 1)
+        window = self._suspects.window(self._rules.batches.window)
         window = max(1, window // max(1, self._runner.chunks))
         uncommitted = len(self._tasks) + len(self._commits)
         return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - len(self._held()))
+
+    async def _without_suspects(self, lines: list[InputLine]) -> list[InputLine]:
+        """Returns the lines that may run beside others, once it is noted that they do; gives up those that kill."""
+        lines, deadly = self._suspects.sort_out(lines)
+        for line in deadly:
+            if self._runner.dead_lines() != "never":
+                crashes = self._suspects.crashes_of(line.number)
+                self._commits.add_letter(deadly_letter(self._job, line, crashes, self._runner.clock.wall()))
+            self._commits.add(given_up(self._job, line))
+        is_ours = not lines or await self._suspects.note([*self._tasks, *(line.number for line in lines)])
+        return lines if is_ours else []
 
     def _held(self) -> list[int]:
         """Returns the lines whose calls wait in the delay queue."""
@@ -202,6 +220,16 @@ class _Chunk:
         timer.cancel()
 
     # --- one line ---
+
+    async def _run_alone(self, line: InputLine) -> None:
+        """Runs a line that may have killed a process, when no other such line runs here."""
+        try:
+            async with self._suspects.turn:
+                if await self._suspects.begin_alone(line.number):
+                    await self._run_line(line)
+        finally:
+            self._tasks.pop(line.number, None)
+            self._news.set()
 
     async def _run_line(self, line: InputLine) -> None:
         try:
@@ -227,7 +255,8 @@ class _Chunk:
         while True:
             calls = self._calls[line.number] = []
             probe_s = self._brake.probe_s if self._brake.is_on else 0.0
-            tried = await runner.server.serve(self._request(who.id, body, parsed), calls)
+            request = request_of(job, self._rules, runner.clock.wall(), who.id, body, parsed)
+            tried = await runner.server.serve(request, calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:
                 self._waiting += 1
@@ -237,35 +266,19 @@ class _Chunk:
                     self._waiting -= 1
                 if self._running.stopping.is_set():
                     return None
-            elif outcome is Outcome.INTERRUPTED or (
-                outcome is Outcome.TRANSIENT and self._may_try_again(line.number, tried)
-            ):
+            elif outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
                 return None
             else:
                 return self._result(who, tried, probe_s)
 
-    def _request(self, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:
-        job, left_s = self._job, self._job.deadline - self._runner.clock.wall()
-        sent = with_tier(body, self._rules.batches, left_s)
-        return StoredRequest(
-            id=id,
-            endpoint=job.about[ENDPOINT],
-            body=sent,
-            headers=JSON,
-            key=job.key,
-            tenant=job.tenant,
-            lane=job.lane,
-            deadline_s=max(0.0, left_s),
-            group_most=self._rules.batches.group_embeddings,
-            parsed=parsed if sent is body else None,
-        )
-
-    def _may_try_again(self, number: int, tried: TryResult) -> bool:
+    def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
         """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
-        attempts = self._runner.attempts.pop((self._job.id, number), 0) + 1
+        attempts = self._runner.attempts.pop((self._job.id, line.number), 0) + 1
         if attempts >= attempts_allowed(self._rules, tried.cost_usd):
+            if self._runner.dead_lines() == "transient" and tried.error is not None:
+                self._commits.add_letter(failed_letter(self._job, line, tried.error, attempts))
             return False
-        self._runner.attempts[self._job.id, number] = attempts
+        self._runner.attempts[self._job.id, line.number] = attempts
         wait_s = max(backoff_s(self._rules, attempts, self._runner.draw()), tried.verdict.retry_after_s or 0.0)
         at = self._runner.clock.wall() + wait_s
         self._later_at = at if self._later_at is None else min(at, self._later_at)
@@ -308,17 +321,15 @@ class _Chunk:
 
     # --- the end ---
 
-    async def _set_aside_the_deadly(self) -> None:
-        """Gives up the first line of a chunk that has killed its workers again and again: it ran alone when they died."""
-        if self._running.work.claims > MOST_CRASHES:
-            for line in await self._input.next_lines(1):
-                self._commits.add(given_up(self._job, line))
-
     async def _end(self) -> None:
         """Completes the chunk if all its lines have results, else gives it back for later."""
         runner, running, work = self._runner, self._running, self._running.work
-        if self._commits.kept == len(lines_of(plan_of(self._job), work.piece)):
+        is_complete = self._commits.kept == len(lines_of(plan_of(self._job), work.piece))
+        if is_complete:
             result = await write_chunk(runner.store, runner.blobs, work, runner.clock)
+        if self._suspects.is_on and not await running.write(self._suspects.clear):
+            return
+        if is_complete:
             await running.write(lambda: runner.store.complete_chunk(work, result))
         else:
             is_later = not len(self._input) or self._brake.is_on or self._is_unreadable

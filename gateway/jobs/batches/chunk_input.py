@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from contextlib import suppress
 from typing import NamedTuple
 
 from gateway.job_ports import Blobs
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, read_index
-from gateway.policy.batches.lines import read_custom_id
 from gateway.policy.batches.marks import INDEX, INPUT, plan_of
-from gateway.policy.batches.output import LineIdentity, unanswered_line
-from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import Job, LineResult
+from gateway.policy.jobs.job import Job
 
 AHEAD_BYTES = 1024 * 1024
-CRASHED = "worker_crashed", "The gateway died several times while it served this request; it is not tried again."
 
 
 class InputLine(NamedTuple):
@@ -25,6 +20,8 @@ class InputLine(NamedTuple):
 
     number: int
     text: bytes
+    offset: int
+    """Of its text, in the input file."""
 
 
 class ChunkInput:
@@ -61,18 +58,10 @@ class ChunkInput:
         data = await self._bytes(self._job.about[INPUT], start, _end(taken[-1][1]) - start)
         for number, entry in taken:
             at = entry.offset - start
-            self._read.append(InputLine(number, data[at : at + entry.length]))
+            self._read.append(InputLine(number, data[at : at + entry.length], entry.offset))
 
     async def _bytes(self, name: str, start: int, length: int) -> bytes:
         return b"".join([part async for part in self._blobs.read(name, start, length)])
-
-
-def given_up(job: Job, line: InputLine) -> LineResult:
-    """Returns the result of a line that has killed its workers."""
-    custom_id = ""
-    with suppress(ValueError):
-        custom_id = read_custom_id(line.text)
-    return unanswered_line(LineIdentity(line.number, line_id(job.id, line.number), custom_id), *CRASHED)
 
 
 def _end(entry: IndexEntry) -> int:

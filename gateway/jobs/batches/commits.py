@@ -13,6 +13,7 @@ import asyncio
 from gateway.clock import Clock
 from gateway.job_ports import JobStore
 from gateway.jobs.running import RunningWork
+from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.job import LineResult
 
 BEAT_S = 0.025
@@ -31,6 +32,7 @@ class LineCommits:
         self._clock = clock
         self._news = news
         self._results: list[LineResult] = []
+        self._dead: list[DeadLetter] = []
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.kept = 0
@@ -49,6 +51,10 @@ class LineCommits:
         """Takes the result of a line."""
         self._results.append(result)
 
+    def add_letter(self, letter: DeadLetter) -> None:
+        """Takes a dead letter about a line whose result is added before anything else happens."""
+        self._dead.append(letter)
+
     def start(self, *, at_once: bool) -> None:
         """Commits what has come on the next beat, with what comes until then; `at_once`: now."""
         if self._results and self._task is None:
@@ -63,7 +69,7 @@ class LineCommits:
         if self._task is not None:
             await asyncio.wait([self._task], timeout=LAST_COMMIT_S)
         if self._running.is_ours and self._results:
-            await self._store.commit(self._running.work, self._results)
+            await self._store.commit(self._running.work, self._results, self._dead)
 
     async def aclose(self) -> None:
         """Ends a commit under way."""
@@ -74,9 +80,10 @@ class LineCommits:
     async def _commit(self) -> None:
         try:
             await self._beat()
-            results, self._results = self._results, []
+            results, dead = self._results, self._dead
+            self._results, self._dead = [], []
             store, work = self._store, self._running.work
-            if await self._running.write(lambda: store.commit(work, results)):
+            if await self._running.write(lambda: store.commit(work, results, dead)):
                 self.kept += len(results)
                 if self._running.meter is not None:
                     self._running.meter.lines(results)

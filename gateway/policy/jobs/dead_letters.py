@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.policy.jobs.ids import DEAD_LETTER, DRAW_BYTES, new_id
-from gateway.policy.jobs.job import JobError, WriteResult
+from gateway.policy.jobs.job import Job, JobError, WriteResult
 
 REPLAYS: Final = "replays"
 """In `about` of a job: the id of the dead letter that it runs again."""
@@ -156,6 +156,30 @@ def derived_letter_id(job_id: str, line: int | None) -> str:
     """Returns the id of the dead letter of a job, or of one line of it, always the same."""
     told = job_id if line is None else f"{job_id}\0{line}"
     return new_id(DEAD_LETTER, blake2b(told.encode(), digest_size=DRAW_BYTES, person=b"dead letter").digest())
+
+
+def letter_of_line(
+    job: Job, line: int, model: str, source: Mapping[str, Any], error: JobError, attempts: int
+) -> DeadLetter:
+    """Returns the dead letter of one line of a batch, whose text is at `source`."""
+    error = error._replace(message=error.message[:MOST_MESSAGE])
+    return DeadLetter(
+        id=derived_letter_id(job.id, line),
+        kind=LetterKind.LINE,
+        job_id=job.id,
+        line=line,
+        tenant=job.tenant,
+        model=model or job.model,
+        error=error,
+        error_class=error.error_class,
+        template=template_of(error.message),
+        at=error.at,
+        first_failed_at=error.at,
+        attempts=attempts,
+        trail=[error],
+        cost_usd=error.cost_usd,
+        source=source,
+    )
 
 
 def pack(letter: DeadLetter) -> bytes:

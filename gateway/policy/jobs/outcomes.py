@@ -5,8 +5,12 @@ A table, asked once per attempt. Being refused for want of room is no attempt: t
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from gateway.errors import (
     AdmissionDenied,
@@ -21,6 +25,9 @@ PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
 LONGEST_PUT_OFF_S: Final = 300.0
 """Whatever the refusal says: a limit may have been raised, a quota paid for."""
+_MOST_SAID: Final = 65_536
+"""Longer bodies are no error messages."""
+_SECRET: Final = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)[-_][\w*.-]{4,}|\bBearer\s+\S+|\bAIza[\w-]{8,}|://[^/\s@]+@")
 _TRANSIENT_STATUSES: Final = frozenset((408, 409, 425, 429, 498))
 
 
@@ -64,6 +71,19 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
     if isinstance(error, CallerFault) and not error.should_retry:
         return WorkVerdict(Outcome.PERMANENT)
     return WorkVerdict(Outcome.TRANSIENT, error.retry_after_s)
+
+
+def failure_of(status: int, body: bytes) -> str:
+    """Returns what an answer says of a failure: its status, and the message in its body, without what looks like a secret."""
+    told: Any = None
+    if len(body) <= _MOST_SAID:
+        with suppress(ValueError):
+            told = orjson.loads(body)
+    error = told.get("error") if isinstance(told, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    if not isinstance(message, str) or not message.strip():
+        return f"the answer was {status}"
+    return f"the answer was {status}: {_SECRET.sub('…', ' '.join(message.split()))}"
 
 
 def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:

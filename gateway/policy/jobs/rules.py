@@ -89,6 +89,23 @@ class DegradeRules:
     """Codes of refusals, of `DEGRADING`."""
 
 
+DeadLines = Literal["poison", "transient", "never"]
+"""Which lines of batches become dead letters: those that crash the process; besides those that failed for now, again and again;
+none. All others are their caller's, in its error file.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRules:
+    """How dead letters are kept."""
+
+    max_bytes: int = 2 * 1024**3
+    """Of payloads; above that those of the oldest letters go."""
+    samples: int = 5
+    """The newest letters that a group is shown with."""
+    lines: DeadLines = "poison"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRules:
     """One set of jobs.yaml."""
@@ -108,7 +125,9 @@ class JobRules:
     keep_jobs_s: float = 7 * 86_400.0
     keep_files_s: float = 30 * 86_400.0
     """Of files whose upload names no time of its own."""
+    keep_dead_s: float = 30 * 86_400.0
     dedupe_for_s: float = 86_400.0
+    dead_letters: DeadLetterRules = DeadLetterRules()
     batches: BatchRules = BatchRules()
     degrade: DegradeRules = DegradeRules()
 

@@ -1,0 +1,30 @@
+"""The request that one line of a batch stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.jobs.one_call import JSON
+from gateway.jobs.ports import StoredRequest
+from gateway.policy.batches.marks import ENDPOINT
+from gateway.policy.batches.tier import with_tier
+from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.rules import JobRules
+
+
+def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:
+    """Returns the request of a line whose body is `body`, and says what `parsed` does; `now` is wall-clock seconds."""
+    left_s = job.deadline - now
+    sent = with_tier(body, rules.batches, left_s)
+    return StoredRequest(
+        id=id,
+        endpoint=job.about[ENDPOINT],
+        body=sent,
+        headers=JSON,
+        key=job.key,
+        tenant=job.tenant,
+        lane=job.lane,
+        deadline_s=max(0.0, left_s),
+        group_most=rules.batches.group_embeddings,
+        parsed=parsed if sent is body else None,
+    )

@@ -1,0 +1,128 @@
+"""Work that kills its process is found, given up and kept as a dead letter; what only ran beside it is not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.jobs.batches.poison import MOST_CRASHES, WINDOW
+from gateway.jobs.ports import StoredRequest
+from gateway.policy.jobs.dead_letters import LetterKind
+from gateway.policy.jobs.job import JobState
+from tests.flow.virtual import LoopClock, run
+from tests.jobs.lives import Lives
+from tests.jobs.stage import Stage, few_lines
+
+
+def line_of(request: StoredRequest) -> int:
+    return int(request.id[-6:])
+
+
+@pytest.mark.parametrize("deadly_after_s", [0.0, 0.05, 3.0])
+@pytest.mark.parametrize("deadly", [{0}, {13}, {63}, {7, 40}])
+def test_a_deadly_line_is_given_up_after_five_crashes_and_all_others_are_served(
+    deadly: set[int], deadly_after_s: float
+) -> None:
+    """Wherever it is, and whether it kills at once or in the end; of two each takes as many."""
+
+    async def story(clock: LoopClock) -> None:
+        def script(request: StoredRequest, _try: int) -> float:
+            if line_of(request) in deadly:
+                clock.call_at(clock.monotonic() + deadly_after_s, lives.die)
+                return 1000.0
+            return 0.05 + line_of(request) % 7 * 0.1
+
+        stage = Stage(clock, rules=few_lines(window=100), script=script)
+        lives = Lives(stage)
+        await stage.accept_batch(64)
+        await lives.until_end("batch_1")
+        await lives.aclose()
+        lines = stage.lines["batch_1"]
+        found = [line["custom_id"] for line in lines if line["error"]]
+        groups = await stage.store.dead.groups(5)
+
+        assert sorted(line["custom_id"] for line in lines) == sorted(f"c{number}" for number in range(64))
+        assert sorted(found) == sorted(f"c{number}" for number in deadly)
+        assert lives.crashes <= 5 * len(deadly)
+        (group,) = groups
+        assert (group.kind, group.error_class, group.number) == (LetterKind.LINE, "worker_crashed", len(deadly))
+        assert {letter.line for letter in group.samples} == deadly
+        assert all(letter.attempts == MOST_CRASHES and letter.source["blob"] == "input" for letter in group.samples)
+
+    run(story)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_are_not_given_up_for_crashes_that_come_from_elsewhere(seed: int) -> None:
+    """Kills at any time, often before anything was committed: more than one for every ten lines."""
+
+    async def story(clock: LoopClock) -> None:
+        draw = random.Random(seed)
+        stage = Stage(
+            clock, rules=few_lines(window=20), script=lambda request, _try: 0.03 + line_of(request) % 5 * 0.02
+        )
+        lives = Lives(stage)
+
+        def kill() -> None:
+            if lives.crashes < 40:
+                lives.die()
+                clock.call_at(clock.monotonic() + draw.uniform(0.02, 1.0), kill)
+
+        clock.call_at(clock.monotonic() + 0.3, kill)
+        await stage.accept_batch(200)
+        await lives.until_end("batch_1", most_crashes=100)
+        await lives.aclose()
+
+        assert [line["error"] for line in stage.lines["batch_1"] if line["error"]] == []
+        assert len(stage.lines["batch_1"]) == 200
+
+    run(story)
+
+
+def test_a_chunk_whose_worker_died_runs_few_lines_at_a_time_and_leaves_no_note() -> None:
+    """The note is there while it runs, and gone at its end."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(window=100), script=lambda _request, _try: 0.2)
+        lives = Lives(stage)
+        clock.call_at(clock.monotonic() + 0.1, lives.die)
+        await stage.accept_batch(16)
+        await lives.until_end("batch_1")
+        await lives.aclose()
+        job = await stage.end_of("batch_1")
+
+        assert len(stage.tries) == 32
+        assert stage.broken_off == stage.tries[:16]
+        assert [name for name in job.marks if name.startswith("suspect:")] == []
+        assert not stage.chunks.turn.locked()
+        assert stage.most_running == 16
+        assert WINDOW < 16
+
+    run(story)
+
+
+def test_a_call_that_kills_its_workers_is_a_dead_letter_and_others_are_not() -> None:
+    """They ran beside it when it killed, and are served in the end."""
+
+    async def story(clock: LoopClock) -> None:
+        def script(request: StoredRequest, _try: int) -> float:
+            if request.id == "deadly":
+                clock.call_at(clock.monotonic() + 0.05, lives.die)
+            return 0.2
+
+        stage = Stage(clock, script=script)
+        lives = Lives(stage)
+        names = [f"job_{number}" for number in range(4)]
+        await stage.accept(*names[:2], "deadly", *names[2:])
+        for name in (*names, "deadly"):
+            await lives.until_end(name)
+        await lives.aclose()
+
+        assert [(await stage.end_of(name)).state for name in names] == [JobState.SUCCEEDED] * 4
+        assert (await stage.end_of("deadly")).state is JobState.FAILED
+        assert lives.crashes == 3
+        (group,) = await stage.store.dead.groups(5)
+        assert (group.number, group.error_class, group.samples[0].job_id) == (1, "worker_crashed", "deadly")
+
+    run(story)
