@@ -14,13 +14,14 @@ from gateway.flow.shedding import Shedding
 from gateway.ingress.admin.backup import KeptFile, forget_copies
 from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter, MakeCall
+from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Following, Job, NewJob
 from gateway.policy.jobs.rules import JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
 from gateway.store.jobs.opening import copier_of, has_jobs, no_jobs, open_blobs, open_jobs
-from gateway.upstream.outward import HttpOutward
+from gateway.upstream.outwards import open_outwards
 
 
 def semantic_news(
@@ -54,6 +55,7 @@ def build_jobs(
     settings = policies.current.jobs.settings
     if not policies.current.jobs.is_on:
         return None
+    leaving = policies.current.webhook_settings
 
     def following(ended: Job) -> Sequence[NewJob]:
         return deliveries_of(ended, policies.current.webhooks)
@@ -68,7 +70,7 @@ def build_jobs(
         has_jobs=lambda: has_jobs(settings.store),
         nothing=lambda: no_jobs(clock.wall),
         blobs=open_blobs(settings.files, settings.min_free_bytes),
-        outward=HttpOutward(),
+        outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
         meter=meter,
         may_begin=lambda: not shedding.level,
         works=settings.works,

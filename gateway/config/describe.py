@@ -54,6 +54,7 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         shared=shown(snapshot.shared, url=_masked(snapshot.shared.url)) if snapshot.shared else None,
         providers={name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         models={model.name: describe_model(model) for model in models},
+        webhook_settings=_webhook_settings(snapshot),
         errors=_errors(models),
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
         objects=_objects(snapshot),
@@ -68,6 +69,12 @@ def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:
         return "of the only tenant"
     shared = "all" if rules.is_open else sorted((*rules.ids, *(f"{prefix}*" for prefix in rules.prefixes)))
     return {"of": "their tenant", "shared": shared}
+
+
+def _webhook_settings(snapshot: PolicySnapshot) -> dict[str, Any]:
+    """Returns how webhooks leave, without what may be secret."""
+    settings = snapshot.webhook_settings
+    return shown(settings, egress_proxy=_masked(settings.egress_proxy) if settings.egress_proxy else None)
 
 
 def describe_provider(provider: Provider) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from gateway.config.sections.sections import (
 from gateway.config.sections.state import state_section
 from gateway.config.sections.targets import Pair, TargetParts, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
-from gateway.config.sections.webhooks import webhook_notices, webhook_section
+from gateway.config.sections.webhooks import signing, webhook_notices, webhook_section, webhook_settings
 from gateway.errors import ConfigError
 from gateway.exchange import Upstream
 from gateway.policy.jobs.rules import Jobs
@@ -74,6 +74,7 @@ def load_snapshot(
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state)
     webhooks = webhook_section(document, config, keys.values())
+    leaving = webhook_settings(document, config)
     if problems:
         raise _config_error(problems)
 
@@ -99,7 +100,7 @@ def load_snapshot(
         models={name: model for name, model in models.items() if not is_pattern(name)},
         patterns=compile_patterns(models),
         keys=keys,
-        anonymous=ANONYMOUS,
+        anonymous=signing(ANONYMOUS, leaving),
         lane_deadline_s=policies.queue.lane_deadline_s,
         queue=policies.queue.bounds,
         state=state,
@@ -110,12 +111,13 @@ def load_snapshot(
         objects=objects,
         jobs=Jobs(jobs, policies.jobs),
         webhooks=webhooks,
+        webhook_settings=leaving,
         notices=(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
             *object_notices(objects, state),
             *job_notices(jobs),
-            *webhook_notices(webhooks, jobs),
+            *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),
         ),
         emulated=() if is_loopback(server.host) else tuple(p.name for p in providers.values() if p.is_stand_in),

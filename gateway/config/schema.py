@@ -35,6 +35,7 @@ from gateway.config.reading.fields import (
     Text,
     Usd,
 )
+from gateway.config.reading.hook_secrets import HookSecrets
 from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.limits.rules import ChargeRule
 from gateway.policy.retry.balancing import Choice
@@ -101,6 +102,7 @@ class ConfigFile(Entry):
     objects: Any = None
     jobs: Any = None
     webhooks: Section = Field(default={}, repr=False)
+    webhook_settings: Section = Field(default={}, repr=False)
     keys: list[Any] = []
 
 
@@ -248,6 +250,7 @@ class KeyEntry(LimitedEntry):
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
+    webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
 
 
 class AdmissionSet(Entry):

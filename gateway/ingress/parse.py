@@ -24,7 +24,7 @@ _ESCAPED = re.compile(rb"\\(.)")
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
-    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key".split()
+    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant x-gateway-webhook idempotency-key".split()
 )
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "

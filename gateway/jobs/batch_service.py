@@ -31,6 +31,7 @@ from gateway.policy.jobs.job import (
     StoredFile,
 )
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.webhooks.events import REQUEST_URL
 from gateway.words import Lane
 
 NOT_THERE = "There is no such batch; GET /v1/batches lists yours."
@@ -47,6 +48,8 @@ class BatchOwner:
     brought_credential: bool
     """The caller came with a credential of its own, which is not stored."""
     idempotency_key: bytes | None
+    webhook: str = ""
+    """A URL that is told of the batch's end; empty: none."""
 
 
 class BatchService:
@@ -113,6 +116,7 @@ class BatchService:
 
     def _new_batch(self, owner: BatchOwner, asked: BatchRequest, file: StoredFile) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
+        told = {REQUEST_URL: owner.webhook} if owner.webhook else {}
         job = Job(
             id=new_id(BATCH, self._draw(DRAW_BYTES)),
             kind=JobKind.BATCH,
@@ -135,6 +139,7 @@ class BatchService:
                 marks.METADATA: dict(asked.metadata),
                 marks.OUTPUT_LASTS_S: asked.output_lasts_s,
                 marks.BROUGHT_CREDENTIAL: owner.brought_credential,
+                **told,
             },
             stage=Stage.CHECK,
         )
@@ -144,7 +149,7 @@ class BatchService:
             first_piece=CHECK,
             reads=file.blob,
             fingerprint=sha256(
-                orjson.dumps([asked.endpoint, asked.input_file_id, asked.window, dict(asked.metadata)])
+                orjson.dumps([asked.endpoint, asked.input_file_id, asked.window, dict(asked.metadata), *told.values()])
             ).digest(),
             dedupe_key=sha256(orjson.dumps([owner.tenant, "batch"]) + key).digest() if key else b"",
             dedupe_until=now + rules.dedupe_for_s,

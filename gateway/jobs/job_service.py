@@ -12,6 +12,7 @@ from gateway.clock import Clock
 from gateway.errors import NotFound
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.watchers import Watchers
+from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
 from gateway.policy.jobs.job import (
@@ -27,6 +28,7 @@ from gateway.policy.jobs.job import (
 )
 from gateway.policy.jobs.job_request import URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
+from gateway.policy.webhooks.events import REQUEST_URL
 
 NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
 
@@ -54,9 +56,10 @@ class JobService:
         """Makes a durable job of a call that the edge has checked.
 
         Raises JobsUnavailable, TooManyJobs, DedupeConflict, and JobNeedsProviderKey where only the caller's own credential
-        would open its providers, because no credential is ever stored.
+        would open its providers, because no credential is ever stored; WebhookNotAllowed.
         """
         refuse_callers_credential(call)
+        refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
         (accepted,) = await store.accept([self._new_job(call, options)])
         if accepted.is_conflict:
@@ -138,12 +141,13 @@ class JobService:
                 "priority": options.priority,
                 "metadata": dict(options.metadata),
                 "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
+                **({REQUEST_URL: options.webhook} if options.webhook else {}),
             },
         )
         return NewJob(
             job=job,
             payload=call.body,
-            fingerprint=sha256(orjson.dumps([endpoint, call.lane]) + b"\0" + call.body).digest(),
+            fingerprint=sha256(orjson.dumps([endpoint, call.lane, *_told(options)]) + b"\0" + call.body).digest(),
             dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
             dedupe_until=now + rules.dedupe_for_s,
             debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
@@ -170,6 +174,11 @@ def segment_of(segments: Sequence[SegmentRules], price_usd: float | None) -> str
         if segment.below_usd is None or (price_usd is not None and price_usd < segment.below_usd):
             return segment.name
     return segments[-1].name
+
+
+def _told(options: JobOptions) -> Sequence[str]:
+    """Whoever wants another URL told wants another job."""
+    return [options.webhook] if options.webhook else []
 
 
 def _digest(tenant: str, use: str, key: str) -> bytes:

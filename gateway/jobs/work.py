@@ -21,8 +21,9 @@ from gateway.jobs.job_service import JobService
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import JobMeter, MakeCall, ServeCall
 from gateway.jobs.running import RunningWork
-from gateway.jobs.webhooks.deliveries import Deliveries
+from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.endpoints import Endpoints
+from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
@@ -44,7 +45,7 @@ class JobWork:
         has_jobs: Callable[[], bool],
         nothing: Callable[[], JobStore] | None,
         blobs: Blobs,
-        outward: Outward,
+        outwards: tuple[Outward, Outward],
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
         *,
@@ -52,7 +53,7 @@ class JobWork:
         waits: bool = True,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing`, `waits` the
-        engine's.
+        engine's; `outwards` lead to endpoints of the config, and guarded to all others.
 
         `works` says whether jobs run here, or are only taken and shown.
         """
@@ -61,7 +62,11 @@ class JobWork:
         self._clock = clock
         self._server = CallServer(make_call, serve, clock)
         self._blobs = blobs
-        self._outward = outward
+        self._outwards = outwards
+        self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
+        self.hook_urls = RequestedUrls(
+            lambda: policies.current.jobs.default.allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
+        )
         self._meter = meter
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
@@ -83,7 +88,8 @@ class JobWork:
     async def aclose(self) -> None:
         """Ends at once: what runs is given back, and the stores close."""
         await self.engine.drain(0.0)
-        await self._outward.aclose()
+        for outward in self._outwards:
+            await outward.aclose()
         await self._blobs.aclose()
 
     def rules_of(self, job: Job) -> JobRules:
@@ -103,8 +109,7 @@ class JobWork:
         chunks = ChunkRunner(store, self._blobs, server, clock, rules_of, draw, self._may_begin, dead_lines)
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
-        endpoints = Endpoints(lambda: self._policies.current.webhooks, self._clock.monotonic)
-        deliveries = Deliveries(store, self._outward, endpoints, self._clock, draw)
+        deliveries = Deliveries(store, self.hooks, self.hook_urls, self._clock, draw)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -121,7 +126,8 @@ class JobWork:
                 await chunks.run(running)
 
         def segments() -> Sequence[SegmentRules]:
-            return [*self._policies.current.jobs.default.segments, *endpoints.segments()]
+            hooks = delivery_segments(self.hooks, self.hook_urls, store)
+            return [*hooks, *self._policies.current.jobs.default.segments]
 
         def keep_s() -> float:
             return self._policies.current.jobs.default.keep_jobs_s
@@ -129,6 +135,12 @@ class JobWork:
         cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
         changed, chores = self.service.watchers.changed, (cleaning.run_always,)
         return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
+
+    def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
+        """Returns what signs the deliveries of a key, none where it is gone."""
+        policy = self._policies.current
+        keys = policy.keys.values() if policy.keys else [policy.anonymous]
+        return next((key.webhook_secrets for key in keys if key.name == name), ())
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))

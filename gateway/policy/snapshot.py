@@ -26,7 +26,7 @@ from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.webhooks.rules import Webhooks
+from gateway.policy.webhooks.rules import Webhooks, WebhookSettings
 from gateway.words import Lane
 
 LimitsAre = Literal["account", "server"]
@@ -248,6 +248,8 @@ class Key:
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
     """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """Sign what goes to URLs that its requests name; without any they cannot name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,7 @@ class PolicySnapshot:
     jobs: Jobs = field(default_factory=Jobs)
     """Durable work: where it is kept, and how it runs."""
     webhooks: Webhooks = field(default_factory=dict)
+    webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
     """Who hears of the ends of jobs."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""

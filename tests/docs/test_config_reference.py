@@ -58,7 +58,7 @@ from gateway.config.schema import (
 from gateway.config.sections.jobs import JobsEntry
 from gateway.config.sections.objects import ObjectsEntry
 from gateway.config.sections.state import RedisEntry
-from gateway.config.sections.webhooks import WebhookEntry
+from gateway.config.sections.webhooks import WebhookEntry, WebhookSettingsEntry
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action
 from tests.docs.support import reference, rows, section, words
 
@@ -77,6 +77,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     PassthroughEntry: ("config", "## passthrough"),
     ObjectsEntry: ("config", "## objects"),
     WebhookEntry: ("config", "## webhooks"),
+    WebhookSettingsEntry: ("config", "## webhook_settings"),
     KeyEntry: ("config", "## keys"),
     AdmissionSet: ("policies", "## admission.yaml"),
     CountingEntry: ("policies", "### providers"),

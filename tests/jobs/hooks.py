@@ -10,8 +10,9 @@ import orjson
 
 from gateway.job_ports import OutwardAnswer, Unreachable
 from gateway.jobs.running import RunningWork
-from gateway.jobs.webhooks.deliveries import Deliveries
+from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.endpoints import Endpoints
+from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.job import Job, JobKind, JobPage, JobQuery
 from gateway.policy.jobs.rules import SegmentRules
@@ -56,20 +57,26 @@ class Hooks:
         self.most_under_way: dict[str, int] = {}
         self.stage = Stage(clock, following=lambda ended: deliveries_of(ended, self.rules))
         self.draw = draw
+        self.allows = True
+        self.key_secrets = {"k": (SECRET,)}
         self.worker = self.make_worker()
 
     def make_worker(self) -> JobWorker:
         """Another worker, that has learned nothing of the endpoints, on the same store."""
         stage = self.stage
-        endpoints = Endpoints(lambda: self.rules, self.clock.monotonic)
-        deliveries = Deliveries(stage.store, self, endpoints, self.clock, lambda: self.draw)
+        self.endpoints = Endpoints(lambda: self.rules, self.clock.monotonic, self)
+        self.requested = RequestedUrls(
+            lambda: self.allows, lambda key: self.key_secrets.get(key, ()), self.clock.monotonic, self
+        )
+        endpoints, requested = self.endpoints, self.requested
+        deliveries = Deliveries(stage.store, endpoints, requested, self.clock, lambda: self.draw)
 
         async def run(running: RunningWork) -> None:
             is_delivery = running.work.job.kind is JobKind.DELIVERY
             await (deliveries.run(running) if is_delivery else stage.run_piece(running))
 
         def segments() -> Sequence[SegmentRules]:
-            return [*stage.rules.segments, *endpoints.segments()]
+            return [*delivery_segments(endpoints, requested, stage.store), *stage.rules.segments]
 
         return JobWorker(stage.store, run, self.clock, segments, stage.meter)
 

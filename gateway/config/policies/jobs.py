@@ -1,7 +1,7 @@
 """Reads `jobs.yaml`: how durable work is tried, shared out and kept, by set.
 
-A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe_for`, `dead_letters`) only the set `default`
-can say.
+A model picks a set; what concerns all jobs at once (`segments`, `keep`, `dedupe_for`, `dead_letters`, `allow_request_urls`)
+only the set `default` can say.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gateway.words import LANES
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
 _DEAD: Final = DeadLetterRules()
-_OF_ALL: Final = ("segments", "keep", "dedupe_for", "dead_letters")
+_OF_ALL: Final = ("segments", "keep", "dedupe_for", "dead_letters", "allow_request_urls")
 
 
 class JobsSet(Entry):
@@ -60,6 +60,7 @@ class JobsSet(Entry):
     keep: Section = Field(default_factory=dict)
     dedupe_for: Duration = _BUILT_IN.dedupe_for_s
     dead_letters: Section = Field(default_factory=dict)
+    allow_request_urls: Flag = _BUILT_IN.allow_request_urls
     batches: Section = Field(default_factory=dict)
     degrade_to_job: Section = Field(default_factory=dict)
 
@@ -144,6 +145,7 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         keep_dead_s=keep.dead,
         dedupe_for_s=entry.dedupe_for,
         dead_letters=DeadLetterRules(dead.max_bytes, dead.samples, dead.lines),
+        allow_request_urls=entry.allow_request_urls,
         batches=_batches(document, name),
         degrade=_degrade(document, name),
     )

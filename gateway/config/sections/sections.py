@@ -199,6 +199,7 @@ def _key(entry: KeyEntry) -> Key:
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
+        webhook_secrets=tuple(entry.webhook_secrets or ()),
     )
 
 

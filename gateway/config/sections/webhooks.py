@@ -1,29 +1,29 @@
-"""Reads `webhooks`: the endpoints that hear of the ends of jobs."""
+"""Reads `webhooks`, the endpoints that hear of the ends of jobs, and `webhook_settings`, how what they hear leaves."""
 
 from __future__ import annotations
 
-import base64
+import ssl
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from gateway.config.reading.check import check
-from gateway.config.reading.fields import Names, Text, real_secret, said, split_url
+from gateway.config.reading.fields import Names, ProxyUrl, Text, said, split_url
+from gateway.config.reading.hook_secrets import HookSecrets
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import ConfigFile, Entry
-from gateway.policy.jobs.rules import JobSettings
+from gateway.config.sections.sections import beside
+from gateway.policy.jobs.rules import JobRules, JobSettings
 from gateway.policy.snapshot import Key
 from gateway.policy.webhooks.events import EVENTS
-from gateway.policy.webhooks.rules import WebhookRules, Webhooks
+from gateway.policy.webhooks.rules import REQUESTED, WebhookRules, Webhooks, WebhookSettings
 
-MIN_SECRET_BYTES: Final = 24
 MOST_NAME_CHARS: Final = 64
-_PREFIX: Final = "whsec_"
 _ANONYMOUS: Final = "anonymous"
-_REMEDY: Final = 'make one with: echo "whsec_$(openssl rand -base64 32)"'
 
 
 def _hook_url(url: str) -> str:
@@ -35,34 +35,15 @@ def _hook_url(url: str) -> str:
     return url
 
 
-def _hook_secret(secret: object) -> object:
-    """Returns the bytes of the key: what `whsec_` stands before is base64, everything else is taken as it is."""
-    if not isinstance(secret, str):
-        return secret
-    key = _decoded(secret.removeprefix(_PREFIX)) if secret.startswith(_PREFIX) else real_secret(secret).encode()
-    if len(key) < MIN_SECRET_BYTES:
-        raise said(f"is too short to be a secret: at least {MIN_SECRET_BYTES} bytes; {_REMEDY}")
-    return key
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise said(f"is not base64 after whsec_; {_REMEDY}") from None
-
-
-def _one_or_two(secrets: list[bytes]) -> list[bytes]:
-    if len(secrets) > 2:
-        raise said("takes one secret, or two while receivers change from one to the other")
-    if len(set(secrets)) < len(secrets):
-        raise said("has the same secret twice")
-    return secrets
-
-
 HookUrl = Annotated[str, AfterValidator(_hook_url)]
-HookSecret = Annotated[bytes, BeforeValidator(_hook_secret)]
-HookSecrets = Annotated[list[HookSecret], Field(min_length=1), AfterValidator(_one_or_two)]
+
+
+class WebhookSettingsEntry(Entry):
+    """The section `webhook_settings:`."""
+
+    egress_proxy: ProxyUrl | None = Field(default=None, repr=False)
+    ca_file: Text | None = None
+    request_secrets: HookSecrets | None = Field(default=None, repr=False)
 
 
 class WebhookEntry(Entry):
@@ -85,6 +66,9 @@ def webhook_section(document: Document, config: ConfigFile, keys: Iterable[Key])
                 path, f"its name goes into metrics: it must be printable ASCII, at most {MOST_NAME_CHARS} characters"
             )
             continue
+        if name == REQUESTED:
+            document.complain(path, "this name stands for URLs that requests name: give it another one")
+            continue
         entry = check(WebhookEntry, document, path)
         if entry is None:
             continue
@@ -102,13 +86,47 @@ def webhook_section(document: Document, config: ConfigFile, keys: Iterable[Key])
     return found
 
 
-def webhook_notices(webhooks: Webhooks, jobs: JobSettings) -> Iterator[str]:
+def webhook_settings(document: Document, config: ConfigFile) -> WebhookSettings:
+    """Returns how webhooks leave; notes the section's problems."""
+    path: Path = ("webhook_settings",)
+    entry = check(WebhookSettingsEntry, document, path)
+    if entry is None:
+        return WebhookSettings()
+    if entry.request_secrets and config.keys:
+        document.complain(
+            (*path, "request_secrets"),
+            "is for a gateway without keys; with keys each has its own, as keys[].webhook_secrets: who shares a secret can "
+            "forge what others are told",
+        )
+    ca_file = beside(document, entry.ca_file) if entry.ca_file is not None else None
+    if ca_file is not None and not _has_certificates(ca_file):
+        shown = document.show((*path, "ca_file"), entry.ca_file)
+        document.complain((*path, "ca_file"), f"there is no file with certificates (PEM) at {shown}")
+    return WebhookSettings(entry.egress_proxy, ca_file, tuple(entry.request_secrets or ()))
+
+
+def signing(anonymous: Key, settings: WebhookSettings) -> Key:
+    """Returns the caller of a gateway without keys, with the secrets that sign what its requests have told."""
+    return replace(anonymous, webhook_secrets=settings.request_secrets)
+
+
+def _has_certificates(file: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except (OSError, ValueError):  # an ssl.SSLError is an OSError; ValueError: a NUL in the name
+        return False
+    return True
+
+
+def webhook_notices(webhooks: Webhooks, jobs: JobSettings, rules: JobRules, keys: Collection[Key]) -> Iterator[str]:
     """Yields what is worth a word at start."""
     if webhooks and not jobs.store:
         yield "webhooks tell of jobs, and there are none here: `jobs: {store: sqlite:///jobs.db}` turns them on"
-    for rules in webhooks.values():
-        if rules.url.startswith("http://"):
-            yield f"webhooks.{rules.name}: its events go over the wire in the clear: use https"
+    for hook in webhooks.values():
+        if hook.url.startswith("http://"):
+            yield f"webhooks.{hook.name}: its events go over the wire in the clear: use https"
+    if rules.allow_request_urls and keys and not any(key.webhook_secrets for key in keys):
+        yield "jobs.yaml allows URLs in requests, and no key has webhook_secrets to sign what they are told: none can name one"
 
 
 def _check_events(document: Document, path: Path, events: Iterable[str]) -> None:

@@ -18,11 +18,13 @@ from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.jobs.batch_service import BatchOwner, BatchService
+from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import batch_object
 from gateway.policy.batches.request import read_batch_request
 from gateway.policy.jobs.ids import BATCH, derived_file_id
 from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.job_request import read_webhook_header
 from gateway.policy.snapshot import Policies
 from gateway.words import LANES, Lane
 
@@ -67,6 +69,8 @@ class BatchRoutes:
         index = parse.index_headers(request.scope["headers"])
         parse.refuse_encoded(index)
         key, tenant, credential = caller_of(self._policies, request)
+        webhook = read_webhook_header(index)
+        refuse_request_url(webhook, self._policies.current.jobs.default, key)
         lane = parse.choose_lane(key, index)
         owner = BatchOwner(
             key.name,
@@ -74,6 +78,7 @@ class BatchRoutes:
             max(lane, _HIGHEST, key=LANES.index),
             brought_credential=credential is not None,
             idempotency_key=parse.idempotency_key(index, ENDPOINTS[0]),
+            webhook=webhook,
         )
         asked = read_batch_request(await read_object(request, MOST_BODY_BYTES, EXAMPLE), self._endpoints)
         return self._shown(await self._batches.create(owner, asked))

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore, Outward, Unreachable
+from gateway.job_ports import FetchRefused, JobStore, Unreachable
 from gateway.jobs.running import RunningWork
 from gateway.jobs.webhooks.endpoints import Endpoints
+from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.webhooks.signing import signed_headers
+from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import JobEnd, JobError, JobState
+from gateway.policy.jobs.rules import SegmentRules
 from gateway.policy.learning.reset_times import parse_retry_after
-from gateway.policy.webhooks.events import ENDPOINT, EVENT
-from gateway.policy.webhooks.rules import WebhookRules
+from gateway.policy.webhooks.events import ENDPOINT, EVENT, OF
+from gateway.policy.webhooks.rules import REQUESTED, SEGMENT
 from gateway.policy.webhooks.schedule import TIMEOUT_S, DeliveryResult, next_attempt_s, result_of
 
-LOOK_AGAIN_S = 5.0
-"""A delivery that was claimed in the moment in which its endpoint began to rest, or went, is looked at again so much later."""
 log = logging.getLogger("gateway.jobs")
+
+
+def delivery_segments(endpoints: Endpoints, requested: RequestedUrls, store: JobStore) -> Sequence[SegmentRules]:
+    """Returns all segments of deliveries, those that rest, are off or have left the config with no room: what waits there is
+    not even looked at."""
+    known = [*endpoints.segments(), *requested.segments()]
+    names = {one.name for one in known}
+    gone = {segment for segment, _, _ in store.depth() if segment.startswith(SEGMENT)} - names
+    return [*known, *(SegmentRules(segment, concurrency=0) for segment in sorted(gone))]
 
 
 class Deliveries:
@@ -34,59 +44,69 @@ class Deliveries:
     def __init__(
         self,
         store: JobStore,
-        outward: Outward,
         endpoints: Endpoints,
+        requested: RequestedUrls,
         clock: Clock,
         draw: Callable[[], float],
     ) -> None:
         """`draw` gives uniform numbers from [0, 1)."""
         self._store = store
-        self._outward = outward
         self._endpoints = endpoints
+        self._requested = requested
         self._clock = clock
         self._draw = draw
 
     async def run(self, running: RunningWork) -> None:
         """Tries a delivery once, and ends its claim."""
-        rules = self._endpoints.find(running.work.job.about[ENDPOINT])
-        if rules is None or not self._endpoints.may_hear(rules):
-            await self._put_off(running)
+        job = running.work.job
+        places = self._requested if job.about[ENDPOINT] == REQUESTED else self._endpoints
+        turn = places.turn(job)
+        if not isinstance(turn, DeliveryTurn):
+            await self._put_off(running, turn)
             return
+        attempt: AttemptResult | None = None
         try:
-            result, why, asked_s = await self._post(rules, running)
+            attempt = await self._post(turn, running)
         except asyncio.CancelledError:
             if running.is_ours:
                 with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
                     await asyncio.shield(self._store.give_back(running.work, run_at=None, is_attempt=False))
             raise
-        self._endpoints.note(rules, result, asked_s)
+        finally:
+            turn.end(attempt)
         if running.meter is not None:
-            running.meter.delivered(rules.name, result.value)
-        if result is DeliveryResult.OK:
+            running.meter.delivered(turn.name, attempt.result.value)
+        if attempt.result is DeliveryResult.OK:
             await running.finish(self._store, JobEnd(JobState.SUCCEEDED, is_attempt=True))
         else:
-            await self._failed(running, result, why, asked_s)
+            await self._failed(running, turn, attempt)
 
-    async def _post(self, rules: WebhookRules, running: RunningWork) -> tuple[DeliveryResult, str, float | None]:
-        """Returns what came of an attempt, why, and the Retry-After."""
+    async def _post(self, turn: DeliveryTurn, running: RunningWork) -> AttemptResult:
+        """Returns what came of an attempt."""
         work, now = running.work, self._clock.wall()
-        headers = signed_headers(rules.secrets, work.job.id, work.payload, now)
+        event, of = work.job.about[EVENT], work.job.about[OF]
+        headers = signed_headers(turn.secrets, work.job.id, work.payload, now)
         try:
-            answer = await self._outward.post(rules.url, headers, work.payload, TIMEOUT_S)
+            answer = await turn.outward.post(turn.url, headers, work.payload, TIMEOUT_S)
+        except FetchRefused as error:
+            return AttemptResult(DeliveryResult.REFUSED, str(error), None, now, event, of)
         except Unreachable as error:
-            return DeliveryResult.UNREACHABLE, str(error), None
+            return AttemptResult(DeliveryResult.UNREACHABLE, str(error), None, now, event, of)
         asked_s = parse_retry_after(answer.retry_after, self._clock.wall()) if answer.retry_after else None
-        return result_of(answer.status), f"the answer was {answer.status}", asked_s
+        return AttemptResult(result_of(answer.status), f"the answer was {answer.status}", asked_s, now, event, of)
 
-    async def _failed(self, running: RunningWork, result: DeliveryResult, why: str, asked_s: float | None) -> None:
+    async def _failed(self, running: RunningWork, turn: DeliveryTurn, attempt: AttemptResult) -> None:
         job, now = running.work.job, self._clock.wall()
-        error = JobError(f"webhook_{result.value}", why, now)
+        error = JobError(f"webhook_{attempt.result.value}", attempt.why, now)
         attempts = job.attempts + 1
-        wait_s = next_attempt_s(attempts, self._draw(), asked_s)
-        if wait_s is None or running.ends_as is not None:
+        wait_s = next_attempt_s(attempts, self._draw(), attempt.asked_s)
+        is_last = attempt.result is DeliveryResult.REFUSED or (
+            attempt.result is DeliveryResult.GONE and turn.gone_ends_it
+        )
+        if wait_s is None or is_last or running.ends_as is not None:
             log.warning(
                 "webhook %s was not told of %s (%s) in %d attempts: %s",
-                *(job.about[ENDPOINT], job.about["of"], job.about[EVENT], attempts, why),
+                *(turn.shown, job.about[OF], job.about[EVENT], attempts, attempt.why),
             )
             await running.finish(self._store, JobEnd(running.ends_as or JobState.FAILED, error, is_attempt=True))
             return
@@ -96,7 +116,7 @@ class Deliveries:
         if running.meter is not None:
             running.meter.tried_again(error.error_class)
 
-    async def _put_off(self, running: RunningWork) -> None:
+    async def _put_off(self, running: RunningWork, wait_s: float) -> None:
         """The endpoint is not to be told anything now; that is no attempt."""
-        run_at = self._clock.wall() + LOOK_AGAIN_S
+        run_at = self._clock.wall() + wait_s
         await running.write(lambda: self._store.give_back(running.work, run_at=run_at, is_attempt=False))

@@ -1,4 +1,4 @@
-"""What this gateway has learned of the endpoints of webhooks: which are throttled, and which want to hear nothing any more.
+"""The endpoints of the config: which are throttled, disabled, or want to hear nothing any more.
 
 Kept in memory: a restart, or a change of the endpoint's entry in the config, gives it a fresh start.
 """
@@ -7,71 +7,76 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from gateway.job_ports import Outward
+from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn, HookStanding
+from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.rules import SegmentRules
+from gateway.policy.webhooks.events import ENDPOINT
 from gateway.policy.webhooks.rules import WebhookRules, Webhooks
-from gateway.policy.webhooks.schedule import IN_FLIGHT, DeliveryResult, rest_s
+from gateway.policy.webhooks.schedule import DeliveryResult
 
+LOOK_AGAIN_S = 5.0
+"""A delivery that was claimed in the moment in which its endpoint began to rest, or went, is looked at again so much later."""
 log = logging.getLogger("gateway.jobs")
-
-
-@dataclass(slots=True)
-class _Standing:
-    """Of one endpoint, as long as its entry is the same."""
-
-    rules: WebhookRules
-    is_gone: bool = False
-    throttled: int = 0
-    """So many times in a row."""
-    rests_until: float = 0.0
 
 
 class Endpoints:
     """The endpoints in force, and how many deliveries each may be given now."""
 
-    def __init__(self, webhooks: Callable[[], Webhooks], monotonic: Callable[[], float]) -> None:
-        """`webhooks` gives those in force."""
+    def __init__(self, webhooks: Callable[[], Webhooks], monotonic: Callable[[], float], outward: Outward) -> None:
+        """`webhooks` gives those in force; what they are told leaves by `outward`."""
         self._webhooks = webhooks
         self._monotonic = monotonic
-        self._standings: dict[str, _Standing] = {}
+        self._outward = outward
+        self._standings: dict[str, tuple[WebhookRules, HookStanding]] = {}
 
     def find(self, name: str) -> WebhookRules | None:
         """Returns an endpoint that is in force."""
         return self._webhooks().get(name)
 
     def segments(self) -> Sequence[SegmentRules]:
-        """Returns the segments of deliveries that may be claimed now."""
+        """Returns the segments of deliveries, with how many may run now: none of an endpoint that rests, or is off."""
         now = self._monotonic()
-        return [
-            SegmentRules(rules.segment, concurrency=1 if standing.throttled else IN_FLIGHT)
-            for rules in self._webhooks().values()
-            if not (standing := self._standing(rules)).is_gone and standing.rests_until <= now
-        ]
+        return [self._segment(rules, now) for rules in self._webhooks().values()]
 
-    def may_hear(self, rules: WebhookRules) -> bool:
-        """Tells whether what was claimed for an endpoint may still be sent to it."""
-        standing = self._standing(rules)
-        return not standing.is_gone and standing.rests_until <= self._monotonic()
+    def turn(self, job: Job) -> DeliveryTurn | float:
+        """Returns the right to send a delivery, or for how many seconds it is put off."""
+        rules = self.find(job.about[ENDPOINT])
+        if rules is None:
+            return LOOK_AGAIN_S
+        standing, now = self.standing(rules), self._monotonic()
+        if standing.is_off or standing.rests_until > now:
+            return LOOK_AGAIN_S
+        standing.in_flight += 1
 
-    def note(self, rules: WebhookRules, result: DeliveryResult, asked_s: float | None = None) -> None:
-        """Learns from an attempt; `asked_s` is the endpoint's Retry-After."""
-        standing = self._standing(rules)
-        if result is DeliveryResult.OK:
-            standing.throttled = 0
-        elif result is DeliveryResult.THROTTLED:
-            standing.throttled += 1
-            standing.rests_until = self._monotonic() + rest_s(standing.throttled, asked_s)
-        elif result is DeliveryResult.GONE and not standing.is_gone:
+        def end(attempt: AttemptResult | None) -> None:
+            standing.in_flight -= 1
+            if attempt is not None:
+                self._note(rules, standing, attempt, now)
+
+        return DeliveryTurn(
+            rules.name, rules.name, rules.url, rules.secrets, self._outward, gone_ends_it=False, end=end
+        )
+
+    def standing(self, rules: WebhookRules) -> HookStanding:
+        """Returns how an endpoint does, as long as its entry is the same."""
+        known = self._standings.get(rules.name)
+        if known is None or known[0] != rules:
+            known = self._standings[rules.name] = rules, HookStanding()
+        return known[1]
+
+    def _segment(self, rules: WebhookRules, now: float) -> SegmentRules:
+        standing = self.standing(rules)
+        is_silent = standing.is_off or standing.rests_until > now
+        return SegmentRules(rules.segment, concurrency=0 if is_silent else standing.most)
+
+    def _note(self, rules: WebhookRules, standing: HookStanding, attempt: AttemptResult, began_at: float) -> None:
+        standing.note(attempt, began_at, self._monotonic())
+        if attempt.result is DeliveryResult.GONE and not standing.is_gone:
             standing.is_gone = True
             log.warning(
-                "webhook %s answered 410 Gone: it gets nothing any more until its entry in the config changes, or the "
-                "gateway starts again; what is for it waits",
+                "webhook %s answered 410 Gone: it gets nothing any more until its entry in the config changes, the gateway "
+                "starts again, or `gateway webhooks enable` says so; what is for it waits",
                 rules.name,
             )
-
-    def _standing(self, rules: WebhookRules) -> _Standing:
-        standing = self._standings.get(rules.name)
-        if standing is None or standing.rules != rules:
-            standing = self._standings[rules.name] = _Standing(rules)
-        return standing

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final, NoReturn
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import RawHeaders
+from gateway.policy.webhooks.public_address import NotPublic, read_public_url
 
 MOST_RUN_AT_S: Final = 366 * 86_400.0
 MOST_DEADLINE_S: Final = 2 * MOST_RUN_AT_S
@@ -25,9 +26,11 @@ URGENT_FROM: Final = 7
 USUAL_PRIORITY: Final = 5
 FIELDS: Final = frozenset((
     "endpoint", "body", "run_at", "delay", "priority", "lane", "deadline", "max_attempts", "dedupe_key", "debounce", "metadata",
+    "webhook",
 ))  # fmt: skip
+WEBHOOK: Final = b"x-gateway-webhook"
 OPTIONS: Final = frozenset(
-    (b"prefer", b"x-gateway-run-at", b"x-gateway-debounce", b"x-gateway-dedupe", b"x-gateway-priority")
+    (b"prefer", b"x-gateway-run-at", b"x-gateway-debounce", b"x-gateway-dedupe", b"x-gateway-priority", WEBHOOK)
 )
 """The headers that make a job of a call, or say how it is to run."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -54,6 +57,8 @@ class JobOptions:
     dedupe_key: str | None = None
     debounce: Debounce | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    webhook: str = ""
+    """A URL that is told of the job's end; empty: none. Whether requests may name one is not decided here."""
 
 
 def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
@@ -80,6 +85,7 @@ def read_options(asked: Mapping[str, Any], now: float) -> JobOptions:
         dedupe_key=_key("dedupe_key", asked.get("dedupe_key")),
         debounce=_debounce(asked.get("debounce")),
         metadata=read_metadata(asked.get("metadata")),
+        webhook=read_webhook("webhook", asked.get("webhook")),
     )
 
 
@@ -91,6 +97,7 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
         asked["run_at"] = float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else text
     if (priority := index.get(b"x-gateway-priority")) is not None:
         asked["priority"] = int(priority) if priority.isdigit() and len(priority) < 4 else -1
+    webhook = read_webhook_header(index)
     if (dedupe := index.get(b"x-gateway-dedupe")) is not None:
         asked["dedupe_key"] = dedupe.decode("latin-1")
     if (debounce := index.get(b"x-gateway-debounce")) is not None:
@@ -101,7 +108,7 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
             asked["debounce"]["max_wait"] = said.pop("max")
         if said:
             _refuse("x-gateway-debounce", f"has an unknown part {sorted(said)[0][:64]!r}; use KEY; wait=10s; max=2m")
-    return read_options(asked, now)
+    return replace(read_options(asked, now), webhook=webhook)
 
 
 def responds_async(headers: RawHeaders) -> float | None:
@@ -118,6 +125,25 @@ def responds_async(headers: RawHeaders) -> float | None:
         return None
     wait = preferences.get(b"wait", b"0")
     return min(MOST_WAIT_S, float(wait)) if wait.isdigit() and len(wait) < 9 else 0.0
+
+
+def read_webhook_header(index: Mapping[bytes, bytes]) -> str:
+    """Returns the URL that a request wants told of its job's end; empty: none. Raises InvalidRequest, naming the header."""
+    url = index.get(WEBHOOK)
+    return "" if url is None else read_webhook(WEBHOOK.decode(), url.decode("latin-1"))
+
+
+def read_webhook(name: str, value: object) -> str:
+    """Reads a URL that is to be told of a job's end, as far as that goes without looking its name up. Raises InvalidRequest."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        _refuse(name, "must be a text: an https URL")
+    try:
+        read_public_url(value)
+    except NotPublic as error:
+        _refuse(name, str(error))
+    return value
 
 
 def read_metadata(said: object) -> dict[str, str]:

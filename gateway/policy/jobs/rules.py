@@ -128,6 +128,8 @@ class JobRules:
     keep_dead_s: float = 30 * 86_400.0
     dedupe_for_s: float = 86_400.0
     dead_letters: DeadLetterRules = DeadLetterRules()
+    allow_request_urls: bool = False
+    """Requests may name URLs that are told of the ends of their jobs."""
     batches: BatchRules = BatchRules()
     degrade: DegradeRules = DegradeRules()
 

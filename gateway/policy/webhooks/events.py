@@ -7,19 +7,27 @@ Source: openai-python `types/webhooks`, 2026-11; https://github.com/standard-web
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import orjson
 
 from gateway.policy.jobs.ids import derived_event_ids
 from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
-from gateway.policy.webhooks.rules import Webhooks
+from gateway.policy.webhooks.rules import REQUESTED, REQUESTED_SEGMENT, Webhooks
 from gateway.policy.webhooks.schedule import DEADLINE_S, SCHEDULE_S
 
 ENDPOINT: Final = "webhook"
 """The name of the endpoint in `about`."""
 EVENT: Final = "event"
+OF: Final = "of"
+"""The id of the job that has ended."""
+TENANT: Final = "tenant"
+"""Whose job it was."""
+REQUEST_URL: Final = "webhook_url"
+"""The URL that a request named, in `about` of its job and of the delivery."""
+REQUEST_KEY: Final = "webhook_key"
+"""The name of the key whose secrets sign the delivery."""
 _BATCH: Final = {
     JobState.SUCCEEDED: "batch.completed",
     JobState.FAILED: "batch.failed",
@@ -38,18 +46,23 @@ EVENTS: Final = (*_BATCH.values(), *_CALL.values())
 
 
 def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
-    """Returns the deliveries that follow from a job's end, one for each endpoint that is to hear of it.
+    """Returns the deliveries that follow from a job's end, one for each endpoint that is to hear of it, and for its own URL.
 
     Always the same for the same job and endpoints. Deliveries themselves end unheard.
     """
     event = _BY_KIND.get(ended.kind, {}).get(ended.state)
-    if event is None or not webhooks:
+    url = ended.about.get(REQUEST_URL)
+    if event is None or not (webhooks or url):
         return ()
     hearing = [rules for rules in webhooks.values() if rules.hears(event, ended.tenant)]
-    return [_delivery(ended, event, rules.name, rules.segment) for rules in hearing]
+    deliveries = [_delivery(ended, event, rules.name, rules.segment) for rules in hearing]
+    if url:
+        whose = {REQUEST_URL: url, REQUEST_KEY: ended.key}
+        deliveries.append(_delivery(ended, event, REQUESTED, REQUESTED_SEGMENT, whose))
+    return deliveries
 
 
-def _delivery(ended: Job, event: str, name: str, segment: str) -> NewJob:
+def _delivery(ended: Job, event: str, name: str, segment: str, whose: Mapping[str, str] | None = None) -> NewJob:
     ended_at = ended.ended_at or ended.created_at
     event_id, delivery_id = derived_event_ids(ended.id, name)
     body = {
@@ -73,6 +86,6 @@ def _delivery(ended: Job, event: str, name: str, segment: str) -> NewJob:
         run_at=ended_at,
         deadline=ended_at + DEADLINE_S,
         max_attempts=len(SCHEDULE_S),
-        about={ENDPOINT: name, EVENT: event, "of": ended.id, "tenant": ended.tenant},
+        about={ENDPOINT: name, EVENT: event, OF: ended.id, TENANT: ended.tenant, **(whose or {})},
     )
     return NewJob(job, payload=orjson.dumps(body))

@@ -13,6 +13,25 @@ name.
 """
 
 
+REQUESTED: Final = "(requests)"
+"""Stands for all URLs that requests name, where endpoints of the config have their names: in metrics, and as one segment,
+for there may be any number of such URLs. No endpoint of the config has this name.
+"""
+REQUESTED_SEGMENT: Final = f"{SEGMENT}{REQUESTED}"
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """How webhooks leave; the first two are read at start."""
+
+    egress_proxy: str | None = field(default=None, repr=False)
+    """Through which all webhooks go; its URL may hold a password."""
+    ca_file: str | None = None
+    """Authorities that are trusted besides the system's."""
+    request_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """Sign what goes to URLs of requests, where the gateway has no keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookRules:
     """An endpoint that hears of the ends of jobs."""

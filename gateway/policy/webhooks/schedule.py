@@ -18,6 +18,10 @@ TIMEOUT_S: Final = 15.0
 """From the connection to the end of the answer."""
 IN_FLIGHT: Final = 4
 """Deliveries to one endpoint that are under way in one gateway."""
+REQUESTS_IN_FLIGHT, TENANT_IN_FLIGHT = 64, 16
+"""Deliveries to URLs of requests that are under way in one gateway, and those of one tenant among them: whoever names many
+slow hosts delays himself.
+"""
 _LONGEST_ASKED_S: Final = 86_400.0
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
 _THROTTLING: Final = frozenset((429, 502, 504))
@@ -35,6 +39,8 @@ class DeliveryResult(Enum):
     """410: the endpoint wants to hear nothing any more."""
     UNREACHABLE = "unreachable"
     """There was no answer, or none in time."""
+    REFUSED = "refused"
+    """The guard let nothing out: the URL of a request leads to no public address."""
 
 
 def result_of(status: int) -> DeliveryResult:

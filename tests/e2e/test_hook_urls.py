@@ -1,0 +1,186 @@
+"""URLs that requests name, over the wire: a real gateway behind a proxy, a receiver with TLS, and OpenAI's verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+import trustme
+from openai.types.webhooks import BatchCompletedWebhookEvent
+
+from tests.e2e.batches import begin, end_of, line
+from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import ASYNC, NIGHTLY, WEB, ask, new_job, policies, result_of, take, with_jobs
+from tests.e2e.harness import KEYS, chat, post, until
+from tests.e2e.test_webhooks import parts, telling, types
+from tests.receiver import OK, Receiver, receiver
+from tests.upstream.conftest import server_tls
+
+HOST = "hooks.example.com"
+URL = f"https://{HOST}:8443/in?t=s3cret"
+SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
+HOOK = f"x-gateway-webhook: {URL}"
+
+
+def text_of(secret: bytes) -> str:
+    return "whsec_" + base64.b64encode(secret).decode()
+
+
+SIGNING = [{**KEYS[0], "webhook_secrets": [text_of(SECRET)]}, KEYS[1]]
+
+
+@dataclass
+class Proxy:
+    """A proxy that leads every tunnel to one place, and remembers for whom they were asked."""
+
+    port: int
+    url: str = ""
+    asked: list[bytes] = field(default_factory=list)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            self.asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(b"HTTP/1.1 200 Go\r\n\r\n")
+            await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+    writer.close()
+
+
+@dataclass
+class Outside:
+    """What lies behind the gateway's proxy."""
+
+    there: Receiver
+    proxy: Proxy
+    settings: dict[str, Any]
+
+
+@pytest.fixture
+async def outside(tmp_path: Path) -> AsyncIterator[Outside]:
+    authority = trustme.CA()
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca_file))
+    there = Receiver(OK)
+    async with _listening(there.handle, ssl=server_tls(authority, HOST)) as port:
+        proxy = Proxy(port)
+        async with _listening(proxy.handle) as proxy_port:
+            settings = {"egress_proxy": f"http://u:pr0xy@127.0.0.1:{proxy_port}", "ca_file": str(ca_file)}
+            yield Outside(there, proxy, settings)
+
+
+@asynccontextmanager
+async def _listening(handle: Any, **options: Any) -> AsyncIterator[int]:
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, **options)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def test_the_official_sdk_unwraps_what_a_requests_url_is_told(
+    start: StartGateway, tmp_path: Path, outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a batch, a job, and a call that nobody waits for; each through the proxy, under the key's own secret."""
+    place = policies(tmp_path, jobs={"allow_request_urls": True})
+    gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place, webhook_settings=outside.settings))
+    async with gateway.sdk() as sdk:
+        made = await begin(sdk, [line("a")], extra_headers={"x-gateway-webhook": URL})
+        batch = await end_of(sdk, made.id)
+    job = await take(gateway.url, new_job(webhook=URL, dedupe_key="k"))
+    call = await ask(gateway.url, post("/v1/chat/completions", chat(), WEB, ASYNC, HOOK))
+    plain = await take(gateway.url, new_job())
+    await result_of(gateway.url, plain["id"])
+    await until(lambda: len(outside.there.requests) == 3)
+    conflict = await ask(gateway.url, new_job(webhook=f"{URL}2", dedupe_key="k"))
+
+    assert conflict.status == 409
+    told = {batch.id: "batch.completed", job["id"]: "job.succeeded", orjson.loads(call.body)["id"]: "job.succeeded"}
+    assert types(outside.there) == told
+    assert set(outside.proxy.asked) == {b"CONNECT hooks.example.com:8443 HTTP/1.1"}
+    assert outside.there.requests[0].startswith(b"POST /in?t=s3cret HTTP/1.1\r\n")
+    headers, body = next(parts(one) for one in outside.there.requests if batch.id.encode() in one)
+    event = openai.OpenAI(api_key="unused", webhook_secret=text_of(SECRET)).webhooks.unwrap(body, headers)
+    assert isinstance(event, BatchCompletedWebhookEvent)
+    assert event.data.id == batch.id
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        openai.OpenAI(api_key="unused", webhook_secret=text_of(OTHER)).webhooks.unwrap(body, headers)
+    assert "s3cret" not in caplog.text
+    assert "pr0xy" not in caplog.text
+
+
+async def test_endpoints_of_the_config_go_through_the_proxy_too(
+    start: StartGateway, tmp_path: Path, outside: Outside
+) -> None:
+    """Plain ones as well; names are the proxy's to look up."""
+    async with receiver(OK) as there:
+        hooks = {"crm": telling(there)["crm"] | {"url": f"https://{HOST}/crm"}}
+        gateway = await start(with_jobs(tmp_path, webhooks=hooks, webhook_settings=outside.settings))
+        job = await take(gateway.url, new_job())
+        await until(lambda: len(outside.there.requests) == 1)
+
+    assert types(outside.there) == {job["id"]: "job.succeeded"}
+    assert outside.proxy.asked == [b"CONNECT hooks.example.com:443 HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://hooks.example.com/", "must begin with https://"),
+        ("https://127.0.0.1/", "has an address that is not public"),
+        ("https://u:p@hooks.example.com/", "must not carry a user or password"),
+        (7, "must be a text"),
+    ],
+)
+async def test_a_url_that_leads_inside_is_refused_at_once(
+    start: StartGateway, tmp_path: Path, url: object, why: str
+) -> None:
+    """Naming the field, or the header; nothing is taken."""
+    place = policies(tmp_path, jobs={"allow_request_urls": True})
+    gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place))
+    answers = [await ask(gateway.url, new_job(webhook=url))]
+    if isinstance(url, str):
+        hook = f"x-gateway-webhook: {url}"
+        answers.append(await ask(gateway.url, post("/v1/chat/completions", chat(), WEB, ASYNC, hook)))
+        asked = {"input_file_id": "file-x", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        answers.append(await ask(gateway.url, post("/v1/batches", asked, WEB, hook)))
+    for answer, name in zip(answers, ("webhook", "x-gateway-webhook", "x-gateway-webhook"), strict=False):
+        error = orjson.loads(answer.body)["error"]
+        assert (answer.status, error["param"]) == (400, name)
+        assert f"The field '{name}' {why}" in error["message"]
+
+
+async def test_nobody_names_a_url_before_it_is_allowed_and_signed(start: StartGateway, tmp_path: Path) -> None:
+    """Off by default; and a key without secrets would send what nobody can verify."""
+    gateway = await start(with_jobs(tmp_path, keys=SIGNING))
+    asked = {"input_file_id": "file-x", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    off = [
+        await ask(gateway.url, new_job(webhook=URL)),
+        await ask(gateway.url, post("/v1/chat/completions", chat(), WEB, ASYNC, HOOK)),
+        await ask(gateway.url, post("/v1/batches", asked, WEB, HOOK)),
+    ]
+    await gateway.stop()
+    place = policies(tmp_path, jobs={"allow_request_urls": True})
+    gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place))
+    unsigned = await ask(gateway.url, new_job(webhook=URL, key=NIGHTLY))
+
+    for answer in off:
+        error = orjson.loads(answer.body)["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "webhook_not_allowed", "webhook")
+        assert "allow_request_urls: true in policies/jobs.yaml" in error["message"]
+    error = orjson.loads(unsigned.body)["error"]
+    assert (unsigned.status, error["code"]) == (400, "webhook_not_allowed")
+    assert "give the key 'nightly' webhook_secrets" in error["message"]
