@@ -34,6 +34,7 @@ from gateway.flow.shedding import Shedding
 from gateway.housekeeping import Housekeeping, Reloading
 from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
 from gateway.ingress.admin.caches import cache_routes
+from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import object_routes
 from gateway.ingress.admin.operations import Gather, health_routes, metrics_route, state_routes
 from gateway.ingress.edge import Edge
@@ -248,9 +249,8 @@ class Gateway:
         self._call_log.stop()
 
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
-        meter = self._telemetry
+        meter, jobs = self._telemetry, self._jobs
         state_file = None if self._sqlite is None else state_file_of(self._sqlite)
-        jobs = self._jobs
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
             async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock, meter.jobs),
@@ -275,6 +275,7 @@ class Gateway:
             *cache_routes(self._policies, self._cache_desk, self._savings),
             *backup_routes(self._policies, state_file, jobs_file_of(self._jobs)),
             *object_routes(self._policies, self._pipeline.ownership),
+            *job_admin_routes(self._policies, None if jobs is None else jobs.service),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on

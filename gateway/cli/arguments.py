@@ -91,9 +91,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
     jobs = add_jobs(
-        commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel; back them up")
+        commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel, pause; back them up")
     )
     _add_backup(jobs, "jobs", "jobs.store")
+    _add_job_flags(jobs)
     add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
 
     command = commands.add_parser(
@@ -241,6 +242,14 @@ def _add_backup(actions: Actions[argparse.ArgumentParser], name: str, setting: s
     action.add_argument("file", type=Path, help="where the copy goes; it must not exist")
     _add_admin(action)
     action.set_defaults(command=f"operate:{name}_backup")
+
+
+def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
+    for name, does in (("pause", "have jobs and batches stand still"), ("resume", "let them go on")):
+        action = actions.add_parser(name, help=f"{does}, whosever they are")
+        action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+        _add_admin(action)
+        action.set_defaults(command="operate:flag_jobs", flag=name)
 
 
 def _add_objects(command: argparse.ArgumentParser) -> None:

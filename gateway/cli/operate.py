@@ -68,6 +68,19 @@ def jobs_backup(options: argparse.Namespace) -> int:
     return _backup(options, "jobs")
 
 
+def flag_jobs(options: argparse.Namespace) -> int:
+    """Has jobs stand still or go on; fails where one of them is not there."""
+    path = f"jobs/{options.flag}"
+    unknown: list[str] = []
+
+    def ask(client: AdminClient) -> dict[str, Any]:
+        answer = client.post(path, {"ids": options.ids})
+        unknown.extend(answer["unknown"])
+        return answer
+
+    return _ask(options, ask, showing.flagged) or (FAILED if unknown else OK)
+
+
 def _backup(options: argparse.Namespace, name: str) -> int:
     from gateway.store.sqlite.opening import damage_of  # no other command needs sqlite
 

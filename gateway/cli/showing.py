@@ -25,6 +25,13 @@ def claimed(answer: Mapping[str, Any]) -> str:
     return "\n".join([told, *lines])
 
 
+def flagged(answer: Mapping[str, Any]) -> str:
+    """Tells of each job what came of the wish that it stand still, or go on."""
+    words = {"done": "is paused" if answer["action"] == "pause" else "goes on", "ended": "has ended"}
+    words["unknown"] = "is no job of this gateway's"
+    return "\n".join(f"{safe(id)} {told}" for name, told in words.items() for id in answer[name])
+
+
 def table(shown: Mapping[str, Any]) -> str:
     """Shows targets, then accounts, one a line."""
     rows = [TARGET_HEADINGS, *(_row(name, row) for name, row in shown["targets"].items())]

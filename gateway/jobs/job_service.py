@@ -110,8 +110,15 @@ class JobService:
         self.watchers.changed(job_id)
         return job
 
+    async def flag(self, job_id: str, flag: JobFlag) -> Job | None:
+        """Asks something of anybody's job, for operators; None: there is none."""
+        job = await (await self._engine.reader()).flag(job_id, None, flag)
+        if job is not None:
+            self.watchers.changed(job_id)
+        return job
+
     async def list_jobs(self, query: JobQuery) -> JobPage:
-        """Returns a page of the tenant's jobs, newest first."""
+        """Returns a page of a tenant's jobs, or everybody's, newest first."""
         return await (await self._engine.reader()).list_jobs(query)
 
     def _new_job(self, call: Call, options: JobOptions) -> NewJob:

@@ -23,10 +23,10 @@ from gateway.cli.main import main
 from gateway.emulator.faults import parse_rule
 from gateway.ingress.jobs import batches as batch_routes
 from gateway.ingress.jobs.upload_form import UploadForm
-from tests.e2e.batches import input_of, line, names
+from tests.e2e.batches import begin, input_of, line, names
 from tests.e2e.conftest import StartGateway
-from tests.e2e.durable import NIGHTLY, end_of, new_job, take, with_jobs
-from tests.e2e.harness import NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, until
+from tests.e2e.durable import NIGHTLY, ask, end_of, look, new_job, take, with_jobs
+from tests.e2e.harness import ADMIN_KEY, NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, get, post, until
 from tests.e2e.replaying import hold
 
 
@@ -153,6 +153,32 @@ async def test_jobs_and_batches_are_listed_shown_and_stopped(
     assert code == 0
     assert stopped.startswith(f"{later['id']} ")
     assert ended == f"{done['id']} has ended: succeeded\n"
+
+
+async def test_operators_have_jobs_stand_still_and_go_on(
+    capsys: pytest.CaptureFixture[str], start: StartGateway, tmp_path: Path
+) -> None:
+    """Whosever they are; the lines of a batch, too. What is not there is told, and fails the command."""
+    gateway = await start(with_jobs(tmp_path, admin={"key": ADMIN_KEY}))
+    operator = ("--url", gateway.url, "--admin-key", ADMIN_KEY)
+    later = await take(gateway.url, new_job(delay="1h"))
+
+    paused = await run(capsys, "jobs", "pause", later["id"], "job_gw_unknown", *operator)
+    assert paused == (1, f"{later['id']} is paused\njob_gw_unknown is no job of this gateway's\n", "")
+    assert (await look(gateway.url, later["id"]))["is_paused"]
+    shown = await ask(gateway.url, get("/admin/jobs?status=scheduled", f"authorization: Bearer {ADMIN_KEY}"))
+    (row,) = orjson.loads(shown.body)["data"]
+    assert (row["id"], row["tenant"], row["is_paused"]) == (later["id"], "web", True)
+    assert await run(capsys, "jobs", "resume", later["id"], *operator) == (0, f"{later['id']} goes on\n", "")
+    assert not (await look(gateway.url, later["id"]))["is_paused"]
+
+    async with gateway.sdk() as sdk:
+        done = await end_of(gateway.url, (await begin(sdk, [line("a")])).id)
+    code, output, _ = await run(capsys, "jobs", "pause", done["id"], *operator)
+    assert (code, output) == (0, f"{done['id']} has ended\n")
+    for body in (b"{}", b'{"ids": []}', b'{"ids": [7]}', b'{"ids": ["a"], "all": true}'):
+        refused = await ask(gateway.url, post("/admin/jobs/pause", body, f"authorization: Bearer {ADMIN_KEY}"))
+        assert refused.status == 400, refused.raw
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,8 @@ OPERATIONS: Mapping[str, Row] = {
     "GET|HEAD|POST /admin/cache/why": Row("operators", body=b'{"tenant": "web", "body": %b}' % MODEL, served=ANY),
     "GET|HEAD /admin/state/backup": Row("operators"),
     "GET|HEAD /admin/jobs/backup": Row("operators"),
+    "GET|HEAD /admin/jobs": Row("operators"),
+    **{f"POST /admin/jobs/{name}": Row("operators", body=b'{"ids": ["batch_1"]}') for name in ("pause", "resume")},
     "POST /admin/objects/claim": Row("operators", body=b'{"tenant": "web", "ids": ["file-1"]}', without_keys=404),
 }
 

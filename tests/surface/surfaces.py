@@ -28,7 +28,9 @@ FOLDER = Path(__file__).parent
 ADMIN = f"authorization: Bearer {ADMIN_KEY}"
 ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     *(("GET", path, None) for path in (*LIVE_PATHS, *READY_PATHS)),
-    *(("GET", f"/admin/{view}", None) for view in ("config", "limits", "queue", "targets", "cache", "stats")),
+    *(("GET", f"/admin/{view}", None) for view in ("config", "limits", "queue", "targets", "cache", "stats", "jobs")),
+    ("POST", "/admin/jobs/pause", {"ids": ["batch_1"]}),
+    ("POST", "/admin/jobs/resume", {"ids": ["batch_1"]}),
     ("POST", "/admin/targets", {"name": "main/gpt-4o", "action": "reset"}),
     ("POST", "/admin/accounts", {"name": "main", "action": "reset"}),
     ("POST", "/admin/cache/purge", {"all": True}),

@@ -15,13 +15,13 @@ from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_object
 from gateway.ingress.jobs.events import EventReaders
-from gateway.ingress.jobs.own_routes import caller_of, limit_of
+from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import MakeCall, StoredRequest
 from gateway.policy.jobs.errors import NoResult
-from gateway.policy.jobs.job import Job, JobQuery, JobState
+from gateway.policy.jobs.job import Job, JobQuery
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
 from gateway.policy.openai.headers import request_headers
@@ -91,11 +91,10 @@ class JobRoutes:
         """Lists the tenant's jobs, newest first."""
         tenant, query = self._tenant(request), request.query_params
         limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
-        states = [_state(one) for one in query.get("status", "").split(",") if one]
         metadata = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
         }
-        asked = JobQuery(tenant, None, states, query.get("after"), limit, metadata)
+        asked = JobQuery(tenant, None, states_of(request), query.get("after"), limit, metadata)
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
     async def show(self, request: Request) -> Response:
@@ -159,11 +158,3 @@ def _bytes_of(body: dict[str, Any]) -> bytes:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:
         raise InvalidRequest("The field 'body' is nested too deeply.", param="body") from None
-
-
-def _state(name: str) -> JobState:
-    try:
-        return JobState(name)
-    except ValueError:
-        known = ", ".join(JobState)
-        raise InvalidRequest(f"The parameter 'status' takes {known}, divided by commas.", param="status") from None

@@ -13,6 +13,7 @@ from starlette.types import Scope
 from gateway.errors import InvalidRequest
 from gateway.ingress import parse
 from gateway.policy.jobs.ids import Mark, is_ours
+from gateway.policy.jobs.job import JobState
 from gateway.policy.snapshot import Key, Policies
 
 Serve = Callable[[Request], Awaitable[Response]]
@@ -70,3 +71,12 @@ def limit_of(request: Request, usual: int, most: int) -> int:
     if not said.isdecimal() or not said.isascii() or len(said) > 9 or not 1 <= int(said) <= most:
         raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
     return int(said)
+
+
+def states_of(request: Request) -> list[JobState]:
+    """Returns the states of jobs that a list is asked for; none: all. Raises InvalidRequest."""
+    try:
+        return [JobState(one) for one in request.query_params.get("status", "").split(",") if one]
+    except ValueError:
+        known = ", ".join(JobState)
+        raise InvalidRequest(f"The parameter 'status' takes {known}, divided by commas.", param="status") from None

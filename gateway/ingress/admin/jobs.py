@@ -1,0 +1,80 @@
+"""Serves `/admin/jobs`: what everybody has under way, and what is to stand still until an operator has it go on.
+
+Behind the admin key. It must not know how jobs run: `JobService` tells of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.errors import InvalidRequest
+from gateway.ingress.admin.operations import read_object, require_admin
+from gateway.ingress.jobs.own_routes import limit_of, states_of
+from gateway.ingress.routes import json_response
+from gateway.jobs.job_service import JobService
+from gateway.policy.jobs.errors import JobsOff
+from gateway.policy.jobs.file_object import list_page
+from gateway.policy.jobs.job import JobFlag, JobQuery
+from gateway.policy.jobs.job_object import show_job
+from gateway.policy.snapshot import Policies
+
+MOST_BYTES = 65_536
+MOST_IDS = 100
+USUALLY_LISTED, MOST_LISTED = 20, 100
+EXAMPLE = '{"ids": ["batch_gw…"]}'
+FLAGS: Mapping[str, JobFlag] = {"pause": JobFlag.PAUSE, "resume": JobFlag.RESUME}
+log = logging.getLogger("gateway.admin")
+
+
+def job_admin_routes(policies: Policies, jobs: JobService | None) -> list[BaseRoute]:
+    """Returns `GET /admin/jobs`, `POST /admin/jobs/pause` and `/admin/jobs/resume`; None: this gateway takes no jobs."""
+
+    async def list_jobs(request: Request) -> Response:
+        require_admin(policies, request)
+        limit, after = limit_of(request, USUALLY_LISTED, MOST_LISTED), request.query_params.get("after")
+        page = await _on(jobs).list_jobs(JobQuery(None, None, states_of(request), after, limit))
+        shown = [{**show_job(job), "tenant": job.tenant, "key": job.key} for job in page.jobs]
+        return json_response(list_page(shown, has_more=page.has_more))
+
+    def flag(name: str) -> Any:
+        async def act(request: Request) -> Response:
+            require_admin(policies, request)
+            service, ids = _on(jobs), _ids(await read_object(request, MOST_BYTES, EXAMPLE))
+            told: dict[str, list[str]] = {"done": [], "ended": [], "unknown": []}
+            for job_id in ids:
+                job = await service.flag(job_id, FLAGS[name])
+                told["unknown" if job is None else "ended" if job.state.is_end else "done"].append(job_id)
+            log.warning("admin: %s %d jobs", name, len(told["done"]))
+            return json_response({"action": name, **told})
+
+        return act
+
+    return [
+        Route("/admin/jobs", list_jobs, methods=["GET"]),
+        *(Route(f"/admin/jobs/{name}", flag(name), methods=["POST"]) for name in FLAGS),
+    ]
+
+
+def _on(jobs: JobService | None) -> JobService:
+    if jobs is None:
+        raise JobsOff("This gateway takes no jobs; name a file for them with `jobs.store`.")
+    return jobs
+
+
+def _ids(asked: Mapping[str, Any]) -> Sequence[str]:
+    """Reads the ids of jobs and batches. Raises InvalidRequest."""
+    unknown = sorted(asked.keys() - {"ids"})
+    if unknown:
+        raise InvalidRequest(
+            f"Unknown field '{unknown[0][:200]}'; send {EXAMPLE}.", param=unknown[0][:200], code="unknown_field"
+        )
+    ids = asked.get("ids")
+    if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(id, str) and id for id in ids):
+        raise InvalidRequest(f"The field 'ids' must be a list of 1 to {MOST_IDS} ids, such as {EXAMPLE}.", param="ids")
+    return list(dict.fromkeys(ids))
