@@ -217,6 +217,7 @@ class Housekeeping:
         telemetry.set_objects(self.store.objects.entries, self.store.objects.lost)
         if self.jobs is not None and self.jobs.engine.opened is not None:
             telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
+            telemetry.jobs.set_native_parts(self.jobs.native_parts())
         if self.shared is not None:
             telemetry.set_state(self.shared.health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)

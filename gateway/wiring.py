@@ -22,6 +22,8 @@ from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
 from gateway.store.jobs.opening import copier_of, has_jobs, no_jobs, open_blobs, open_jobs
 from gateway.upstream.outwards import open_outwards
+from gateway.upstream.pools import Pools
+from gateway.upstream.provider_batches import HttpProviderBatches
 
 
 def semantic_news(
@@ -50,6 +52,7 @@ def build_jobs(
     make_call: MakeCall,
     meter: JobMeter,
     shedding: Shedding,
+    pools: Pools,
 ) -> JobWork | None:
     """Returns durable work over the pipeline; None: the config has none."""
     settings = policies.current.jobs.settings
@@ -74,6 +77,7 @@ def build_jobs(
         meter=meter,
         may_begin=lambda: not shedding.level,
         works=settings.works,
+        native=(HttpProviderBatches(pools.transport), admission.budgets),
     )
 
 

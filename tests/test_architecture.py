@@ -76,6 +76,7 @@ POLICYS_DATA = {
     "gateway.policy.jobs.dead_letters",
     "gateway.policy.jobs.job",
     "gateway.policy.jobs.errors",
+    "gateway.policy.native.remote",
 }
 MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}

@@ -116,7 +116,7 @@ def load_snapshot(
             *find_notices(document, config, providers, models, keys, shared),
             *sharing,
             *object_notices(objects, state),
-            *job_notices(jobs),
+            *job_notices(jobs, policies.jobs, providers),
             *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),
             *(tokenizers.notices if tokenizers else ()),
         ),

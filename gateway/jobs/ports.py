@@ -1,12 +1,14 @@
-"""What the worker needs of others: calls made of stored requests, and somebody who counts."""
+"""What the worker needs of others: calls made of stored requests, somebody who counts, and providers' own Batch APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
 from gateway.policy.jobs.job import Job, JobState, LineResult
+from gateway.policy.native.remote import RemoteBatch
+from gateway.policy.snapshot import Key, Provider
 from gateway.words import Lane
 
 
@@ -81,4 +83,60 @@ class JobMeter(Protocol):
 
     def delivered(self, endpoint: str, result: str) -> None:
         """Counts an attempt to tell a webhook something; `endpoint` is its name in the config."""
+        ...
+
+    def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
+        """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config."""
+        ...
+
+
+class NativeAccounts(Protocol):
+    """What keys may spend, where no call is made of it."""
+
+    def is_spent(self, key: Key) -> bool:
+        """Tells whether the key has nothing left of its budget."""
+        ...
+
+    def paid(self, key: Key, usd: float) -> None:
+        """Books what was paid on the key's account."""
+        ...
+
+
+class ProviderBatches(Protocol):
+    """Providers' own Files and Batch APIs, with the credentials of the config.
+
+    Every method raises ProviderRefused, or Unreachable where there was no answer, or one that says nothing: then what was
+    asked may have been done.
+    """
+
+    async def upload(self, provider: Provider, filename: str, size: int, content: AsyncIterator[bytes]) -> str:
+        """Uploads the input file of a batch, of so many bytes; returns its id."""
+        ...
+
+    async def find_file(self, provider: Provider, filename: str, not_before: float) -> str | None:
+        """Returns the id of the input file of that name; older ones than `not_before` are not looked at."""
+        ...
+
+    async def create(self, provider: Provider, file_id: str, endpoint: str, part: str) -> RemoteBatch:
+        """Makes a batch that can be told by `part`."""
+        ...
+
+    async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
+        """Returns the batch that was made for `part`, or of that file where the provider keeps no metadata."""
+        ...
+
+    async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
+        """Returns a batch as it is now."""
+        ...
+
+    async def cancel(self, provider: Provider, batch_id: str) -> None:
+        """Asks a batch to stop."""
+        ...
+
+    def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
+        """Yields the bytes of a file; what comes before an error is good."""
+        ...
+
+    async def remove(self, provider: Provider, file_id: str) -> None:
+        """Removes a file; one that is not there is removed."""
         ...

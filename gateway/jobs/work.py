@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
@@ -18,8 +18,9 @@ from gateway.jobs.cleaning import JobCleaning
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
+from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
-from gateway.jobs.ports import JobMeter, MakeCall, ServeCall
+from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
 from gateway.jobs.running import RunningWork
 from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.endpoints import Endpoints
@@ -51,12 +52,15 @@ class JobWork:
         *,
         works: bool = True,
         waits: bool = True,
+        native: tuple[ProviderBatches, NativeAccounts] | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing`, `waits` the
         engine's; `outwards` lead to endpoints of the config, and guarded to all others.
 
-        `works` says whether jobs run here, or are only taken and shown.
+        `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, and who books
+        what is paid there; None: all lines run here.
         """
+        self._native = native
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
@@ -80,6 +84,7 @@ class JobWork:
         self.batches = BatchService(
             self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw
         )
+        self._parts: NativeParts | None = None
 
     async def start(self) -> None:
         """Goes on with the work that is there."""
@@ -91,6 +96,10 @@ class JobWork:
         for outward in self._outwards:
             await outward.aclose()
         await self._blobs.aclose()
+
+    def native_parts(self) -> Mapping[str, int]:
+        """Returns how many parts of batches are at providers' own Batch APIs, by how far they have come."""
+        return {} if self._parts is None else self._parts.phases()
 
     def rules_of(self, job: Job) -> JobRules:
         """Returns the rules in force for a job: those that its model picks."""
@@ -110,6 +119,7 @@ class JobWork:
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, self._clock, draw)
+        parts = self._parts = self._make_parts(store)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -120,9 +130,10 @@ class JobWork:
             elif work.piece == CHECK:
                 await checks.run(running)
             elif work.piece == FINALISE:
-                await ends.run(running)
-                chunks.forget(work.job.id)
-            else:
+                if parts is None or await parts.wind_up(running):
+                    await ends.run(running)
+                    chunks.forget(work.job.id)
+            elif parts is None or await parts.run(running):
                 await chunks.run(running)
 
         def segments() -> Sequence[SegmentRules]:
@@ -135,6 +146,11 @@ class JobWork:
         cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
         changed, chores = self.service.watchers.changed, (cleaning.run_always,)
         return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
+
+    def _make_parts(self, store: JobStore) -> NativeParts | None:
+        if self._native is None:
+            return None
+        return NativeParts(store, self._blobs, *self._native, self._policies, self._clock, self.rules_of)
 
     def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
         """Returns what signs the deliveries of a key, none where it is gone."""

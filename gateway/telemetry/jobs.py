@@ -50,6 +50,21 @@ class JobCounter:
         """Counts an attempt to tell a webhook something."""
         self._metrics.webhooks.totals[endpoint, result] += 1
 
+    def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
+        """Counts what lines have used and cost at a provider's own Batch API."""
+        tokens, cost = self._metrics.tokens.totals, self._metrics.cost.totals
+        for result in results:
+            tokens[model, target, "input"] += result.input_tokens
+            tokens[model, target, "output"] += result.output_tokens
+            if result.cached_tokens:
+                tokens[model, target, "cached_input"] += result.cached_tokens
+            if result.cost_usd:
+                cost[model, target, key] += result.cost_usd
+
+    def set_native_parts(self, parts: Mapping[str, int]) -> None:
+        """Sets how many parts are at providers now, by how far they have come."""
+        self._metrics.native_parts.values = {(state,): number for state, number in parts.items()}
+
     def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:
         """Sets what waits and runs now; `now` is wall-clock seconds."""
         self._metrics.jobs_depth.values = {labels: of.number for labels, of in depth.items()}

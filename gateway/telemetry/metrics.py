@@ -209,6 +209,7 @@ class Metrics:
         "job_leases_lost_total", "Pieces of work that were taken over from this gateway."
     )
     brakes: Counts = _counter("batch_brakes_total", "Batches slowed down to single tries.", "class")
+    native_parts: Levels = _gauge("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
     webhooks: Counts = _counter(
         "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"
     )

@@ -100,7 +100,7 @@ class Wire:
         self._own = transport if isinstance(transport, Http1Transport) else None
         self._headers = [(b"host", httpx.URL(provider.base_url).netloc), (b"accept-encoding", b"identity")]
         self._headers += [(name.lower().encode(), value.encode()) for name, value in provider.headers]
-        self._auth = _auth_header(provider)
+        self._auth = auth_header(provider)
         if self._auth is not None:
             self._headers.append(self._auth)
         self._header_names = frozenset(name for name, _ in self._headers)
@@ -257,7 +257,8 @@ def _class_of(error: Exception, phase: Phase) -> ErrorClass:
     return ErrorClass.CONNECTION
 
 
-def _auth_header(provider: Provider) -> tuple[bytes, bytes] | None:
+def auth_header(provider: Provider) -> tuple[bytes, bytes] | None:
+    """Returns the header with the credential of the config; None: it has none for this provider."""
     if provider.api_key is None:
         return None
     if provider.dialect == "azure":

@@ -26,6 +26,7 @@ ADDED = frozenset(
         "gateway_queue_depth",
         "gateway_queue_bytes",
         "gateway_jobs_depth",
+        "gateway_native_parts",
         "gateway_upstream_connections",
         "process_virtual_memory_bytes",
         "process_resident_memory_bytes",

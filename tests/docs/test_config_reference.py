@@ -23,6 +23,7 @@ from gateway.config.policies.jobs import (
     JobBackoffEntry,
     JobsSet,
     KeepEntry,
+    NativeEntry,
     SegmentEntry,
 )
 from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
@@ -102,6 +103,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     SegmentEntry: ("policies", "### segments"),
     KeepEntry: ("policies", "### keep"),
     BatchesEntry: ("policies", "### batches"),
+    NativeEntry: ("policies", "### native"),
     BrakeEntry: ("policies", "### brake"),
     DegradeEntry: ("policies", "### degrade_to_job"),
     RuleEntry: ("policies", "## errors/KIND.yaml"),

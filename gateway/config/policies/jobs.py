@@ -6,15 +6,17 @@ only the set `default` can say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.config.policies.retries import CostEntry
 from gateway.config.reading.check import check, check_part, check_sets
 from gateway.config.reading.fields import (
     Attempts,
+    Cosine,
     Count,
     Duration,
     Factor,
@@ -35,6 +37,7 @@ from gateway.policy.jobs.rules import (
     DeadLines,
     DegradeRules,
     JobRules,
+    NativeRules,
     RunAs,
     SegmentRules,
 )
@@ -45,8 +48,20 @@ from gateway.words import LANES
 
 _BUILT_IN: Final = JobRules()
 _BATCHES: Final = BatchRules()
+_NATIVE: Final = NativeRules()
 _DEAD: Final = DeadLetterRules()
 _OF_ALL: Final = ("segments", "keep", "dedupe_for", "dead_letters", "allow_request_urls")
+
+
+def _part_of(value: object) -> float:
+    """Returns `50%` as 0.5."""
+    found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value) if isinstance(value, str) else None
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise said("must be a percentage above 0, such as 50%")
+    return float(found[1]) / 100
+
+
+PartOf = Annotated[float, BeforeValidator(_part_of)]
 
 
 class JobsSet(Entry):
@@ -107,6 +122,15 @@ class BatchesEntry(Entry):
     brake: Section = Field(default_factory=dict)
     cancel_grace: Duration = _BATCHES.cancel_grace_s
     group_embeddings: Whole = _BATCHES.group_embeddings
+    native: Section = Field(default_factory=dict)
+
+
+class NativeEntry(Entry):
+    min_lines: Count = _NATIVE.min_lines
+    part_lines: Count = _NATIVE.part_lines
+    take_back_after: PartOf = _NATIVE.take_back_after
+    price_factor: Cosine = _NATIVE.price_factor
+    split: dict[str, Count] = Field(default_factory=dict)
 
 
 class BrakeEntry(Entry):
@@ -201,6 +225,7 @@ def _batches(document: Document | None, name: str) -> BatchRules:
         brake_classes=_BATCHES.brake_classes if brake.classes is None else frozenset(brake.classes),
         cancel_grace_s=entry.cancel_grace,
         group_embeddings=entry.group_embeddings,
+        native=NativeRules(**check_part(NativeEntry, document, (name, "batches", "native")).model_dump()),
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 from gateway.config.reading.check import check
 from gateway.config.reading.fields import SQLITE, Count, Flag, Size, Text
-from gateway.config.reading.problems import Document, Path
+from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import ConfigFile, Entry
 from gateway.config.sections.sections import beside
-from gateway.policy.jobs.rules import JobSettings
+from gateway.policy.jobs.rules import BatchRules, JobRules, JobSettings
+from gateway.policy.native.choice import may_take
+from gateway.policy.snapshot import Provider
 
 OFF: Final = "off"
 STATE: Final = "state"
@@ -93,10 +96,17 @@ def _file(document: Document, written: str, state: str) -> str:
     return file
 
 
-def job_notices(settings: JobSettings) -> list[str]:
+def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: Mapping[str, Provider]) -> list[str]:
     """Returns what is worth a word at start."""
     if settings.store and not settings.takes_files:
         return [
             "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
         ]
-    return []
+    rules = sets["default"].batches if settings.store and "default" in sets else BatchRules()
+    keys = {one.group or one.name: may_take(one) for one in providers.values()}
+    stray = [name for name in rules.native.split if rules.goes_native and not keys.get(name)]
+    return [
+        f"no lines of batches go to {name}, which native.split names: "
+        + ("it has no api_key" if name in keys else f"it is no provider{did_you_mean(name, keys)}")
+        for name in stray
+    ]

@@ -16,6 +16,7 @@ from gateway.errors import BudgetExceeded, BudgetReserved
 from gateway.flow.fleet.leases import Sharing
 from gateway.policy.fleet.shared_sum import FleetSum
 from gateway.policy.retry.budgets import Price, Reserved, Spending, allows_spending, fits_budget
+from gateway.policy.snapshot import Key
 
 DAY_S = 86_400
 LEARN_S = 0.05
@@ -138,6 +139,15 @@ class KeyBudgets:
                 usd -= reserved.usd
             self._land(call.key.name, reserved)
         self._add(call.key.name, usd)
+
+    def is_spent(self, key: Key) -> bool:
+        """Tells whether the key has nothing left for today."""
+        return key.budget_usd_per_day is not None and self._spent(key.name) >= key.budget_usd_per_day
+
+    def paid(self, key: Key, usd: float) -> None:
+        """Books what was paid without a call, such as lines of a batch at a provider's own Batch API."""
+        if key.budget_usd_per_day is not None:
+            self._add(key.name, usd)
 
     def correct(self, key: str, day: int, usd: float) -> None:
         """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""

@@ -16,12 +16,13 @@ from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import problem_objects
 from gateway.policy.batches.chunks import plan_chunks
 from gateway.policy.batches.input import InputCheck, LineCutter
-from gateway.policy.batches.line_rules import line_rules
+from gateway.policy.batches.line_rules import key_named, line_rules
 from gateway.policy.batches.lines import LineProblem
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState
 from gateway.policy.jobs.rules import BatchRules, JobRules
-from gateway.policy.snapshot import Key, Policies, PolicySnapshot
+from gateway.policy.native.choice import plan_parts
+from gateway.policy.snapshot import Policies
 
 SLICE_S = 0.004
 """So long the loop is kept at a time."""
@@ -91,8 +92,11 @@ class BatchChecks:
 
     async def _begin(self, running: RunningWork, checked: InputCheck) -> None:
         store, work, now = self._store, running.work, self._clock.wall()
-        plan = plan_chunks(checked.total, self._rules_of(work.job).batches)
+        rules = self._rules_of(work.job).batches
+        parts = plan_parts(self._policies.current, work.job, checked.models, checked.total, rules)
+        plan = parts or plan_chunks(checked.total, rules)
         found = {
+            **({marks.NATIVE: True} if parts else {}),
             marks.INDEX: marks.index_blob(work.job.id),
             marks.LINES_PER_CHUNK: plan.lines_per_chunk,
             marks.PARALLEL: plan.parallel,
@@ -107,7 +111,7 @@ class BatchChecks:
         Raises _CheckStopped, _BadInput, JobsUnavailable.
         """
         policy, job = self._policies.current, running.work.job
-        rules, key = self._rules_of(job).batches, _key(policy, job.key)
+        rules, key = self._rules_of(job).batches, key_named(policy, job.key)
         if key is None:
             raise _BadInput("invalid_api_key", f"The key '{job.key}' that made this batch is no longer there.")
         endpoint = job.about[marks.ENDPOINT].removeprefix("/v1")
@@ -148,9 +152,3 @@ class BatchChecks:
             check.add(offset, text)
         check.end()
         await writer.write(check.take_index())
-
-
-def _key(policy: PolicySnapshot, name: str) -> Key | None:
-    if not policy.keys:
-        return policy.anonymous
-    return next((key for key in policy.keys.values() if key.name == name), None)

@@ -38,6 +38,13 @@ def bare_provider(policy: PolicySnapshot, model: Model) -> str | None:
     return providers[0].group or providers[0].name
 
 
+def key_named(policy: PolicySnapshot, name: str) -> Key | None:
+    """Returns the key of that name; None: it has been taken away."""
+    if not policy.keys:
+        return policy.anonymous
+    return next((key for key in policy.keys.values() if key.name == name), None)
+
+
 def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: bool) -> LineProblem | None:
     model = policy.find_model(name)
     if model is None:

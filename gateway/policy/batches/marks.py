@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from gateway.policy.jobs.job import ChunkPlan, Job
 
@@ -33,6 +33,8 @@ IN_PROGRESS_AT: Final = "in_progress_at"
 FINALIZING_AT: Final = "finalizing_at"
 BRAKED_BY: Final = "braked_by"
 """In `marks`: the class of errors for which only single lines are tried; absent: nothing keeps it."""
+NATIVE: Final = "native"
+"""In `marks`: its chunks may go to a provider's own Batch API, each as a part; `native.N` says how far chunk N has come."""
 CANCELLING_AT: Final = "cancelling_at"
 """In `marks`: when it was asked to stop, as the store notes it."""
 
@@ -50,6 +52,22 @@ def batch_folder(job_id: str) -> str:
 def index_blob(job_id: str) -> str:
     """Returns the name of the blob that says where each line of a batch's input is."""
     return f"{batch_folder(job_id)}/index"
+
+
+def part_mark(chunk: int) -> str:
+    """Returns the name of the mark that says how far a chunk has come at a provider."""
+    return f"{NATIVE}.{chunk}"
+
+
+def parts_of(job: Job) -> dict[int, dict[str, Any]]:
+    """Returns the marks of all chunks that have been on the way to a provider."""
+    begin = f"{NATIVE}."
+    return {int(name.removeprefix(begin)): mark for name, mark in job.marks.items() if name.startswith(begin)}
+
+
+def part_blob(job_id: str, chunk: int) -> str:
+    """Returns the name of the blob with a chunk's lines as a provider gets them."""
+    return f"{batch_folder(job_id)}/{chunk:06d}.part.jsonl"
 
 
 def chunk_blob(job_id: str, chunk: int, fence: int, kind: str) -> str:

@@ -13,6 +13,6 @@ FIELD = "service_tier"
 
 def with_tier(body: bytes, rules: BatchRules, left_s: float) -> bytes:
     """Returns the body with the tier that the rules want, where it names none; `left_s` is the time left to its batch."""
-    if rules.run != "flex" or left_s < rules.standard_before_end_s or find_fields(body, FIELD):
+    if not rules.asks_for_flex or left_s < rules.standard_before_end_s or find_fields(body, FIELD):
         return body
     return insert_field(body, FIELD, b'"flex"')

@@ -41,8 +41,26 @@ class SegmentRules:
     """Pieces of work that run at a time in one gateway."""
 
 
-RunAs = Literal["here", "flex"]
-"""How lines are paid for: at the usual price, or with `service_tier: flex` at about half of it where a provider has that."""
+RunAs = Literal["here", "flex", "native", "cheapest"]
+"""How lines are paid for: at the usual price; with `service_tier: flex` at about half of it where a provider has that; at half
+price through the provider's own Batch API; or there, and by flex what cannot go there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRules:
+    """How parts of batches go to providers' own Batch APIs."""
+
+    min_lines: int = 500
+    """A smaller batch is done sooner through the gateway."""
+    part_lines: int = 1000
+    """Of one batch at a provider, at most."""
+    take_back_after: float = 0.5
+    """The part of a batch's time after which what is not done there runs here."""
+    price_factor: float = 0.5
+    """What a token costs there, as a part of its usual price."""
+    split: Mapping[str, int] = field(default_factory=dict)
+    """Weights by the names of providers; empty: all goes to the first target's provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,17 @@ class BatchRules:
     cancel_grace_s: float = 30.0
     group_embeddings: int = 0
     """Lines for embeddings or moderations go to the provider together, with at most so many inputs; 0: each by itself."""
+    native: NativeRules = NativeRules()
+
+    @property
+    def goes_native(self) -> bool:
+        """Tells whether lines may go to a provider's own Batch API."""
+        return self.run in ("native", "cheapest")
+
+    @property
+    def asks_for_flex(self) -> bool:
+        """Tells whether lines that run here ask for the tier that is served when there is room."""
+        return self.run in ("flex", "cheapest")
 
 
 DEGRADING: Final = (

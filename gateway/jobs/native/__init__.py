@@ -1,0 +1,1 @@
+"""Parts of batches at a provider's own Batch API: sent, watched, fetched, taken back."""

@@ -1,0 +1,282 @@
+"""Chunks of batches as parts at a provider's own Batch API: each claim does what is due, notes it, and comes back for the rest.
+
+    choose -> (note what is to be asked -> ask it -> note what came of it) … -> commit the answers -> what is left runs here
+
+No worker waits: between two looks at a provider's batch the chunk is given back. A crash leaves the note of what was about to
+be asked; whoever has the chunk next looks whether it was. It must not know HTTP. Invariants: nothing is asked of a provider
+that is not noted; a part ends `here` in every case, after which the chunk runs like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from math import inf
+
+from gateway.clock import Clock
+from gateway.job_ports import Blobs, JobStore, Unreachable
+from gateway.jobs.native.answers import ClaimLost, ProviderAnswers
+from gateway.jobs.native.input import write_input
+from gateway.jobs.ports import NativeAccounts, ProviderBatches
+from gateway.jobs.running import LAST_RETRY_S, RunningWork
+from gateway.policy.batches.line_rules import key_named
+from gateway.policy.batches.marks import ENDPOINT, MODELS, NATIVE, part_mark, parts_of
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.rules import JobRules
+from gateway.policy.native import part as parts
+from gateway.policy.native.choice import NoPart, may_take, target_of
+from gateway.policy.native.part import (
+    BatchThere,
+    Done,
+    Failed,
+    FileThere,
+    Gone,
+    NotListed,
+    Part,
+    PartEvent,
+    PartPhase,
+    Refused,
+)
+from gateway.policy.native.remote import FULL, ProviderRefused
+from gateway.policy.snapshot import Policies, Provider
+
+log = logging.getLogger("gateway.jobs")
+
+LEAST_POLL_S, AZURE_POLL_S = 15.0, 60.0
+MOST_INPUT_BYTES = 100 * 1024 * 1024
+"""Of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own."""
+LAG_S = 3600.0
+"""A provider's clock may be so far behind ours."""
+SPENT_S = 300.0
+"""A part of a key that has spent its budget is put off for so long."""
+SHOWN_S = 1200.0
+"""A part that nobody here has looked at for so long is with another worker, or over."""
+
+
+class NativeParts:
+    """Drives the parts of batches."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        blobs: Blobs,
+        batches: ProviderBatches,
+        accounts: NativeAccounts,
+        policies: Policies,
+        clock: Clock,
+        rules_of: Callable[[Job], JobRules],
+    ) -> None:
+        """`rules_of` gives the rules in force for a job."""
+        self._store = store
+        self._blobs = blobs
+        self._batches = batches
+        self._accounts = accounts
+        self._policies = policies
+        self._clock = clock
+        self._rules_of = rules_of
+        self._answers = ProviderAnswers(store, blobs, batches, accounts)
+        self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
+
+    def phases(self) -> Mapping[str, int]:
+        """Returns how many parts are at providers, by how far they have come."""
+        oldest = self._clock.wall() - SHOWN_S
+        self._seen = {name: seen for name, seen in self._seen.items() if seen[1] >= oldest}
+        return Counter(str(phase) for phase, _ in self._seen.values())
+
+    async def run(self, running: RunningWork) -> bool:
+        """Does what is due of a chunk's part. Returns whether the chunk is to run here; if not, its claim has ended."""
+        job, chunk = running.work.job, running.work.piece
+        if NATIVE not in job.marks:
+            return True
+        try:
+            mark = job.marks.get(part_mark(chunk))
+            part = parts.of_mark(mark) if mark else await self._begun(running, chunk)
+            if part is None:
+                await self._give_back(running, self._clock.wall() + SPENT_S)
+                return False
+            part = await self._driven(running, chunk, part)
+        except ClaimLost:
+            return False
+        except JobsUnavailable:  # the log says why
+            await self._give_back(running, self._clock.wall() + LAST_RETRY_S)
+            return False
+        except asyncio.CancelledError:
+            await asyncio.shield(self._broken_off(running))
+            raise
+        if part.is_over:
+            return True
+        due_at = part.due if part.is_wanted else min(part.due, self._ends_at(job))
+        await self._give_back(running, None if running.stopping.is_set() else due_at)
+        return False
+
+    async def wind_up(self, running: RunningWork) -> bool:
+        """Takes back the parts of a batch that is put together. Returns whether all are; if not, the claim has ended."""
+        job = running.work.job
+        found = {chunk: parts.of_mark(mark) for chunk, mark in parts_of(job).items()}
+        due_at, is_late = inf, False
+        try:
+            for chunk, part in found.items():
+                if part.is_over:
+                    continue
+                is_late = True
+                left = await self._driven(running, chunk, part, is_last=True)
+                due_at = due_at if left.is_over else min(due_at, left.due)
+        except ClaimLost:
+            return False
+        except JobsUnavailable:
+            due_at = self._clock.wall() + LAST_RETRY_S
+        except asyncio.CancelledError:
+            await asyncio.shield(self._broken_off(running))
+            raise
+        if not is_late:
+            for chunk in found:
+                self._seen.pop((job.id, chunk), None)
+            return True
+        await self._give_back(running, None if due_at == inf else due_at)  # with what was counted meanwhile
+        return False
+
+    async def _begun(self, running: RunningWork, chunk: int) -> Part | None:
+        """Returns a new part for the chunk, or one that is over before it began; None: its key has no money now."""
+        job, now, policy = running.work.job, self._clock.wall(), self._policies.current
+        here = Part("", "", "", "", PartPhase.HERE, now, now)
+        try:
+            if now >= self._ends_at(job):
+                raise NoPart("its time there would be over")
+            target = target_of(policy, job, chunk, self._rules_of(job).batches)
+        except NoPart as why:
+            return await self._kept(running, chunk, parts.given_up(here, str(why)))
+        key = key_named(policy, job.key)
+        if key is not None and self._accounts.is_spent(key):
+            return None
+        return parts.new_part(job.id, chunk, target.name, target.provider, target.model or job.marks[MODELS][0], now)
+
+    def _ends_at(self, job: Job) -> float:
+        """Returns when what is not done at the provider is taken back."""
+        share = self._rules_of(job).batches.native.take_back_after
+        return job.created_at + share * (job.deadline - job.created_at)
+
+    async def _driven(self, running: RunningWork, chunk: int, part: Part, *, is_last: bool = False) -> Part:
+        """Returns the part after all that is due now. Raises ClaimLost, JobsUnavailable."""
+        job = running.work.job
+        while not part.is_over and not (running.is_draining if is_last else running.stopping.is_set()):
+            now = self._clock.wall()
+            wanted = part
+            if is_last:
+                wanted = parts.wanted_back(part, now, "its batch has ended early")
+            elif now >= self._ends_at(job):
+                wanted = parts.wanted_back(part, now, "its time there is over")
+            if wanted is part and part.due > now:
+                break
+            if wanted is not part:
+                part = await self._kept(running, chunk, wanted)
+            if part.due <= now:
+                part = await self._stepped(running, chunk, part)
+        return part
+
+    async def _stepped(self, running: RunningWork, chunk: int, part: Part) -> Part:
+        """Does the one thing that is due, and notes what came of it."""
+        provider = self._policies.current.providers.get(part.provider)
+        if provider is None or not may_take(provider):
+            return await self._kept(running, chunk, parts.given_up(part, "its provider is no longer in the config"))
+        source = None
+        try:
+            if part.phase is PartPhase.UPLOADING and not part.is_asked:
+                source = await self._written(running, chunk, part, provider)
+            if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
+                part = await self._kept(running, chunk, parts.asked(part))
+                event = await self._ask(running, part, provider, source)
+            else:
+                event = await self._look(running, chunk, part, provider)
+        except NoPart as why:
+            return await self._kept(running, chunk, parts.given_up(part, str(why)))
+        except Unreachable as why:
+            event = Failed(f"{provider.name}: {why}")
+        except ProviderRefused as refused:
+            is_gone = refused.status in (404, 410)
+            is_there = part.phase in (PartPhase.WORKING, PartPhase.CANCELLING, PartPhase.FETCHING)
+            event = Gone() if is_gone and is_there else Refused(str(refused), refused.code in FULL)
+        least_s = AZURE_POLL_S if provider.dialect == "azure" else LEAST_POLL_S
+        return await self._kept(running, chunk, parts.advanced(part, event, self._clock.wall(), least_s))
+
+    async def _ask(
+        self, running: RunningWork, part: Part, provider: Provider, source: tuple[str, int] | None
+    ) -> PartEvent:
+        """Has the provider do what is noted."""
+        if source is not None:
+            name, size = source
+            return FileThere(await self._batches.upload(provider, part.filename, size, self._blobs.read(name)))
+        url = _url(running.work.job, provider)
+        return BatchThere(await self._batches.create(provider, part.file, url, part.name))
+
+    async def _look(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> PartEvent:
+        """Sees what has become of what was asked, or does what may be done twice."""
+        batches, not_before = self._batches, part.since - LAG_S
+        match part.phase:
+            case PartPhase.UPLOADING:
+                file = await batches.find_file(provider, part.filename, not_before)
+                return NotListed() if file is None else FileThere(file)
+            case PartPhase.FETCHING:
+                factor = self._rules_of(running.work.job).batches.native.price_factor
+                await self._answers.fetch(running, chunk, part, provider, self._policies.current, factor)
+                return Done()
+            case PartPhase.TIDYING:
+                await self._tidy(part, provider)
+                return Done()
+            case PartPhase.CANCELLING if not part.is_asked:
+                await batches.cancel(provider, part.batch)
+                return Done()
+        if part.batch and part.misses < parts.VANISHED:
+            return BatchThere(await batches.look(provider, part.batch))
+        found = await batches.find_batch(provider, part.name, part.file, not_before)
+        return NotListed() if found is None else BatchThere(found)
+
+    async def _tidy(self, part: Part, provider: Provider) -> None:
+        """Removes the part's files at the provider."""
+        file = part.file or await self._batches.find_file(provider, part.filename, part.since - LAG_S)
+        for one in (file, part.output, part.errors):
+            if one:
+                await self._batches.remove(provider, one)
+
+    async def _written(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> tuple[str, int]:
+        """Writes the input file; returns its blob and size. Raises NoPart."""
+        job = running.work.job
+        known: Collection[int] = await self._answers.known(running)
+        try:
+            source = await write_input(self._blobs, job, chunk, known, _url(job, provider), part.model)
+        except (FileNotFoundError, ValueError) as error:
+            raise NoPart("its input cannot be read") from error
+        if not 0 < source[1] <= MOST_INPUT_BYTES:
+            raise NoPart(f"its lines are {source[1]} bytes")
+        return source
+
+    async def _kept(self, running: RunningWork, chunk: int, part: Part) -> Part:
+        """Notes how far the part has come. Raises ClaimLost."""
+        work = running.work
+        if not await running.write(lambda: self._store.note(work, {part_mark(chunk): parts.to_mark(part)})):
+            raise ClaimLost
+        self._seen[work.job.id, chunk] = part.phase, self._clock.wall()
+        if part.is_over:
+            del self._seen[work.job.id, chunk]
+            if part.why:
+                log.warning("job %s: lines of chunk %d run here: %s", work.job.id, chunk, part.why)
+        return part
+
+    async def _give_back(self, running: RunningWork, run_at: float | None) -> None:
+        store, work = self._store, running.work
+        await running.write(lambda: store.give_back(work, run_at=run_at, is_attempt=False))
+
+    async def _broken_off(self, running: RunningWork) -> None:
+        """This process stops: what was being asked of the provider is looked for by the next one."""
+        if running.is_ours:
+            with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
+                await self._store.give_back(running.work, run_at=None, is_attempt=False)
+
+
+def _url(job: Job, provider: Provider) -> str:
+    """Returns the endpoint as the provider spells it: Azure's has no `/v1`."""
+    endpoint = str(job.about[ENDPOINT])
+    return endpoint.removeprefix("/v1") if provider.dialect == "azure" else endpoint

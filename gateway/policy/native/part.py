@@ -1,0 +1,304 @@
+"""The life of a part: some lines of a batch that a provider's own Batch API works on, from its upload to its last trace.
+
+    uploading -> creating -> working (-> cancelling) -> fetching -> tidying -> here
+
+What is about to be asked of the provider is noted first (`asked`), so that whoever finds the note after a crash looks whether
+it was done before it is done again. Each event makes one part of another; nothing here knows storage or HTTP. Invariants:
+`here` is the end, in which every line without a result runs through the gateway; a batch is asked for a second time only after
+the provider has refused the first, or has not shown one in several looks; no event, however often it comes, keeps a part
+that is wanted back for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from gateway.policy.native.remote import RemoteBatch
+
+EMPTY_LOOKS: Final = 2
+"""So often what was asked for has to be looked for in vain before it is asked for again: a list may lag behind."""
+LOOK_AGAIN_S: Final = 15.0
+CANCEL_POLL_S, CANCEL_AGAIN_S = 10.0, 60.0
+CANCEL_WAIT_S: Final = 900.0
+"""OpenAI gives a cancelled batch back within 10 minutes; after so long it is given up."""
+MOST_POLL_S: Final = 300.0
+FULL_S: Final = 300.0
+"""The wait for room in a provider's queue."""
+MOST_TROUBLES, MOST_TIDYING = 8, 3
+MOST_REFUSALS: Final = 2
+"""Refusals after which a batch is asked for again: a file that was just uploaded may not be ready yet."""
+REFUSED_S: Final = 20.0
+WITHOUT_FILES: Final = 10
+"""A batch that says it is completed has so many looks to say where its answers are."""
+WITHOUT_ANSWERS: Final = 3
+"""One that stopped, and says that nothing was done: some were wrong about that."""
+VANISHED: Final = 5
+"""After so many looks at a batch that is not there it is looked for in the list; gone from there, too, it is given up."""
+GONE_FILES: Final = 4
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 300.0
+
+
+class PartPhase(StrEnum):
+    """How far a part has come."""
+
+    UPLOADING = "uploading"
+    CREATING = "creating"
+    WORKING = "working"
+    CANCELLING = "cancelling"
+    FETCHING = "fetching"
+    TIDYING = "tidying"
+    HERE = "here"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part, as a mark of its batch keeps it. Times are wall-clock seconds."""
+
+    name: str
+    """By which the provider's lists tell it from all others; each submission has its own."""
+    target: str
+    provider: str
+    model: str
+    """What the provider calls it."""
+    phase: PartPhase
+    since: float
+    """When the phase began."""
+    due: float
+    """When there is something to do."""
+    is_asked: bool = False
+    """The thing of this phase has been asked of the provider, or was about to be when a worker died."""
+    submission: int = 1
+    file: str = ""
+    batch: str = ""
+    output: str = ""
+    errors: str = ""
+    misses: int = 0
+    """Looks in a row that found nothing, or not enough."""
+    troubles: int = 0
+    """Requests in a row that came to nothing."""
+    refusals: int = 0
+    is_wanted: bool = False
+    """Its lines are wanted back."""
+    why: str = ""
+    """Why its lines run here, where they do."""
+
+    @property
+    def is_over(self) -> bool:
+        """Tells whether the provider has nothing more to do with it."""
+        return self.phase is PartPhase.HERE
+
+    @property
+    def filename(self) -> str:
+        """Returns the name of its input file at the provider."""
+        return f"gateway-{self.name}.jsonl"
+
+
+class FileThere(NamedTuple):
+    """The provider has the input file."""
+
+    id: str
+
+
+class BatchThere(NamedTuple):
+    """The provider has told of the batch."""
+
+    batch: RemoteBatch
+
+
+class NotListed(NamedTuple):
+    """The provider's list does not have what was looked for."""
+
+
+class Gone(NamedTuple):
+    """The provider knows nothing under that id."""
+
+
+class Failed(NamedTuple):
+    """There was no answer, or none to go by: what was asked may have been done."""
+
+    why: str
+    retry_after_s: float = 0.0
+
+
+class Refused(NamedTuple):
+    """The provider will not do it, and has not."""
+
+    why: str
+    is_full: bool = False
+    """It has no room now."""
+
+
+class Done(NamedTuple):
+    """What the phase is for has been done: the batch was asked to stop, its answers are committed, its files are gone."""
+
+
+PartEvent = FileThere | BatchThere | NotListed | Gone | Failed | Refused | Done
+
+
+def new_part(job_id: str, chunk: int, target: str, provider: str, model: str, now: float) -> Part:
+    """Returns a part of which the provider has not heard."""
+    return Part(_name(job_id, chunk, 1), target, provider, model, PartPhase.UPLOADING, now, now)
+
+
+def to_mark(part: Part) -> dict[str, Any]:
+    """Returns the part as JSON, without what is empty."""
+    if part.is_over:
+        return {"phase": str(part.phase), "why": part.why}
+    return {name: value for name, value in asdict(part).items() if value or name in ("due", "since")}
+
+
+def of_mark(mark: dict[str, Any]) -> Part:
+    """Returns the part that a mark has."""
+    empty = {"name": "", "target": "", "provider": "", "model": "", "since": 0.0, "due": 0.0}
+    return Part(**{**empty, **mark, "phase": PartPhase(mark["phase"])})
+
+
+def asked(part: Part) -> Part:
+    """Returns the part once its phase's thing is about to be asked of the provider."""
+    return replace(part, is_asked=True, misses=0)
+
+
+def wanted_back(part: Part, now: float, why: str) -> Part:
+    """Returns the part once its lines are wanted back: what the provider may have is looked for, stopped and fetched."""
+    if part.is_wanted or part.is_over:
+        return part
+    part = replace(part, is_wanted=True, why=part.why or why, troubles=0)
+    if part.phase is PartPhase.UPLOADING or (part.phase is PartPhase.CREATING and not part.is_asked):
+        return _to(part, PartPhase.TIDYING, now)
+    return _to(part, PartPhase.CANCELLING, now) if part.phase is PartPhase.WORKING else replace(part, due=now)
+
+
+def given_up(part: Part, why: str) -> Part:
+    """Returns the part at its end: there is no way to the provider any more."""
+    return replace(part, phase=PartPhase.HERE, why=part.why or why)
+
+
+def advanced(part: Part, event: PartEvent, now: float, least_poll_s: float) -> Part:
+    """Returns the part after something was heard of it."""
+    if part.is_over:
+        return part
+    match event:
+        case FileThere(id):
+            is_next = part.phase is PartPhase.UPLOADING
+            return _to(replace(part, file=id), PartPhase.CREATING, now) if is_next else part
+        case BatchThere(batch):
+            return _seen(part, batch, now, least_poll_s)
+        case NotListed():
+            return _not_listed(part, now)
+        case Gone():
+            return _gone(part, now, least_poll_s)
+        case Failed():
+            return _failed(part, event, now)
+        case Refused():
+            return _refused(part, event, now)
+        case Done():
+            return _done(part, now)
+
+
+def _name(job_id: str, chunk: int, submission: int) -> str:
+    return f"{job_id}-{chunk}-{submission}"
+
+
+def _to(part: Part, phase: PartPhase, now: float, why: str = "", in_s: float = 0.0) -> Part:
+    return replace(
+        part, phase=phase, since=now, due=now + in_s, is_asked=False, misses=0, troubles=0, why=part.why or why
+    )
+
+
+def _seen(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> Part:
+    if part.phase not in (PartPhase.CREATING, PartPhase.WORKING, PartPhase.CANCELLING):
+        return part
+    if part.phase is PartPhase.CREATING:
+        part = _to(part, PartPhase.CANCELLING if part.is_wanted else PartPhase.WORKING, now)
+    part = replace(part, batch=batch.id, troubles=0)
+    if batch.is_over:
+        return _ended(part, batch, now, least_poll_s)
+    if part.phase is PartPhase.WORKING:
+        return replace(part, misses=0, due=now + min(max((now - part.since) / 8, least_poll_s), MOST_POLL_S))
+    if now - part.since >= CANCEL_WAIT_S:
+        return _to(part, PartPhase.TIDYING, now)
+    if batch.status == "cancelling" or not part.is_asked:
+        return replace(part, due=now + CANCEL_POLL_S * part.is_asked)
+    return replace(part, is_asked=False, due=now + CANCEL_AGAIN_S)  # it has not heard
+
+
+def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> Part:
+    why = f"the provider's batch has {batch.status}" if batch.status != "completed" else ""
+    if batch.status == "failed":
+        if batch.is_full and not part.is_wanted:
+            return _submitted_again(part, now)
+        why = f"the provider's batch has failed: {batch.code or 'no reason given'} {batch.message}".strip()
+    is_untold = not batch.output and (batch.completed > 0 or not batch.errors)
+    looks = WITHOUT_FILES if batch.status == "completed" or batch.completed else WITHOUT_ANSWERS
+    if is_untold and batch.status != "failed" and part.misses + 1 < looks:
+        wait_s = CANCEL_POLL_S if part.is_wanted else least_poll_s
+        return replace(part, misses=part.misses + 1, due=now + wait_s)
+    part = replace(part, output=batch.output, errors=batch.errors)
+    return _to(part, PartPhase.FETCHING if batch.output or batch.errors else PartPhase.TIDYING, now, why)
+
+
+def _submitted_again(part: Part, now: float) -> Part:
+    """Returns the part on its way to another batch of the same file, for which there may be room later."""
+    job_id, chunk, _ = part.name.rsplit("-", 2)
+    submission = part.submission + 1
+    part = replace(part, name=_name(job_id, int(chunk), submission), submission=submission, batch="")
+    return _to(part, PartPhase.CREATING, now, in_s=FULL_S)
+
+
+def _not_listed(part: Part, now: float) -> Part:
+    if part.phase not in (PartPhase.UPLOADING, PartPhase.CREATING):
+        return _to(part, PartPhase.TIDYING, now, "the provider's batch is gone")
+    if part.misses + 1 < EMPTY_LOOKS:
+        return replace(part, misses=part.misses + 1, troubles=0, due=now + LOOK_AGAIN_S)
+    if part.is_wanted:
+        return _to(part, PartPhase.TIDYING, now)
+    return replace(part, is_asked=False, misses=0, due=now)
+
+
+def _gone(part: Part, now: float, least_poll_s: float) -> Part:
+    if part.phase in (PartPhase.WORKING, PartPhase.CANCELLING):
+        return replace(part, misses=part.misses + 1, due=now + max(least_poll_s, CANCEL_AGAIN_S))
+    if part.phase is PartPhase.FETCHING and part.misses + 1 < GONE_FILES:
+        return replace(part, misses=part.misses + 1, due=now + CANCEL_AGAIN_S)
+    if part.phase is PartPhase.TIDYING:
+        return _done(part, now)
+    return _to(part, PartPhase.TIDYING, now, "the provider does not know it")
+
+
+def _failed(part: Part, event: Failed, now: float) -> Part:
+    troubles = part.troubles + 1
+    if part.phase is PartPhase.TIDYING and troubles >= MOST_TIDYING:
+        return _done(part, now)  # files that stay behind are removed by the provider one day
+    is_paid_for = part.phase not in (PartPhase.UPLOADING, PartPhase.TIDYING) and (
+        part.is_asked or part.phase is not PartPhase.CREATING
+    )
+    if troubles >= MOST_TROUBLES and (part.is_wanted or not is_paid_for):
+        return _to(part, PartPhase.TIDYING, now, event.why)
+    wait_s = max(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(troubles - 1, 16)), event.retry_after_s)
+    is_asked = part.is_asked and part.phase is not PartPhase.CANCELLING  # to be asked to stop twice is no harm
+    return replace(part, troubles=troubles, is_asked=is_asked, due=now + min(wait_s, _LONGEST_WAIT_S))
+
+
+def _refused(part: Part, event: Refused, now: float) -> Part:
+    if part.phase is PartPhase.CANCELLING:
+        return replace(part, is_asked=True, due=now)  # it has ended meanwhile: a look will tell
+    if part.phase in (PartPhase.WORKING, PartPhase.FETCHING):
+        return _failed(part, Failed(event.why), now)
+    if part.phase is PartPhase.CREATING and not part.is_wanted:
+        if event.is_full:
+            return replace(part, is_asked=False, due=now + FULL_S)
+        if part.refusals < MOST_REFUSALS:
+            return replace(part, is_asked=False, refusals=part.refusals + 1, due=now + REFUSED_S)
+    if part.phase is PartPhase.TIDYING:
+        return _done(part, now)
+    return _to(part, PartPhase.TIDYING, now, event.why)
+
+
+def _done(part: Part, now: float) -> Part:
+    if part.phase is PartPhase.CANCELLING:
+        return replace(part, is_asked=True, troubles=0, due=now)
+    if part.phase is PartPhase.FETCHING:
+        return _to(part, PartPhase.TIDYING, now)
+    return replace(part, phase=PartPhase.HERE) if part.phase is PartPhase.TIDYING else part

@@ -1,0 +1,247 @@
+"""A stage whose batches may go to scripted providers' own Batch APIs, and whose worker may die at any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import yaml
+
+from gateway.config.load import load_snapshot
+from gateway.exchange import Upstream
+from gateway.jobs.batches.chunk import ChunkRunner
+from gateway.jobs.native.parts import NativeParts
+from gateway.jobs.one_call import CallServer
+from gateway.jobs.ports import ProviderBatches
+from gateway.jobs.running import RunningWork
+from gateway.jobs.worker import JobWorker
+from gateway.policy.batches.index import IndexEntry, pack_entry
+from gateway.policy.batches.marks import INDEX, INPUT, LINES_PER_CHUNK, MODELS, NATIVE, PARALLEL
+from gateway.policy.jobs.job import CHECK, FINALISE, ClaimedWork, Job, JobEnd, JobKind, JobState
+from gateway.policy.jobs.rules import BatchRules, JobRules, NativeRules, SegmentRules
+from gateway.policy.native.choice import plan_parts
+from gateway.policy.snapshot import Key, Policies, PolicySnapshot
+from tests.flow.virtual import LoopClock
+from tests.jobs.native_provider import Lies, ScriptedBatches
+from tests.jobs.stage import Stage
+
+PRICE_USD = (3 * 1.0 + 2 * 2.0) / 1e6 * 0.5
+"""Of a line at half price."""
+
+
+@cache
+def snapshot() -> PolicySnapshot:
+    """A model `m` at three providers, of which one has no credential."""
+    price = {"price": {"input_usd_per_million": 1.0, "output_usd_per_million": 2.0}}
+    config = {
+        "providers": {
+            "openai": {"dialect": "openai", "base_url": "http://127.0.0.1:9/v1", "api_key": "sk-one-canary-1f0e9d8c"},
+            "azure": {"dialect": "azure", "base_url": "http://127.0.0.1:8", "api_key": "two-canary-1f0e9d8c7b"},
+            "bare": {"dialect": "openai", "base_url": "http://127.0.0.1:7/v1"},
+        },
+        "models": {
+            "m": {
+                "targets": [{"provider": name, "model": f"{name}-m", **price} for name in ("openai", "azure", "bare")]
+            }
+        },
+        "keys": [{"name": "web", "key": "web-canary-key-0123456789abcdef", "budget_usd_per_day": 100, "tenant": "t"}],
+    }
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return load_snapshot(path, {}, connect=_no_upstream, version=1, now_wall=0.0)
+
+
+def _no_upstream(_provider: Any, _model: Any) -> Upstream:
+    return cast(Upstream, SimpleNamespace())
+
+
+def native_rules(*, part_lines: int = 10, **changes: Any) -> JobRules:
+    """Returns rules under which batches go to providers in small parts."""
+    native = NativeRules(min_lines=1, part_lines=part_lines, **changes)
+    batches = BatchRules(window=8, run="native", native=native)
+    return JobRules(segments=(SegmentRules("all", concurrency=20),), batches=batches)
+
+
+@dataclass
+class Life:
+    """The life of a process, which ends before or after the `last`-th thing that it does to the world."""
+
+    last: int = -1
+    steps: int = 0
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    graves: list[asyncio.Future[None]] = field(default_factory=list)
+    is_buried: bool = False
+
+    async def step(self) -> None:
+        """Counts; never returns once the process is dead."""
+        self.steps += 1
+        if self.steps == self.last:
+            self.over.set()
+        if self.over.is_set():
+            await self.for_ever()
+
+    async def for_ever(self) -> None:
+        """Never returns; what waits here is not collected, which would be another way to end."""
+        if self.is_buried:
+            raise asyncio.CancelledError
+        grave = asyncio.get_running_loop().create_future()
+        self.graves.append(grave)
+        await grave
+
+
+class Mortal:
+    """An object whose methods do nothing once the process is dead, and which may die before or after each of them."""
+
+    def __init__(self, inner: Any, life: Life, counted: tuple[str, ...]) -> None:
+        self._inner, self._life, self._counted = inner, life, counted
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name == "content":
+            return self._content
+        if not asyncio.iscoroutinefunction(found):
+            return found
+
+        async def done(*args: Any, **kwargs: Any) -> Any:
+            if name not in self._counted:
+                if self._life.over.is_set():
+                    await self._life.for_ever()
+                return await found(*args, **kwargs)
+            await self._life.step()
+            result = await found(*args, **kwargs)
+            await self._life.step()
+            return result
+
+        return done
+
+    async def _content(self, *args: Any) -> AsyncIterator[bytes]:
+        async for part in self._inner.content(*args):
+            await self._life.step()
+            yield part
+
+
+class Accounts:
+    """Books what was paid."""
+
+    def __init__(self) -> None:
+        self.usd = 0.0
+        self.spent = False
+
+    def is_spent(self, _key: Key) -> bool:
+        return self.spent
+
+    def paid(self, _key: Key, usd: float) -> None:
+        self.usd += usd
+
+
+WRITES = ("note", "commit", "give_back", "complete_chunk", "finish", "begin_lines")
+EFFECTS = ("upload", "create", "look", "cancel", "remove", "find_batch", "find_file")
+
+
+class NativeStage(Stage):
+    """A stage with providers; each of its workers is a process of its own."""
+
+    def __init__(self, clock: LoopClock, lies: Lies | None = None, rules: JobRules | None = None, **more: Any) -> None:
+        self.provider = ScriptedBatches(clock, lies or Lies())
+        self.policies = Policies(snapshot())
+        self.accounts = Accounts()
+        self.lives: list[Life] = []
+        super().__init__(clock, rules=rules or native_rules(), **more)
+        self.begin_life()
+
+    def begin_life(self, last: int = -1) -> JobWorker:
+        """Begins another process, on what the last one has left behind."""
+        for kept in self.store._jobs.values():
+            for piece in kept.pieces.values():
+                if piece.state == "claimed":
+                    piece.state = "ready"
+            self.store._pieces._withhold(kept, self.clock.wall())
+            self.store._pieces.stop_if_asked(kept, self.clock.wall())
+        life = self.life = Life(last)
+        self.lives.append(life)
+        store: Any = Mortal(self.store, life, WRITES)
+        batches: ProviderBatches = cast(Any, Mortal(self.provider, life, EFFECTS))
+        server = CallServer(self.make_call, self.serve, self.clock)
+        chunks = ChunkRunner(store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
+        parts = self.parts = NativeParts(
+            store, self.blobs, batches, self.accounts, self.policies, self.clock, self._rules_of
+        )
+
+        async def run(running: RunningWork) -> None:
+            work = running.work
+            if work.piece == CHECK:
+                await self._check(work)
+            elif work.piece == FINALISE:
+                if await parts.wind_up(running):
+                    await self._put_together(store, running)
+            elif await parts.run(running):
+                await chunks.run(running)
+
+        self.worker = JobWorker(store, run, self.clock, lambda: self.rules.segments, self.meter)
+        return self.worker
+
+    async def _put_together(self, store: Any, running: RunningWork) -> None:
+        job = running.work.job
+        late = [orjson.loads(result.text) for result in await self.store.open_results(running.work)]
+        self.lines[job.id] = await self._read_chunks(job.id) + late
+        await running.finish(store, JobEnd(job.ends_as or JobState.SUCCEEDED))
+
+    async def _check(self, work: ClaimedWork) -> None:
+        job = work.job
+        text = b"".join([part async for part in self.blobs.read(job.about[INPUT])])
+        offset, index = 0, []
+        for line in text.splitlines():
+            index.append(pack_entry(IndexEntry(offset, len(line), 0)))
+            offset += len(line) + 1
+        await self.write_blob("index", b"".join(index))
+        plan = plan_parts(self.policies.current, job, ["m"], len(index), self.rules.batches)
+        assert plan is not None
+        marks = {INDEX: "index", LINES_PER_CHUNK: plan.lines_per_chunk, PARALLEL: plan.parallel}
+        await self.store.begin_lines(work, plan, {**marks, NATIVE: True, MODELS: ["m"]})
+
+    async def end_of(self, id: str = "job_1", within_s: float = 10_000.0) -> Job:
+        """Waits until a job has ended; looks less often than others, because parts take their time."""
+        ends_at = self.clock.monotonic() + within_s
+        while (job := await self.store.find(id, None)) is None or not job.state.is_end:
+            assert self.clock.monotonic() < ends_at, f"it has not ended: {job}"
+            self.store.tick()
+            await asyncio.sleep(2)
+        return job
+
+    async def ended(self, within_s: float = 20_000.0) -> Job:
+        """Waits until the batch has ended; every line has one result then, and the counts are those of the lines."""
+        job = await self.end_of("batch_1", within_s)
+        assert job.kind is JobKind.BATCH
+        names = Counter(line["custom_id"] for line in self.lines["batch_1"])
+        assert set(names.values()) <= {1}, f"some lines have two results: {names}"
+        if job.state is JobState.SUCCEEDED:
+            assert names.keys() == {f"c{number}" for number in range(job.tally.total)}
+            assert job.tally.completed + job.tally.failed == job.tally.total
+        await self._bury()
+        return job
+
+    async def _bury(self) -> None:
+        """Ends all that has not ended by itself, of dead processes and of the last one."""
+        for life in self.lives:
+            life.is_buried = True
+            life.over.set()
+        for _ in range(3):
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=1)
+
+    @property
+    def left_behind(self) -> set[str]:
+        """The files that are still at the provider."""
+        return self.provider.files.keys() - self.provider.removed

@@ -1,0 +1,311 @@
+"""Parts of batches at providers' own Batch APIs: half price, and no line lost to anything that a provider says or does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.policy.jobs.job import JobFlag, JobState
+from tests.flow.virtual import LoopClock, run
+from tests.jobs.native_provider import Lies
+from tests.jobs.native_stage import PRICE_USD, NativeStage, native_rules
+
+
+def test_a_batch_is_done_at_the_provider_for_half_the_price() -> None:
+    """No line goes through the gateway; the answers are the provider's, under their owners' names; nothing stays there."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(60)
+        assert stage.parts.phases() == {"working": 3}
+
+        job = await stage.ended()
+
+        assert (job.state, job.tally.completed, stage.tries) == (JobState.SUCCEEDED, 25, [])
+        assert (job.tally.input_tokens, job.tally.output_tokens) == (75, 50)
+        assert job.tally.cost_usd == pytest.approx(25 * PRICE_USD) == stage.accounts.usd
+        assert set(stage.provider.served.values()) == {1}
+        assert {line["response"]["body"]["model"] for line in stage.lines["batch_1"]} == {"openai-m"}
+        assert (stage.left_behind, stage.parts.phases()) == (set(), {})
+        assert stage.metrics.tokens.totals["m", "openai/openai-m", "input"] == 75
+
+    run(story)
+
+
+LIES = {
+    "says nothing of its files at first": Lies(files_late_s=120),
+    "never says where its files are": Lies(files_late_s=1e9),
+    "counts wrongly": Lies(wrong_counts=True),
+    "forgets lines": Lies(drops=4),
+    "has lines without a status": Lies(status_zero=3),
+    "was overloaded": Lies(overloaded=5),
+    "refuses lines": Lies(bad=5),
+    "loses the batch": Lies(vanishes_after_s=100),
+    "expires with answers": Lies(expires_after_s=300),
+    "finds the file invalid": Lies(invalid=True),
+    "has a full queue": Lies(full=2),
+    "refuses for a full queue": Lies(refuses_full=2),
+    "answers twice": Lies(twice=True),
+    "breaks off": Lies(breaks_off=3),
+    "writes garbage": Lies(garbage=True),
+    "has no files": Lies(no_files_api=True),
+    "refuses at first": Lies(refuses_create=2),
+    "refuses always": Lies(refuses_create=99),
+    "does not answer": Lies(lost_answers=4),
+    "does not answer, and lists late": Lies(lost_answers=4, list_lags_s=10),
+    "does not answer, and keeps no metadata": Lies(lost_answers=4, keeps_no_metadata=True),
+    "is down": Lies(always_down_after_s=0),
+    "goes down": Lies(always_down_after_s=200),
+    "is slow": Lies(works_s=1e9),
+    "is slow, and does not hear": Lies(works_s=1e9, ignores_cancel=3),
+    "is slow, and never hears": Lies(works_s=1e9, ignores_cancel=999),
+    "lies about everything": Lies(
+        files_late_s=90,
+        wrong_counts=True,
+        drops=7,
+        status_zero=4,
+        overloaded=6,
+        twice=True,
+        breaks_off=2,
+        garbage=True,
+        lost_answers=2,
+        list_lags_s=5,
+    ),
+}
+ALL_THERE = {
+    *("says nothing of its files at first", "counts wrongly", "has a full queue", "refuses for a full queue"),
+    *("answers twice", "breaks off", "writes garbage", "refuses at first", "does not answer"),
+    *("does not answer, and lists late", "does not answer, and keeps no metadata"),
+}
+"""What a provider may do that costs nobody a line of it."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_line_is_lost_to_a_provider_that(lie: str) -> None:
+    """What is missing there runs here; what is there is not paid for twice, and its files are removed."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, replace(LIES[lie]))
+        stage.worker.start()
+        await stage.accept_batch(25)
+
+        job = await stage.ended()
+
+        assert job.state is JobState.SUCCEEDED
+        assert job.tally.failed == (6 if lie == "refuses lines" else 0)
+        assert max(stage.provider.served.values(), default=1) == 1
+        assert len(set(stage.tries)) == len(stage.tries)
+        if lie in ALL_THERE:
+            assert (stage.tries, len(stage.provider.served)) == ([], 25)
+        if lie not in ("goes down", "is down", "never says where its files are"):
+            assert stage.left_behind == set()
+
+    run(story)
+
+
+def test_what_is_not_done_in_time_is_taken_back() -> None:
+    """By half of its window; what was done by then is kept, and the rest runs here."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, Lies(works_s=3600))
+        stage.worker.start()
+        await stage.accept_batch(20)
+        began_at = clock.wall()
+
+        job = await stage.ended()
+
+        assert job.state is JobState.SUCCEEDED
+        assert 1800 <= clock.wall() - began_at <= 2000
+        assert 8 <= len(stage.provider.served) <= 10
+        assert len(stage.tries) == 20 - len(stage.provider.served)
+        assert stage.left_behind == set()
+
+    run(story)
+
+
+@pytest.mark.parametrize("at_s", [1.5, 45.0, 300.0])
+def test_a_cancelled_batch_stops_at_the_provider_and_keeps_what_is_done(at_s: float) -> None:
+    """It waits for what the provider gives back, and nothing more runs."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(at_s)
+        await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+
+        job = await stage.ended()
+
+        assert (job.state, stage.tries) == (JobState.CANCELLED, [])
+        assert len(stage.lines["batch_1"]) == job.tally.completed == len(stage.provider.served)
+        assert (job.tally.completed > 5) is (at_s == 300.0)
+        assert job.tally.cost_usd == pytest.approx(job.tally.completed * PRICE_USD)
+        assert stage.left_behind == set()
+
+    run(story)
+
+
+def test_an_expired_batch_takes_what_the_provider_has() -> None:
+    """Where no worker was there to take it back in time."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(60)
+        await stage.worker.aclose()
+        await asyncio.sleep(4000)
+        stage.begin_life().start()
+
+        job = await stage.ended()
+
+        assert (job.state, job.tally.completed, stage.tries) == (JobState.EXPIRED, 25, [])
+
+    run(story)
+
+
+def test_a_batch_is_split_by_weight() -> None:
+    """Each provider by its own name of the model; one without a credential gets nothing."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, rules=native_rules(part_lines=5, split={"openai": 3, "azure": 1, "bare": 9}))
+        stage.worker.start()
+        await stage.accept_batch(40)
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, stage.tries) == (40, [])
+        assert stage.provider.by_provider == {"openai": 6, "azure": 2}
+        models = Counter(line["response"]["body"]["model"] for line in stage.lines["batch_1"])
+        assert models == {"openai-m": 30, "azure-m": 10}
+
+    run(story)
+
+
+def test_a_key_without_money_waits() -> None:
+    """Nothing is sent for it until it has some again."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.accounts.spent = True
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(700)
+        assert stage.provider.asked == []
+        stage.accounts.spent = False
+
+        assert ((await stage.ended()).tally.completed, stage.tries) == (25, [])
+
+    run(story)
+
+
+def test_a_provider_that_is_taken_out_of_the_config_loses_its_parts() -> None:
+    """Its lines run here."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(60)
+        policy = stage.policies.current
+        others = {name: one for name, one in policy.providers.items() if name != "openai"}
+        stage.policies.current = replace(policy, providers=others)
+
+        assert ((await stage.ended()).tally.completed, len(stage.tries)) == (25, 25)
+
+    run(story)
+
+
+def test_a_worker_that_stops_in_good_order_leaves_its_parts_to_the_next() -> None:
+    """Whatever it was about."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        stage.worker.start()
+        await stage.accept_batch(25)
+        for _ in range(30):
+            await asyncio.sleep(23)
+            await stage.worker.drain(0.0)
+            stage.begin_life().start()
+
+        assert ((await stage.ended()).tally.completed, stage.tries) == (25, [])
+        assert set(stage.provider.served.values()) == {1}
+
+    run(story)
+
+
+async def _told(clock: LoopClock, lasts: list[int], cancel_at: int = -1, **lies: Any) -> NativeStage:
+    """Tells of a batch of 12 lines whose workers die after so many steps each; the last one lives."""
+    stage = NativeStage(clock, Lies(**{"works_s": 100.0, **lies}), native_rules(part_lines=6))
+    await stage.accept_batch(12)
+    for number, last in enumerate([*lasts, -1]):
+        if number == cancel_at:
+            await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+        worker = stage.begin_life(last)
+        worker.start()
+        dead = asyncio.create_task(stage.life.over.wait())
+        ended = asyncio.create_task(stage.end_of("batch_1"))
+        await asyncio.wait((dead, ended), return_when=asyncio.FIRST_COMPLETED)
+        dead.cancel()
+        ended.cancel()
+        await asyncio.sleep(1)
+    await stage.ended()
+    return stage
+
+
+def _check(stage: NativeStage) -> None:
+    """No batch was made twice, no line was lost or paid for twice, nothing stays behind."""
+    assert Counter(one.part for one in stage.provider.batches.values()).most_common(1)[0][1] == 1
+    assert len(stage.provider.batches) == 2
+    assert stage.provider.served == {f"batch_req_batch_1{number:06d}": 1 for number in range(12)}
+    assert stage.tries == []
+    uploads = [name for name, _, _ in stage.provider.files.values() if name != "output.jsonl"]
+    assert len(uploads) == len(set(uploads)) == 2
+    assert stage.left_behind == set()
+
+
+def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing() -> None:
+    """Every step in turn, those between an effect and its note among them."""
+    steps = run(lambda clock: _told(clock, [])).life.steps
+
+    for last in range(1, steps + 1):
+        stage = run(lambda clock, last=last: _told(clock, [last]))  # type: ignore[misc]  # bound at once
+
+        _check(stage)
+        tally = run_tally(stage)
+        assert (tally.completed, tally.cost_usd) == (12, pytest.approx(12 * PRICE_USD)), last
+
+
+def run_tally(stage: NativeStage) -> Any:
+    """Returns the tally of the batch."""
+    return stage.store._jobs["batch_1"].job.tally
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fifty_deaths_in_a_row_submit_nothing_twice_and_lose_nothing(seed: int) -> None:
+    """At random, of a provider that loses answers, too."""
+    draw = Random(seed)
+    lasts = [draw.randint(1, 9) for _ in range(50)]
+    stage = run(lambda clock: _told(clock, lasts, lost_answers=seed, list_lags_s=5.0 * seed))
+
+    _check(stage)
+    assert run_tally(stage).cost_usd == pytest.approx(12 * PRICE_USD)
+
+
+def test_deaths_while_a_batch_is_cancelled_lose_nothing_that_was_paid_for() -> None:
+    """Every step of the way back in turn."""
+    steps = run(lambda clock: _told(clock, [12], cancel_at=1)).life.steps
+
+    for last in range(1, steps + 1):
+        stage = run(lambda clock, last=last: _told(clock, [12, last], cancel_at=1))  # type: ignore[misc]  # bound at once
+
+        assert len(stage.provider.batches) <= 2
+        assert run_tally(stage).completed == len(stage.lines["batch_1"]) == len(stage.provider.served)
+        assert (stage.tries, stage.left_behind) == ([], set())
