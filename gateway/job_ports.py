@@ -330,6 +330,17 @@ class Blobs(Protocol):
         """Removes blobs, those that are there. Raises JobsUnavailable."""
         ...
 
+    async def belong_to(self, store: str) -> bool:
+        """Tells whether all blobs are those of the store of this identity; those that were nobody's are its from now on.
+
+        False also where they are not to be searched. Raises JobsUnavailable.
+        """
+        ...
+
+    def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
+        """Yields the names of all blobs that were written so long ago, at most so many at a time. Raises JobsUnavailable."""
+        ...
+
     async def remove_below(self, folder: str) -> None:
         """Removes all blobs whose names begin with `folder` and a slash, also those nobody knows. Raises JobsUnavailable."""
         ...

@@ -22,6 +22,7 @@ from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
 from gateway.jobs.running import RunningWork
+from gateway.jobs.sweeping import BlobSweep
 from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
@@ -143,8 +144,9 @@ class JobWork:
         def keep_s() -> float:
             return self._policies.current.jobs.default.keep_jobs_s
 
+        sweep = BlobSweep(store, self._blobs, self._clock)
         cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
-        changed, chores = self.service.watchers.changed, (cleaning.run_always,)
+        changed, chores = self.service.watchers.changed, (cleaning.run_always, sweep.run_always)
         return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
 
     def _make_parts(self, store: JobStore) -> NativeParts | None:

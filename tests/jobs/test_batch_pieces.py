@@ -422,8 +422,12 @@ async def test_put_together_twice_it_is_the_same(policies: Policies, monkeypatch
 
     await bench.finalise()
 
+    await bench.blobs.remove(await bench.store.find_garbage(10))
     again = {name: await bench.text(name) for name in bench.blobs.names}
-    assert {name: text for name, text in first.items() if not name.startswith(marks.batch_folder(ID))} == again
+    kept = {name: text for name, text in first.items() if not name.startswith(marks.batch_folder(ID))}
+    assert [(name.partition(".")[0], text) for name, text in kept.items()] == [
+        (name.partition(".")[0], text) for name, text in again.items()
+    ]
     assert len((await bench.store.list_files(FileQuery("web")))[0]) == 2
     assert await bench.store.claim([ClaimAsk("slow", 9)]) == []
 

@@ -24,7 +24,17 @@ from gateway.policy.batches.lines import LineProblem, read_custom_id
 from gateway.policy.batches.output import LineIdentity, stopped_line
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import Role, derived_file_id, line_id
-from gateway.policy.jobs.job import ChunkResult, Job, JobEnd, JobError, JobState, LineResult, StoredFile, Tally
+from gateway.policy.jobs.job import (
+    ChunkResult,
+    ClaimedWork,
+    Job,
+    JobEnd,
+    JobError,
+    JobState,
+    LineResult,
+    StoredFile,
+    Tally,
+)
 from gateway.policy.jobs.rules import JobRules
 
 LINES_AT_ONCE = 64
@@ -79,7 +89,7 @@ class BatchEnds:
         found: dict[str, object] = {marks.FINALIZING_AT: began_at}
         if marks.INDEX not in job.marks:  # it stopped before its lines were known
             return JobEnd(state, tally=job.tally, marks=found)
-        files = _Files(self._blobs, job)
+        files = _Files(self._blobs, running.work)
         try:
             await self._write_all(running, files, state)
             output = await self._keep(job, files.output, "output", began_at)
@@ -139,7 +149,7 @@ class BatchEnds:
         lasts_s = job.about.get(marks.OUTPUT_LASTS_S) or self._rules_of(job).keep_files_s
         filename = filename_of(job, role)
         expires_at = created_at + lasts_s
-        file = StoredFile(part.id, job.tenant, "batch_output", filename, size, created_at, expires_at, blob_of(part.id))
+        file = StoredFile(part.id, job.tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
         await self._store.add_file(file)
         return part.id
 
@@ -154,8 +164,10 @@ class BatchEnds:
 class _Part:
     """One of the two files, begun with its first line."""
 
-    def __init__(self, file_id: str) -> None:
+    def __init__(self, file_id: str, fence: int) -> None:
+        """`fence` is that of the claim: no other blob ever has its name, so none that is there is taken for an old one."""
         self.id = file_id
+        self.blob = f"{blob_of(file_id)}.{fence}"
         self.writer: BlobWriter | None = None
         self.lines = 0
 
@@ -163,10 +175,10 @@ class _Part:
 class _Files:
     """The two files of a batch in the making."""
 
-    def __init__(self, blobs: Blobs, job: Job) -> None:
+    def __init__(self, blobs: Blobs, work: ClaimedWork) -> None:
         self._blobs = blobs
-        self.output = _Part(derived_file_id(job.id, "output"))
-        self.errors = _Part(derived_file_id(job.id, "errors"))
+        self.output = _Part(derived_file_id(work.job.id, "output"), work.fence)
+        self.errors = _Part(derived_file_id(work.job.id, "errors"), work.fence)
 
     async def add_chunk(self, chunk: ChunkResult) -> None:
         """Adds the lines of a complete chunk."""
@@ -191,7 +203,7 @@ class _Files:
 
     async def _write(self, part: _Part, data: bytes) -> None:
         if part.writer is None:
-            part.writer = await self._blobs.writer(blob_of(part.id))
+            part.writer = await self._blobs.writer(part.blob)
         part.lines += data.count(b"\n")
         await part.writer.write(data)
 

@@ -49,6 +49,12 @@ def batch_folder(job_id: str) -> str:
     return f"batch/{job_id}"
 
 
+def batch_of_blob(name: str) -> str:
+    """Returns the batch that needs a blob on its way; empty: it is no batch's."""
+    kind, _, rest = name.partition("/")
+    return rest.partition("/")[0] if kind == "batch" else ""
+
+
 def index_blob(job_id: str) -> str:
     """Returns the name of the blob that says where each line of a batch's input is."""
     return f"{batch_folder(job_id)}/index"

@@ -13,9 +13,11 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, TypeVar
@@ -28,6 +30,8 @@ T = TypeVar("T")
 PIECE_BYTES = 262_144
 """Of one read or write."""
 THREADS = 4
+OWNER = ".store"
+"""The file that says which store of jobs knows the blobs of the folder."""
 NEW = ".new"
 """The folder of files that have no name yet; no blob's name begins with a dot."""
 
@@ -38,7 +42,9 @@ class DirectoryBlobs:
     The folder is made when the first blob is: a gateway that has never kept a file has none.
     """
 
-    def __init__(self, root: str | Path, *, min_free_bytes: int = 0) -> None:
+    def __init__(self, root: str | Path, *, min_free_bytes: int = 0, wall: Callable[[], float] = time.time) -> None:
+        """`wall` is the clock by which files are old."""
+        self._wall = wall
         self.root = Path(root)
         self._min_free_bytes = min_free_bytes
         self._trouble = BlobTrouble(str(root), min_free_bytes)
@@ -72,6 +78,16 @@ class DirectoryBlobs:
         paths = [self._path(name) for name in names]
         if paths:
             await self.run(lambda: self._unlink(paths), "removed")
+
+    async def belong_to(self, store: str) -> bool:
+        """Tells whether the folder is this store's alone, by a word in it; one that has none yet is its from now on."""
+        return await self.run(lambda: self._is_of(store), "read")
+
+    async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
+        """Yields the names of files that were written so long ago, by the clock of this machine. Raises JobsUnavailable."""
+        found = _old_files(self.root, least_age_s, self._wall)
+        while names := await self.run(lambda: list(islice(found, most)), "listed"):
+            yield names
 
     async def remove_below(self, folder: str) -> None:
         """Removes all blobs below a folder, and the folder. Raises JobsUnavailable."""
@@ -172,6 +188,22 @@ class DirectoryBlobs:
             folder.mkdir(mode=0o700)
         _sync_folder(folder.parent)
 
+    def _is_of(self, store: str) -> bool:
+        if not self.root.is_dir():
+            return False
+        owner = self.root / OWNER
+        if not owner.exists():
+            new = self._create()
+            try:
+                new.file.append(store.encode())
+                new.file.sync()
+                with contextlib.suppress(FileExistsError):
+                    os.link(new.path, owner)  # it is whole, and the first one stays
+            finally:
+                _discard(new)
+            _sync_folder(self.root)
+        return owner.read_text(encoding="utf-8") == store
+
     def _unlink(self, paths: Sequence[Path]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
@@ -209,6 +241,7 @@ class DirectoryWriter:
             with file.lock:  # an `abort` that follows although nobody waits for this any more comes behind it
                 flush()
                 size = file.sync()
+                os.utime(self._new.path)  # its first byte may be hours old, but nobody knows it yet
                 self._blobs.place(self._new.path, self._path)
                 file.close()
                 return size
@@ -282,6 +315,22 @@ def _discard(new: NewFile) -> None:
         new.file.close()
         with contextlib.suppress(OSError):
             os.unlink(new.path)
+
+
+def _old_files(root: Path, least_age_s: float, wall: Callable[[], float]) -> Iterator[str]:
+    """Yields the names of blobs whose last write is so long ago; goes on where a folder is gone meanwhile."""
+    folders = [root]
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if wall() - entry.stat(follow_symlinks=False).st_mtime >= least_age_s:
+                        yield str(Path(entry.path).relative_to(root))
 
 
 def _sync_folder(folder: Path) -> None:

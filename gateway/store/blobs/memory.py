@@ -44,6 +44,16 @@ class MemoryBlobs:
         for name in names:
             self._bytes -= len(self._blobs.pop(check_name(name), b""))
 
+    async def belong_to(self, _store: str) -> bool:
+        """Returns False: nothing is left behind here, for it goes with the process."""
+        return False
+
+    async def old_names(self, _least_age_s: float, _most: int) -> AsyncIterator[Sequence[str]]:
+        """Yields nothing."""
+        nothing: Sequence[Sequence[str]] = ()
+        for names in nothing:
+            yield names
+
     async def remove_below(self, folder: str) -> None:
         """Removes all blobs below a folder."""
         start = f"{check_name(folder)}/"

@@ -96,6 +96,16 @@ class RedisBlobs:
             await self.run(DROP, (self._kept, self._open, self._due), (REMOVING_S, *some))
             await asyncio.gather(*(self.settle(f"{name}:") for name in some))
 
+    async def belong_to(self, _store: str) -> bool:
+        """Returns False: blobs in a Redis have no date by which they could be told from new ones."""
+        return False
+
+    async def old_names(self, _least_age_s: float, _most: int) -> AsyncIterator[Sequence[str]]:
+        """Yields nothing."""
+        nothing: Sequence[Sequence[str]] = ()
+        for names in nothing:
+            yield names
+
     async def remove_below(self, folder: str) -> None:
         """Removes all blobs whose names begin with `folder` and a slash. Raises JobsUnavailable."""
         pattern, cursor, found = f"{check_name(folder)}/*", b"0", set[str]()
