@@ -32,10 +32,8 @@ from gateway.flow.reuse.inspect import CacheInspector
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.shedding import Shedding
 from gateway.housekeeping import Housekeeping, Reloading
-from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
+from gateway.ingress.admin.backup import KeptFile, forget_copies
 from gateway.ingress.admin.caches import cache_routes
-from gateway.ingress.admin.jobs import job_admin_routes
-from gateway.ingress.admin.objects import object_routes
 from gateway.ingress.admin.operations import Gather, health_routes, metrics_route, state_routes
 from gateway.ingress.edge import Edge
 from gateway.ingress.http.server import HttpServer, listen_on
@@ -53,7 +51,7 @@ from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, drain_jobs, jobs_file_of, semantic_news
+from gateway.wiring import build_jobs, drain_jobs, semantic_news, store_routes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -273,9 +271,7 @@ class Gateway:
             ),
             *state_routes(self._policies, self._admission, self._clock, self._show_config),
             *cache_routes(self._policies, self._cache_desk, self._savings),
-            *backup_routes(self._policies, state_file, jobs_file_of(self._jobs)),
-            *object_routes(self._policies, self._pipeline.ownership),
-            *job_admin_routes(self._policies, None if jobs is None else jobs.service),
+            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on

@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from starlette.routing import BaseRoute
+
 from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.shedding import Shedding
-from gateway.ingress.admin.backup import KeptFile, forget_copies
+from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
+from gateway.ingress.admin.jobs import job_admin_routes
+from gateway.ingress.admin.objects import ObjectAdmin, object_routes
+from gateway.ingress.admin.webhooks import webhook_routes
 from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.webhooks.guard import AddressGuard
@@ -96,6 +101,21 @@ def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None
         return None if found is None else KeptFile(*found)
 
     return find
+
+
+def store_routes(
+    policies: Policies,
+    state_file: KeptFile | None,
+    jobs: JobWork | None,
+    objects: ObjectAdmin,
+) -> list[BaseRoute]:
+    """Returns the admin routes of what is kept: copies of files, owners of objects, jobs, webhooks."""
+    return [
+        *backup_routes(policies, state_file, jobs_file_of(jobs)),
+        *object_routes(policies, objects),
+        *job_admin_routes(policies, None if jobs is None else jobs.service),
+        *webhook_routes(policies, None if jobs is None else jobs.webhooks),
+    ]
 
 
 async def drain_jobs(jobs: JobWork | None, grace_s: float) -> None:

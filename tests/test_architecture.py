@@ -49,7 +49,7 @@ MAY_IMPORT = {
 """By the first part of a module's name below `gateway`; a module may always import its own part."""
 
 ONLY_IN = {
-    "starlette": {"ingress", "emulator", "app"},
+    "starlette": {"ingress", "emulator", "app", "wiring"},
     "uvicorn": {"ingress", "emulator", "app"},
     "httpx": {"upstream", "demo"},
     "httptools": {"upstream", "ingress"},

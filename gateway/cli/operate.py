@@ -19,22 +19,24 @@ def targets(options: argparse.Namespace) -> int:
     """Shows how targets and accounts are doing, or switches one by hand."""
     action, name = options.action, options.name
     if not action:
-        return _ask(options, lambda client: client.get("targets"), showing.table)
+        return ask_admin(options, lambda client: client.get("targets"), showing.table)
     if not name:
         return fail(f"which one? gateway targets {action} NAME; 'gateway targets' shows them", UNUSABLE)
     kind = "targets" if "/" in name else "accounts"
     path = f"{kind}/{quote(name, safe='/')}"
-    return _ask(options, lambda client: client.post(path, {"action": action}), showing.sentence)
+    return ask_admin(options, lambda client: client.post(path, {"action": action}), showing.sentence)
 
 
 def stats(options: argparse.Namespace) -> int:
     """Shows what was spared, by model, tenant or layer."""
-    return _ask(options, lambda client: client.get("stats"), lambda answer: showing.stats_table(answer, options.by))
+    return ask_admin(
+        options, lambda client: client.get("stats"), lambda answer: showing.stats_table(answer, options.by)
+    )
 
 
 def cache_show(options: argparse.Namespace) -> int:
     """Shows what the caches hold."""
-    return _ask(options, lambda client: client.get("cache"), showing.cache_table)
+    return ask_admin(options, lambda client: client.get("cache"), showing.cache_table)
 
 
 def cache_purge(options: argparse.Namespace) -> int:
@@ -42,7 +44,7 @@ def cache_purge(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("key", "model", "tenant", "all") if getattr(options, name)}
     if not given:
         return fail("purge what? --key HEX, --model NAME, --tenant NAME, or --all for everything", UNUSABLE)
-    return _ask(options, lambda client: client.post("cache/purge", given), showing.purged)
+    return ask_admin(options, lambda client: client.post("cache/purge", given), showing.purged)
 
 
 def cache_why(options: argparse.Namespace) -> int:
@@ -55,7 +57,7 @@ def cache_why(options: argparse.Namespace) -> int:
         whose = {name: getattr(options, name) for name in ("endpoint", "tenant") if getattr(options, name)}
         return client.post("cache/why", {"body": body, **whose})
 
-    return _ask(options, ask, showing.story)
+    return ask_admin(options, ask, showing.story)
 
 
 def state_backup(options: argparse.Namespace) -> int:
@@ -78,7 +80,7 @@ def flag_jobs(options: argparse.Namespace) -> int:
         unknown.extend(answer["unknown"])
         return answer
 
-    return _ask(options, ask, showing.flagged) or (FAILED if unknown else OK)
+    return ask_admin(options, ask, showing.flagged) or (FAILED if unknown else OK)
 
 
 def _backup(options: argparse.Namespace, name: str) -> int:
@@ -87,7 +89,7 @@ def _backup(options: argparse.Namespace, name: str) -> int:
     def copy(client: AdminClient) -> dict[str, Any]:
         return save(client.backup(name), options.file, damage_of)
 
-    return _ask(options, copy, lambda answer: showing.saved(answer, name))
+    return ask_admin(options, copy, lambda answer: showing.saved(answer, name))
 
 
 def claim(options: argparse.Namespace) -> int:
@@ -96,15 +98,15 @@ def claim(options: argparse.Namespace) -> int:
     given = {"tenant": options.tenant, "ids": ids, "move": options.move}
     if options.provider:
         given["provider"] = options.provider
-    return _ask(options, lambda client: client.post("objects/claim", given), showing.claimed)
+    return ask_admin(options, lambda client: client.post("objects/claim", given), showing.claimed)
 
 
-def _ask(
+def ask_admin(
     options: argparse.Namespace,
     ask: Callable[[AdminClient], dict[str, Any]],
     show_answer: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Asks a running gateway, and prints its answer."""
+    """Asks the admin API of a running gateway, and prints its answer; returns the exit code."""
     key = options.admin_key or os.environ.get("GATEWAY_ADMIN_KEY", "")
     if not key:
         hint = f"set GATEWAY_ADMIN_KEY or give {options.key_flag}; it is admin.key of the config"

@@ -24,6 +24,7 @@ from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatch
 from gateway.jobs.running import RunningWork
 from gateway.jobs.sweeping import BlobSweep
 from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
+from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
@@ -76,6 +77,9 @@ class JobWork:
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
         self.engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
+        self.webhooks = WebhookDesk(
+            lambda: policies.current.webhooks, self.hooks, self.hook_urls, self.engine.reader, clock
+        )
         self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
         self.files = FileService(
             self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs, self._random.randbytes

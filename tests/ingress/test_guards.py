@@ -167,6 +167,14 @@ OPERATIONS: Mapping[str, Row] = {
     "GET|HEAD /admin/jobs/backup": Row("operators"),
     "GET|HEAD /admin/jobs": Row("operators"),
     **{f"POST /admin/jobs/{name}": Row("operators", body=b'{"ids": ["batch_1"]}') for name in ("pause", "resume")},
+    "GET|HEAD /admin/webhooks": Row("operators"),
+    "POST /admin/webhooks/{name:path}/redeliver": Row(
+        "operators", "/admin/webhooks/(requests)/redeliver", b'{"since_s": 60}'
+    ),
+    **{
+        f"POST /admin/webhooks/{{name:path}}/{action}": Row("operators", f"/admin/webhooks/crm/{action}", served=404)
+        for action in ("disable", "enable", "test")
+    },
     "POST /admin/objects/claim": Row("operators", body=b'{"tenant": "web", "ids": ["file-1"]}', without_keys=404),
 }
 

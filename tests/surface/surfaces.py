@@ -35,6 +35,11 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/admin/accounts", {"name": "main", "action": "reset"}),
     ("POST", "/admin/cache/purge", {"all": True}),
     ("POST", "/admin/cache/why", {"body": {"model": "gpt-4o", "messages": []}, "tenant": "web"}),
+    ("GET", "/admin/webhooks", None),
+    ("POST", "/admin/webhooks/crm/disable", {}),
+    ("POST", "/admin/webhooks/crm/enable", {}),
+    ("POST", "/admin/webhooks/crm/test", {}),
+    ("POST", "/admin/webhooks/crm/redeliver", {"since_s": 60}),
     ("POST", "/admin/objects/claim", {"tenant": "web", "ids": ["file-1"]}),
 )
 """What is asked of a running gateway for the fields of its answers."""
@@ -59,7 +64,12 @@ def surfaces() -> dict[str, list[str]]:
 
 async def admin_surface(folder: Path) -> list[str]:
     """The routes of a running gateway with the top-level fields of their answers; of lists by name, those of a row."""
-    running = await start_gateway(folder, lambda url: config_of(url, keys=KEYS, admin={"key": ADMIN_KEY}))
+    sections = {
+        "admin": {"key": ADMIN_KEY},
+        "jobs": {"store": f"sqlite:///{folder}/jobs.db"},
+        "webhooks": {"crm": {"url": "http://127.0.0.1:9/", "secrets": ["a secret of the receivers' own"]}},
+    }
+    running = await start_gateway(folder, lambda url: config_of(url, keys=KEYS, **sections))
     lines = []
     try:
         async with connect(running.url) as peer:
@@ -78,7 +88,7 @@ async def admin_surface(folder: Path) -> list[str]:
 def _fields_of(answer: dict[str, Any]) -> set[str]:
     rows = [
         (kind, row)
-        for kind in ("targets", "accounts")
+        for kind in ("targets", "accounts", "webhooks")
         if isinstance(answer.get(kind), dict)
         for row in answer[kind].values()
         if isinstance(row, dict)

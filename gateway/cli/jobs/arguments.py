@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 MOST_LISTED = 100
@@ -56,6 +58,50 @@ def add_batch(command: argparse.ArgumentParser) -> None:
     action.add_argument("--cancel-on-interrupt", action="store_true", help="Ctrl-C stops the batch, too")
     _add_caller(action)
     action.set_defaults(command="jobs.batch:run")
+
+
+def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Adds what `gateway webhooks` takes; `add_admin` adds what each command needs that asks the admin API."""
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    action = actions.add_parser("ls", help="how they are, what waits for them, and their last answers")
+    add_admin(action)
+    action.set_defaults(command="webhooks:list_webhooks")
+
+    action = actions.add_parser(
+        "redeliver",
+        help="make deliveries again: one by an id, or all that failed lately",
+        description="Make one delivery again, delivered or not, or all that have failed since a while ago; once each, however"
+        " often that is asked for. They keep their webhook-id, so receivers know them.",
+    )
+    action.add_argument("name", metavar="NAME", help="as in the config; '(requests)' for URLs of requests")
+    action.add_argument("id", nargs="?", metavar="ID", help="job_gw…, batch_gw…, evt_gw… or msg_gw…")
+    action.add_argument("--since", type=_seconds, metavar="TIME", help="all that failed in so long: 90m, 24h, 7d")
+    add_admin(action)
+    action.set_defaults(command="webhooks:redeliver")
+
+    for name, told in (("disable", "it hears nothing; what is for it waits"), ("enable", "it hears of things again")):
+        action = actions.add_parser(name, help=f"{told} (in this process, until it restarts or the entry changes)")
+        action.add_argument("name", metavar="NAME", help="as in the config")
+        add_admin(action)
+        action.set_defaults(command="webhooks:switch", action=name)
+
+    action = actions.add_parser("test", help="send a signed event `test` now, and tell the answer's status")
+    action.add_argument("name", metavar="NAME", help="as in the config")
+    add_admin(action)
+    action.set_defaults(command="webhooks:test")
+
+    action = actions.add_parser("rotate", help="print a new secret, and how to bring it in; asks nobody")
+    action.add_argument("name", nargs="?", metavar="NAME", help="whose; only for the lines to be printed")
+    action.add_argument("--json", action="store_true", help="print the secret as JSON")
+    action.set_defaults(command="webhooks:rotate")
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,9})(s|m|h|d)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text} is no time such as 90m, 24h or 7d")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
 
 
 def _add_caller(command: argparse.ArgumentParser) -> None:

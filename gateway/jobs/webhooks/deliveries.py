@@ -22,7 +22,7 @@ from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import JobEnd, JobError, JobState
 from gateway.policy.jobs.rules import SegmentRules
 from gateway.policy.learning.reset_times import parse_retry_after
-from gateway.policy.webhooks.events import ENDPOINT, EVENT, OF
+from gateway.policy.webhooks.events import ENDPOINT, EVENT, MESSAGE_ID, OF
 from gateway.policy.webhooks.rules import REQUESTED, SEGMENT
 from gateway.policy.webhooks.schedule import TIMEOUT_S, DeliveryResult, next_attempt_s, result_of
 
@@ -85,7 +85,7 @@ class Deliveries:
         """Returns what came of an attempt."""
         work, now = running.work, self._clock.wall()
         event, of = work.job.about[EVENT], work.job.about[OF]
-        headers = signed_headers(turn.secrets, work.job.id, work.payload, now)
+        headers = signed_headers(turn.secrets, work.job.about.get(MESSAGE_ID, work.job.id), work.payload, now)
         try:
             answer = await turn.outward.post(turn.url, headers, work.payload, TIMEOUT_S)
         except FetchRefused as error:

@@ -28,7 +28,7 @@ class Endpoints:
         """`webhooks` gives those in force; what they are told leaves by `outward`."""
         self._webhooks = webhooks
         self._monotonic = monotonic
-        self._outward = outward
+        self.outward = outward
         self._standings: dict[str, tuple[WebhookRules, HookStanding]] = {}
 
     def find(self, name: str) -> WebhookRules | None:
@@ -55,9 +55,7 @@ class Endpoints:
             if attempt is not None:
                 self._note(rules, standing, attempt, now)
 
-        return DeliveryTurn(
-            rules.name, rules.name, rules.url, rules.secrets, self._outward, gone_ends_it=False, end=end
-        )
+        return DeliveryTurn(rules.name, rules.name, rules.url, rules.secrets, self.outward, gone_ends_it=False, end=end)
 
     def standing(self, rules: WebhookRules) -> HookStanding:
         """Returns how an endpoint does, as long as its entry is the same."""

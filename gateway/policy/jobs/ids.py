@@ -56,6 +56,12 @@ def derived_event_ids(job_id: str, endpoint: str) -> tuple[str, str]:
     return new_id(EVENT, event), new_id(DELIVERY, delivery)
 
 
+def derived_redelivery_id(delivery_id: str) -> str:
+    """Returns the id of the delivery that is made in place of one that has ended, always the same."""
+    told = delivery_id.encode()
+    return new_id(DELIVERY, blake2b(told, digest_size=DRAW_BYTES, person=b"redelivery").digest())
+
+
 def derived_replay_id(mark: Mark, letter_id: str, number: int) -> str:
     """Returns the id of the job that replays a dead letter for the `number`-th time, always the same."""
     told = f"{letter_id}\0{number}".encode()

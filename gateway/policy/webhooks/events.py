@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from gateway.policy.jobs.ids import derived_event_ids
+from gateway.policy.jobs.ids import derived_event_ids, derived_redelivery_id
 from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
 from gateway.policy.webhooks.rules import REQUESTED, REQUESTED_SEGMENT, Webhooks
 from gateway.policy.webhooks.schedule import DEADLINE_S, SCHEDULE_S
@@ -28,6 +28,13 @@ REQUEST_URL: Final = "webhook_url"
 """The URL that a request named, in `about` of its job and of the delivery."""
 REQUEST_KEY: Final = "webhook_key"
 """The name of the key whose secrets sign the delivery."""
+MESSAGE_ID: Final = "webhook_id"
+"""The `webhook-id` of a delivery that is made again, in `about`; of the first one it is the job's own."""
+EVENT_AT: Final = "event_at"
+"""When the job had ended, in `about` of a delivery that is made again."""
+TEST_EVENT: Final = "test"
+"""Sent by hand; `data.id` is the endpoint's name."""
+_OWN: Final = (ENDPOINT, EVENT, OF, TENANT, REQUEST_URL, REQUEST_KEY, MESSAGE_ID, EVENT_AT)
 _BATCH: Final = {
     JobState.SUCCEEDED: "batch.completed",
     JobState.FAILED: "batch.failed",
@@ -64,14 +71,7 @@ def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
 
 def _delivery(ended: Job, event: str, name: str, segment: str, whose: Mapping[str, str] | None = None) -> NewJob:
     ended_at = ended.ended_at or ended.created_at
-    event_id, delivery_id = derived_event_ids(ended.id, name)
-    body = {
-        "id": event_id,
-        "object": "event",
-        "created_at": int(ended_at),
-        "type": event,
-        "data": {"id": ended.id},
-    }
+    _, delivery_id = derived_event_ids(ended.id, name)
     job = Job(
         id=delivery_id,
         kind=JobKind.DELIVERY,
@@ -88,4 +88,37 @@ def _delivery(ended: Job, event: str, name: str, segment: str, whose: Mapping[st
         max_attempts=len(SCHEDULE_S),
         about={ENDPOINT: name, EVENT: event, OF: ended.id, TENANT: ended.tenant, **(whose or {})},
     )
-    return NewJob(job, payload=orjson.dumps(body))
+    return NewJob(job, payload=event_body(event, ended.id, ended_at))
+
+
+def event_body(event: str, of: str, at: float) -> bytes:
+    """Returns what is posted: an event about the job `of`, always the same for the same one."""
+    id = derived_event_ids(of, "")[0]
+    return orjson.dumps({"id": id, "object": "event", "created_at": int(at), "type": event, "data": {"id": of}})
+
+
+def redelivery_of(ended: Job, now: float) -> NewJob:
+    """Returns the delivery that tells again what an ended one was to tell, under the same `webhook-id`, with all its attempts.
+
+    Its id follows from the ended one's, so that it is accepted once, however often that is asked for.
+    """
+    about = {name: value for name, value in ended.about.items() if name in _OWN}
+    at = about.setdefault(EVENT_AT, ended.created_at)
+    about.setdefault(MESSAGE_ID, ended.id)
+    job = Job(
+        id=derived_redelivery_id(ended.id),
+        kind=JobKind.DELIVERY,
+        tenant="",
+        key="",
+        lane=ended.lane,
+        segment=ended.segment,
+        is_urgent=False,
+        model="",
+        state=JobState.QUEUED,
+        created_at=now,
+        run_at=now,
+        deadline=now + DEADLINE_S,
+        max_attempts=len(SCHEDULE_S),
+        about=about,
+    )
+    return NewJob(job, payload=event_body(about[EVENT], about[OF], at))

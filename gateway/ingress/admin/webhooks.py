@@ -1,0 +1,80 @@
+"""Serves `/admin/webhooks`: how the endpoints of webhooks are, and what operators do about them. Behind the admin key."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.errors import InvalidRequest
+from gateway.ingress.admin.operations import MOST_BYTES, read_object, require_admin
+from gateway.ingress.routes import json_response
+from gateway.jobs.webhooks.desk import WebhookDesk
+from gateway.policy.jobs.errors import JobsOff
+from gateway.policy.snapshot import Policies
+
+ACTIONS: Final = ("redeliver", "disable", "enable", "test")
+EXAMPLE: Final = '{"id": "batch_gw…"} or {"since_s": 86400}'
+MOST_SINCE_S: Final = 366 * 86_400.0
+log = logging.getLogger("gateway.admin")
+
+
+def webhook_routes(
+    policies: Policies, desk: WebhookDesk | None, wall: Callable[[], float] = time.time
+) -> list[BaseRoute]:
+    """Returns `GET /admin/webhooks` and `POST /admin/webhooks/{name}/{action}`; without a desk they say that there is none."""
+
+    def desk_of(request: Request) -> WebhookDesk:
+        require_admin(policies, request)
+        if desk is None:
+            raise JobsOff("This gateway takes no jobs, so there is nothing that webhooks are told.")
+        return desk
+
+    async def show(request: Request) -> Response:
+        return json_response(await desk_of(request).show())
+
+    async def redeliver(request: Request) -> Response:
+        serving, name = desk_of(request), request.path_params["name"]
+        asked = await read_object(request, MOST_BYTES, EXAMPLE)
+        id, since_s = _what(asked)
+        if id is not None:
+            told = await serving.redeliver(name, id)
+        else:
+            told = await serving.redeliver_since(name, wall() - since_s)
+        log.warning("admin: redeliver %d to webhook %s", told["redelivered"], name)
+        return json_response(told)
+
+    async def switch(request: Request) -> Response:
+        serving, name = desk_of(request), request.path_params["name"]
+        is_on = request.url.path.endswith("/enable")
+        told = serving.switch(name, on=is_on)
+        log.warning("admin: %s webhook %s", "enable" if is_on else "disable", name)
+        return json_response(told)
+
+    async def test(request: Request) -> Response:
+        return json_response(await desk_of(request).test(request.path_params["name"]))
+
+    served = {"redeliver": redeliver, "disable": switch, "enable": switch, "test": test}
+    return [
+        Route("/admin/webhooks", show),
+        *(Route(f"/admin/webhooks/{{name:path}}/{action}", served[action], methods=["POST"]) for action in ACTIONS),
+    ]
+
+
+def _what(asked: dict[str, Any]) -> tuple[str | None, float]:
+    """Reads which deliveries are meant: one, or those that have failed lately. Raises InvalidRequest."""
+    id, since_s = asked.get("id"), asked.get("since_s")
+    unknown = sorted(asked.keys() - {"id", "since_s"})
+    if unknown:
+        raise InvalidRequest(f"Unknown field '{unknown[0][:64]}'; send {EXAMPLE}.", code="unknown_field")
+    if isinstance(id, str) and since_s is None:
+        return id, 0.0
+    is_time = isinstance(since_s, int | float) and not isinstance(since_s, bool) and 0 <= since_s <= MOST_SINCE_S
+    if id is not None or not is_time:
+        raise InvalidRequest(f"Say which: send {EXAMPLE}, seconds from now.", param="id")
+    return None, float(since_s or 0)
