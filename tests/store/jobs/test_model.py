@@ -50,6 +50,11 @@ NUMBERS = st.integers(0, 30)
 ROOM = OpenBounds(12, 8)
 
 
+def name_of(number: int) -> str:
+    """The id of a job; they sort like their numbers."""
+    return f"j{number:04}"
+
+
 class TwoStores(RuleBasedStateMachine):
     """Every rule does one thing to both stores and compares what they say."""
 
@@ -59,7 +64,7 @@ class TwoStores(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp()
         self.wall = Wall()
         self.memory: JobStore = MemoryJobStore(self.wall, ROOM)
-        self.sqlite: JobStore
+        self.other: JobStore
         self.works: list[tuple[ClaimedWork, ClaimedWork]] = []
         """The claims that both have given, also those that have ended."""
         self.named = 0
@@ -70,17 +75,17 @@ class TwoStores(RuleBasedStateMachine):
         self.runner.run(self._open())
 
     async def _open(self) -> None:
-        self.sqlite = SqliteJobStore(str(Path(self.folder) / "jobs.db"), self.wall, ROOM, connect=connect_hastily)
+        self.other = SqliteJobStore(str(Path(self.folder) / "jobs.db"), self.wall, ROOM, connect=connect_hastily)
 
     def teardown(self) -> None:
-        if hasattr(self, "sqlite"):
-            self.runner.run(self.sqlite.aclose())
+        if hasattr(self, "other"):
+            self.runner.run(self.other.aclose())
         self.runner.close()
         shutil.rmtree(self.folder)
 
     def both(self, ask: Callable[[JobStore], Awaitable[Any]]) -> Any:
         """Asks both the same, and returns what they say."""
-        answers = [self.runner.run(self._answer(ask, store)) for store in (self.memory, self.sqlite)]
+        answers = [self.runner.run(self._answer(ask, store)) for store in (self.memory, self.other)]
         assert answers[0] == answers[1]
         return answers[0]
 
@@ -97,7 +102,7 @@ class TwoStores(RuleBasedStateMachine):
         works = self.works[index % len(self.works)]
         answers = [
             self.runner.run(self._answer(lambda store, work=work: write(store, work), store))  # type: ignore[misc]
-            for store, work in zip((self.memory, self.sqlite), works, strict=True)
+            for store, work in zip((self.memory, self.other), works, strict=True)
         ]
         assert answers[0] == answers[1]
 
@@ -116,7 +121,7 @@ class TwoStores(RuleBasedStateMachine):
         def new() -> NewJob:
             self.named += 1
             job = self.jobs.job(
-                id=f"j{self.named}", is_urgent=urgent, run_at=now + delay, deadline=now + lifetime, about=about,
+                id=name_of(self.named), is_urgent=urgent, run_at=now + delay, deadline=now + lifetime, about=about,
                 kind=JobKind.BATCH if batch else JobKind.CALL, **fields,
             )  # fmt: skip
             return NewJob(
@@ -130,7 +135,7 @@ class TwoStores(RuleBasedStateMachine):
     @rule(first=SEGMENTS, second=SEGMENTS, most=st.integers(1, 4))
     def claim(self, first: str, second: str, most: int) -> None:
         asks = [ClaimAsk(first, most), ClaimAsk(second, 1)]
-        ours, theirs = [self.runner.run(store.claim(asks)) for store in (self.memory, self.sqlite)]
+        ours, theirs = [self.runner.run(store.claim(asks)) for store in (self.memory, self.other)]
         assert [replace(work, fence=0) for work in ours] == [replace(work, fence=0) for work in theirs]
         self.works += zip(ours, theirs, strict=True)
 
@@ -170,7 +175,7 @@ class TwoStores(RuleBasedStateMachine):
     @rule(index=NUMBERS, state=st.sampled_from([JobState.SUCCEEDED, JobState.FAILED]), follows=st.booleans())
     def finish(self, index: int, state: JobState, follows: bool) -> None:
         self.named += follows
-        following = [self.jobs.new(id=f"j{self.named}", tenant="a")] if follows else []
+        following = [self.jobs.new(id=name_of(self.named), tenant="a")] if follows else []
         is_dead = not follows and state is JobState.FAILED
         end = JobEnd(state, ERROR, ANSWER, marks={"x": 1}, is_attempt=follows, is_dead=is_dead)
 
@@ -183,9 +188,9 @@ class TwoStores(RuleBasedStateMachine):
     @precondition(lambda self: self.works)
     @rule(index=NUMBERS, job=NUMBERS, number=st.integers(1, 2))
     def replay(self, index: int, job: int, number: int) -> None:
-        letter_id = derived_letter_id(f"j{job}", None)
+        letter_id = derived_letter_id(name_of(job), None)
         self.named += 1
-        new = self.jobs.new(id=f"j{self.named}", tenant="a", about={REPLAYS: letter_id})
+        new = self.jobs.new(id=name_of(self.named), tenant="a", about={REPLAYS: letter_id})
         self.write(index, lambda store, work: store.dead.replay(work, letter_id, number, new))
 
     @rule(ago=st.sampled_from([10.0, 100.0]), bytes=st.sampled_from([0, 2, 1000]), most=st.integers(1, 3))
@@ -194,7 +199,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(NUMBERS, max_size=3))
     def purge(self, numbers: list[int]) -> None:
-        letter_ids = [derived_letter_id(f"j{number}", None) for number in numbers]
+        letter_ids = [derived_letter_id(name_of(number), None) for number in numbers]
         self.both(lambda store: store.dead.purge(letter_ids))
 
     @precondition(lambda self: self.works)
@@ -207,7 +212,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, tenant=st.sampled_from(["a", "b", None]), flag=st.sampled_from(list(JobFlag)))
     def flag(self, number: int, tenant: str | None, flag: JobFlag) -> None:
-        self.both(lambda store: store.flag(f"j{number}", tenant, flag))
+        self.both(lambda store: store.flag(name_of(number), tenant, flag))
 
     @rule(
         tenant=st.sampled_from(["a", "b", None]), kind=st.sampled_from([None, *JobKind]), limit=st.integers(1, 4),
@@ -215,7 +220,7 @@ class TwoStores(RuleBasedStateMachine):
         metadata=st.sampled_from([{}, {"payload": "1"}]),
     )  # fmt: skip
     def list_jobs(self, after: int | None, **fields: Any) -> None:
-        query = JobQuery(after=None if after is None else f"j{after}", **fields)
+        query = JobQuery(after=None if after is None else name_of(after), **fields)
         self.both(lambda store: store.list_jobs(query))
 
     @rule(number=st.integers(0, 3), tenant=TENANTS, blob=st.integers(0, 3), lifetime=st.sampled_from([None, 10.0]))
@@ -267,7 +272,7 @@ class TwoStores(RuleBasedStateMachine):
         """Only SQLite: what was claimed is ready again there, so that both are told to have ended it first."""
         for index in range(len(self.works)):
             self.write(index, lambda store, work: store.give_back(work, run_at=None, is_attempt=False))
-        self.runner.run(self.sqlite.aclose())
+        self.runner.run(self.other.aclose())
         self.runner.run(self._open())
 
     def _held(self) -> list[bool]:
@@ -276,13 +281,17 @@ class TwoStores(RuleBasedStateMachine):
     @invariant()
     def they_agree(self) -> None:
         """On every job there is, and on how many pieces are in which state."""
-        if hasattr(self, "sqlite"):
+        if hasattr(self, "other"):
             self.both(lambda store: store.list_jobs(JobQuery(None, limit=1000)))
             self.both(self._letters)
+            self.runner.run(self._look())
             ours, theirs = [
-                {name: depth.number for name, depth in store.depth().items()} for store in (self.memory, self.sqlite)
+                {name: depth.number for name, depth in store.depth().items()} for store in (self.memory, self.other)
             ]
             assert ours == theirs
+
+    async def _look(self) -> None:
+        """Sees to it that the other store knows how much waits and runs."""
 
     async def _letters(self, store: JobStore) -> list[Any]:
         """All that is said of dead letters."""

@@ -46,8 +46,8 @@ class RedisAcceptance:
         return [_accepted(*row) for row in reply[2]]
 
 
-def _accepted(job_id: bytes, how: bytes, head: bytes, rest: bytes) -> Accepted:
-    job = records.read_job(job_id.decode(), head, rest)
+def _accepted(job_id: bytes, how: bytes, text: bytes) -> Accepted:
+    job = records.read_job(job_id.decode(), text)
     if how == b"replaced":
-        return Accepted(job, is_new=False, debounced=records.debounced_of(head))
+        return Accepted(job, is_new=False, debounced=records.debounced_of(text))
     return Accepted(job, is_new=how == b"new", is_conflict=how == b"conflict")

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 from urllib.parse import quote
 
-from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobDepth, JobState, LineResult, WriteResult
+from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobDepth, JobState, WriteResult
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import records
-from gateway.store.jobs.redis.letters import LetterChange
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
 from gateway.store.jobs.transitions import NOT_OURS, is_past_stopping
 from gateway.words import LANES, Lane
 
-CLAIM, RENEW, COMMIT = job_script("claim"), job_script("renew"), job_script("commit", "letters")
+CLAIM, RENEW = job_script("claim"), job_script("renew")
 PROMOTED = 100
 """Pieces that become ready in one script, and jobs whose deadlines pass between two, at most."""
 ENDED_AT_ONCE = 25
@@ -71,7 +70,9 @@ class RedisClaims:
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimedWork]:
         """Claims the first of what is ready, partition by partition."""
-        rooms = {ask.segment: ask.most for ask in asks}
+        rooms: Counter[str] = Counter()
+        for ask in asks:
+            rooms[ask.segment] += ask.most
         works: list[ClaimedWork] = []
         self._first += 1
         for place in range(self._partitions.number):
@@ -120,8 +121,8 @@ class RedisClaims:
         return len(due) == PROMOTED or promoted == PROMOTED
 
     def _work(self, partition: int, row: Sequence[Any]) -> ClaimedWork:
-        job_id, piece, fence, claims, head, rest, pieces, payload = row
-        seen = records.thaw(job_id.decode(), head, rest, pieces)
+        job_id, piece, fence, claims, text, payload = row
+        seen = records.thaw(job_id.decode(), text)
         self._steps.learn(seen.kept.job.id, seen)
         full = int(fence) * self._partitions.number + partition
         return ClaimedWork(seen.kept.job, int(piece), full, claims, payload)
@@ -157,25 +158,15 @@ class RedisClaims:
         for partition in range(self._partitions.number):
             places = [place for place, work in enumerate(works) if self._partitions.of_work(work) == partition]
             if places:
-                claims = [part for place in places for part in self._claim(works[place])]
+                claims = [part for place in places for part in self._partitions.claim_of(works[place])]
                 _, _, told = await self._partitions.run(RENEW, partition, self._replica, *claims)
                 for place, answer in zip(places, told, strict=True):
-                    results[place] = _result(answer)
+                    results[place] = read_result(answer)
         return results
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter]) -> WriteResult:
-        """Keeps the first result of each line, and counts it, and letters about such lines."""
-        letters = [part for letter in dead for part in (letter.line or 0, *LetterChange(letter).arguments())]
-        lines = [argument for result in results for argument in records.line_arguments(result)]
-        partition = self._partitions.of_work(work)
-        _, _, told = await self._partitions.run(COMMIT, partition, *self._claim(work), len(dead), *letters, *lines)
-        return _result(told)
 
-    def _claim(self, work: ClaimedWork) -> tuple[str, int, int]:
-        return work.job.id, work.piece, self._partitions.fence_of(work)
-
-
-def _result(told: bytes) -> WriteResult:
+def read_result(told: bytes) -> WriteResult:
+    """Returns what a script says of a claim."""
     if not told:
         return NOT_OURS
     ends_as, paused = told.decode().split()

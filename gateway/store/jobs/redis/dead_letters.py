@@ -67,8 +67,8 @@ class RedisDeadLetters:
         if found is None or not found[1].letter.bytes:
             return None
         job = self._partitions.key(found[0], f"j:{found[1].letter.job_id}")
-        head, payload = await self._partitions.command(b"HMGET", job, b"h", b"x")
-        return None if head is None else payload or b""
+        text, payload = await self._partitions.command(b"HMGET", job, b"s", b"x")
+        return None if text is None else payload or b""
 
     async def replay(self, work: ClaimedWork, letter_id: str, number: int, new: NewJob) -> ReplayResult:
         """Marks a letter as being replayed, and accepts its new job.

@@ -48,7 +48,7 @@ async def _rows(
     """Returns the next jobs of a partition, and the place of the last if there may be more."""
     tenant = "" if query.tenant is None else records.tenant_token(query.tenant)
     _, _, last, rows = await partitions.run(PAGE, partition, tenant, query.kind or "", before, most)
-    found = [_Listed(records.seq_of(head), records.read_job(name.decode(), head, rest)) for name, head, rest in rows]
+    found = [_Listed(records.seq_of(text), records.read_job(name.decode(), text)) for name, text in rows]
     if not last:
         return found, ()
     first, second = last.split(b"-")

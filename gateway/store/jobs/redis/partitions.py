@@ -56,6 +56,10 @@ class JobPartitions:
         """Returns the fence as the partition knows it."""
         return work.fence // self.number
 
+    def claim_of(self, work: ClaimedWork) -> tuple[str, int, int]:
+        """Returns a claim as scripts read it."""
+        return work.job.id, work.piece, self.fence_of(work)
+
     def now(self) -> float:
         """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""
         return time.monotonic() + self._ahead_s if self._wall is None else self._wall()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from gateway.policy.jobs.job import ChunkResult, LineResult
 from gateway.store.jobs.redis import records
@@ -33,11 +32,11 @@ class JobPlaces:
 
     async def find(self, job_id: str, tenant: str | None) -> int | None:
         """Returns the partition of a job; None: there is none, or it is another tenant's. Raises JobsUnavailable."""
-        found = await self._search(job_id, tenant, b"h")
+        found = await self._search(job_id, tenant, b"s")
         return None if found is None else found[0]
 
     async def row(self, job_id: str, tenant: str | None, *fields: bytes) -> Sequence[Any] | None:
-        """Returns fields of a job, its head the first of them; None: there is none, or it is another tenant's."""
+        """Returns fields of a job, its text the first of them; None: there is none, or it is another tenant's."""
         found = await self._search(job_id, tenant, *fields)
         return None if found is None else found[1]
 
@@ -62,7 +61,7 @@ class JobPlaces:
     async def _search(self, job_id: str, tenant: str | None, *fields: bytes) -> tuple[int, Sequence[Any]] | None:
         for partition in self._likely(job_id, tenant):
             row = await self._partitions.command(b"HMGET", self._partitions.key(partition, f"j:{job_id}"), *fields)
-            if row[0] is not None and tenant in (None, unquote(row[0].split()[records.TENANT].decode()[1:])):
+            if row[0] is not None and tenant in (None, records.tenant_of(row[0])):
                 self.learn(job_id, partition)
                 return partition, row
         return None

@@ -105,8 +105,9 @@ def due_of(job: Job) -> str:
     return "" if is_past_stopping(job) else repr(job.deadline)
 
 
-def read_job(job_id: str, head: bytes, rest: bytes) -> Job:
+def read_job(job_id: str, text: bytes) -> Job:
     """Returns the job that was written so."""
+    head, _, rest = text.split(b"\n")
     return _read(job_id, head.decode().split(), orjson.loads(rest))
 
 
@@ -143,8 +144,9 @@ def _read(job_id: str, tokens: Sequence[str], rest: Sequence[Any]) -> Job:
     )
 
 
-def thaw(job_id: str, head: bytes, rest: bytes, pieces: bytes) -> RedisJob:
+def thaw(job_id: str, text: bytes) -> RedisJob:
     """Returns a job with its pieces, to take a step with."""
+    head, pieces, rest = text.split(b"\n")
     tokens, more = head.decode().split(), orjson.loads(rest)
     *_, plan, next_chunk = more
     kept = MemoryJob(
@@ -158,15 +160,20 @@ def thaw(job_id: str, head: bytes, rest: bytes, pieces: bytes) -> RedisJob:
     return RedisJob(kept, tokens[0], tokens[SEQ], tokens[21], rest, int(tokens[23]))
 
 
-def seq_of(head: bytes) -> tuple[int, int]:
+def seq_of(text: bytes) -> tuple[int, int]:
     """Returns the place of a job among all, in the order in which they came."""
-    first, second = head.split()[SEQ].split(b"-")
+    first, second = _tokens(text)[SEQ].split(b"-")
     return int(first), int(second)
 
 
-def debounced_of(head: bytes) -> int:
+def debounced_of(text: bytes) -> int:
     """Returns how many payloads a job has replaced."""
-    return int(head.split()[8])
+    return int(_tokens(text)[8])
+
+
+def tenant_of(text: bytes) -> str:
+    """Returns a job's tenant."""
+    return unquote(_tokens(text)[TENANT].decode()[1:])
 
 
 def new_arguments(new: NewJob) -> list[bytes | str | float]:
@@ -226,6 +233,10 @@ def read_answer(about: bytes, body: bytes) -> StoredAnswer:
 def _tally(tokens: Sequence[str]) -> Tally:
     total, completed, failed, tokens_in, tokens_cached, tokens_out = map(int, tokens[:6])
     return Tally(total, completed, failed, tokens_in, tokens_cached, tokens_out, float(tokens[6]), int(tokens[7]))
+
+
+def _tokens(text: bytes) -> list[bytes]:
+    return text.partition(b"\n")[0].split()
 
 
 def _piece(text: bytes) -> MemoryPiece:

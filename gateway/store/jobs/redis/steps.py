@@ -32,6 +32,10 @@ PAUSE_S = 0.002
 """Before a step that somebody was ahead of is tried again, up to so long, by chance."""
 
 
+class LetterMoved(Exception):
+    """The dead letter that a step is about has changed since it was read."""
+
+
 @dataclass(slots=True)
 class StepEffects:
     """What a step brings with it, besides the job as it is then."""
@@ -41,6 +45,8 @@ class StepEffects:
     following: list[NewJob] = field(default_factory=list)
     letters: list[LetterChange] = field(default_factory=list)
     ended_by: str | None = None
+    replays_letter: bool = False
+    """The step is about a letter that was read before it: where that has changed, the step is not taken."""
     is_forced: bool = False
     """It is written though the job is as it was."""
 
@@ -73,7 +79,7 @@ class RedisSteps:
     async def look(self, partition: int, job_ids: Sequence[str]) -> list[RedisJob | None]:
         """Reads jobs. Raises JobsUnavailable."""
         _, _, found = await self._partitions.run(LOAD, partition, *job_ids)
-        return [thawed(job_id, row) for job_id, row in zip(job_ids, found, strict=True)]
+        return [thawed(job_id, text) for job_id, text in zip(job_ids, found, strict=True)]
 
     async def take(self, partition: int, job_id: str, change: Change, seen: RedisJob | None = None) -> Job | None:
         """Takes a step with a job, whoever has its pieces; returns it as it is then, None if there is none."""
@@ -136,7 +142,7 @@ class RedisSteps:
                 if seen is None:
                     self._known.pop(job_id, None)
                     return None
-            job, effects = _copy(seen), StepEffects()
+            job, writes, effects = _copy(seen), seen.writes, StepEffects()
             replays = await self._replayed_by(partition, job)
             result = change(self._pieces(effects, job, replays), job, self._partitions.now(), effects)
             arguments = _arguments(job_id, seen, job, effects)
@@ -145,8 +151,8 @@ class RedisSteps:
                     return result
                 seen = None  # it may have changed meanwhile
                 continue
-            _, _, is_written, row = await self._partitions.run(APPLY, partition, *arguments)
-            seen, is_fresh = thawed(job_id, row), True
+            _, _, is_written, text = await self._partitions.run(APPLY, partition, *arguments)
+            seen, is_fresh = thawed(job_id, text), True
             if seen is None:
                 self._known.pop(job_id, None)
                 return None
@@ -156,6 +162,8 @@ class RedisSteps:
                 else:
                     self.learn(job_id, seen)
                 return result
+            if effects.replays_letter and seen.writes == writes:
+                raise LetterMoved
             if tries > 2:
                 await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
@@ -180,10 +188,9 @@ class RedisSteps:
         return MemoryPieces(_nothing, _discarded, follow)
 
 
-def thawed(job_id: str, row: Sequence[bytes | None]) -> RedisJob | None:
-    """Returns the job of a row; None: there is none."""
-    head, rest, pieces = row
-    return None if head is None or rest is None else records.thaw(job_id, head, rest, pieces or b"")
+def thawed(job_id: str, text: bytes) -> RedisJob | None:
+    """Returns the job of a text; None: there is none."""
+    return records.thaw(job_id, text) if text else None
 
 
 def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffects) -> list[Argument] | None:

@@ -42,6 +42,7 @@ from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import lists, records
 from gateway.store.jobs.redis.acceptance import RedisAcceptance
 from gateway.store.jobs.redis.claims import RedisClaims
+from gateway.store.jobs.redis.commits import RedisCommits
 from gateway.store.jobs.redis.dead_letters import RedisDeadLetters
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.files import RedisJobFiles
@@ -95,6 +96,7 @@ class RedisJobStore:
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
         self._background = BackgroundTasks()
+        self._commits = RedisCommits(self._partitions, self._background)
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
         self._problem = ""
@@ -141,7 +143,7 @@ class RedisJobStore:
         self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter] = ()
     ) -> WriteResult:
         """Keeps the results of lines of a claimed chunk; of a line that has one the first stays, and counts."""
-        return await self._claims.commit(work, results, dead)
+        return await self._commits.commit(work, results, dead)
 
     async def results(self, work: ClaimedWork) -> Sequence[LineResult]:
         """Returns what was committed for a claimed chunk so far, in the order of lines."""
@@ -189,19 +191,19 @@ class RedisJobStore:
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         """Returns a job; None: there is none, or it is another tenant's."""
-        row = await self._places.row(job_id, tenant, b"h", b"b")
-        return None if row is None else records.read_job(job_id, row[0], row[1])
+        row = await self._places.row(job_id, tenant, b"s")
+        return None if row is None else records.read_job(job_id, row[0])
 
     async def answer(self, job_id: str, tenant: str | None) -> StoredAnswer | None:
         """Returns the stored answer of a `call` that has one."""
-        row = await self._places.row(job_id, tenant, b"h", b"a", b"y")
+        row = await self._places.row(job_id, tenant, b"s", b"a", b"y")
         return None if row is None or row[1] is None else records.read_answer(row[1], row[2])
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         if query.after is None:
             return await lists.page_of(self._partitions, query, None)
-        row = await self._places.row(query.after, query.tenant, b"h")
+        row = await self._places.row(query.after, query.tenant, b"s")
         return (
             JobPage([], has_more=False)
             if row is None

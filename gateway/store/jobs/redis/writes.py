@@ -21,7 +21,7 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.letters import LetterChange
 from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
-from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
+from gateway.store.jobs.redis.steps import LetterMoved, RedisSteps, StepEffects
 from gateway.store.jobs.transitions import NOT_OURS
 
 
@@ -116,10 +116,14 @@ class RedisWrites:
         def counted(_pieces: MemoryPieces, kept: MemoryJob, _now: float, effects: StepEffects) -> None:
             kept.job = transitions.one_more(kept.job)
             if change is not None and new is not None:
+                effects.replays_letter = True
                 effects.letters.append(change)
                 effects.following.append(new)
 
-        return await self._steps.write("replay", work, counted, lambda _: False)
+        try:
+            return await self._steps.write("replay", work, counted, lambda _: False)
+        except LetterMoved:
+            return None
 
 
 def _as_it_was(_pieces: MemoryPieces, _kept: MemoryJob, _now: float, _effects: StepEffects) -> None:

@@ -1,5 +1,5 @@
 -- Takes jobs, all or none. ARGV behind the usual: open jobs there may be in all, per tenant; the new jobs.
--- Returns now, how many became ready, and for each job its id, what has become of it, its head and the rest; or, where there
+-- Returns now, how many became ready, and for each job its id, what has become of it, and its text; or, where there
 -- are too many, now, 0, how many would be open in all, and of that tenant.
 local in_all, per_tenant = tonumber(ARGV[3]), tonumber(ARGV[4])
 local news, names, fresh, of_tenant = {}, {}, 0, {}
@@ -32,8 +32,6 @@ end
 promote(20) -- what was due before goes before
 local reply = {}
 for _, new in ipairs(news) do
-  local id, how = take(new)
-  local found = redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b')
-  reply[#reply + 1] = { id, how, found[1], found[2] }
+  reply[#reply + 1] = { take(new) }
 end
 return { said(), readied, reply }

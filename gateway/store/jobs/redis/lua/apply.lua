@@ -3,13 +3,13 @@
 -- when it ended ('': it has not now), whether its payload goes, about its answer ('': none), the answer's body,
 -- number of the chunk that is complete ('': none), that chunk as JSON, number of changes of pieces, per change: piece,
 -- state ('-': it goes), ready at, claims, fence, way; number of dead letters, these; then the jobs that follow.
--- Returns now, how many became ready, whether it was written, and the job as it is now: head, rest, pieces (none: it is gone).
+-- Returns now, how many became ready, whether it was written, and the text of the job as it is now ('': it is gone).
 local id = ARGV[3]
 local job = load(id)
 local letters_at = 15 + 6 * tonumber(ARGV[14])
 local letters = tonumber(ARGV[letters_at])
 if not job or job.h[C] ~= ARGV[4] or not are_letters_as_seen(letters_at + 1, letters) then
-  return { said(), 0, 0, redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b', 'p') }
+  return { said(), 0, 0, job and job.s or '' }
 end
 local changes = tonumber(ARGV[14])
 for at = 15, 14 + 6 * changes, 6 do
@@ -30,7 +30,7 @@ for at = 15, 14 + 6 * changes, 6 do
   end
 end
 if ARGV[6] ~= '' then
-  redis.call('HSET', job.at, 'b', ARGV[6])
+  job.b = ARGV[6]
 end
 if ARGV[7] == '' then
   redis.call('ZREM', BASE .. ':due', id)
@@ -79,4 +79,4 @@ write_letters(letters_at + 1, letters)
 for at = letters_at + 1 + LETTER * letters, #ARGV, WIDTH do
   take(new_at(at))
 end
-return { said(), readied, 1, redis.call('HMGET', job.at, 'h', 'b', 'p') }
+return { said(), readied, 1, job.s }

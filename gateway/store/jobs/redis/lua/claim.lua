@@ -2,10 +2,11 @@
 -- ARGV behind the usual: the worker, milliseconds of a lease, 1 to look at all that time has done, how many pieces may become
 -- ready, lanes, number of asks; per ask: segment, most.
 -- Returns now, how many became ready, ids of jobs whose deadlines have passed or that are to end, how many pieces became due,
--- works (id, piece, fence, claims, head, rest, pieces, payload), depths, since when the first of them are ready, when the first
+-- works (id, piece, fence, claims, text of the job, payload), depths, since when the first of them are ready, when the first
 -- of those is ready that wait for their time, and how many jobs are open.
 local worker, lease_ms, is_look, lanes = ARGV[3], ARGV[4], ARGV[5] == '1', tokens_of(ARGV[7])
 local promoted = promote(tonumber(ARGV[6]))
+write_counts()
 local works = {}
 
 -- A piece that must not run: it waits aside until its job has been seen to.
@@ -16,11 +17,6 @@ local function withhold(job, piece)
   unplace(job, piece)
   place(job, piece, 'w')
   save(job)
-end
-
-local function is_late(job)
-  local due = redis.call('ZSCORE', BASE .. ':due', job.id)
-  return due and tonumber(due) <= now
 end
 
 local function give(job, piece, was)
@@ -36,10 +32,8 @@ local function give(job, piece, was)
     end
   end
   save(job)
-  local found = redis.call('HMGET', job.at, 'h', 'b', 'p', 'x')
-  works[#works + 1] = {
-    job.id, piece.n, string.format('%.0f', piece.fence), piece.claims, found[1], found[2], found[3], found[4] or '',
-  }
+  local payload = redis.call('HGET', job.at, 'x') or ''
+  works[#works + 1] = { job.id, piece.n, string.format('%.0f', piece.fence), piece.claims, job.s, payload }
 end
 
 -- Gives what is ready, at most so many; returns how many.
@@ -97,9 +91,10 @@ local function take_over(queue, way, room)
   return given
 end
 
-local rooms = {}
+local is_asked = {}
 for at = 9, 7 + 2 * tonumber(ARGV[8]), 2 do
   local segment, room = ARGV[at], tonumber(ARGV[at + 1])
+  is_asked[segment] = true
   local queues, names = {}, {}
   for _, lane in ipairs(lanes) do
     for _, urgency in ipairs({ 'u', 'n' }) do
@@ -124,6 +119,19 @@ for at = 9, 7 + 2 * tonumber(ARGV[8]), 2 do
   end
 end
 
+write_counts()
+if is_look then -- in queues that this worker has no room for, what is to stop must not wait for it
+  local there = redis.call('HGETALL', BASE .. ':depth')
+  for at = 1, #there, 2 do
+    local queue = string.match(there[at], '^(.*):c$')
+    if queue and there[at + 1] ~= '0' and not is_asked[string.match(queue, '^[^/]*')] then
+      take_over(queue, 'f', 0)
+      take_over(queue, 'n', 0)
+    end
+  end
+end
+
+local moment = said()
 local due = redis.call('ZRANGEBYSCORE', BASE .. ':due', '-inf', exact(now), 'LIMIT', 0, 100)
 local depths, oldest = redis.call('HGETALL', BASE .. ':depth'), {}
 -- Since when the first of the pieces of a stream is ready: of those that wait, or of those that workers have.
@@ -162,4 +170,4 @@ if is_look then
 end
 local open = redis.call('HGET', BASE .. ':open', '*') or '0'
 local first = is_look and redis.call('ZRANGE', BASE .. ':later', 0, 0, 'WITHSCORES')[2] or ''
-return { said(), readied, due, promoted, works, depths, oldest, first, open }
+return { moment, readied, due, promoted, works, depths, oldest, first, open }

@@ -1,8 +1,8 @@
 -- In front of every script about jobs: a job as its hash has it, and its pieces in streams.
 --
 -- KEYS[1] is the base of all keys of a partition. ARGV: now ('' is the server's time), the number of the partition.
---   BASE:j:ID     hash: h (its head, tokens in the order below), p (its pieces), b (the rest, JSON, not read here), x (payload),
---                 k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer)
+--   BASE:j:ID     hash: s (three lines: its head, tokens in the order below; its pieces; the rest, JSON, not read here), x (its
+--                 payload), k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer)
 --   BASE:r:QUEUE  stream of ready and claimed pieces, group `workers`; QUEUE:f holds those that go before the others
 --   BASE:later    zset of pieces by the time at which they are ready
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
@@ -16,13 +16,24 @@ local BASE, PARTITION = KEYS[1], ARGV[2]
 local now = now_s(ARGV[1])
 local clock = redis.call('TIME')
 local real_us = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
-local readied = 0
+local readied, counts = 0, {}
 
 local function exact(number)
   return string.format('%.17g', number)
 end
 
+local function write_counts()
+  for name, by in pairs(counts) do
+    if by ~= 0 then
+      redis.call('HINCRBY', BASE .. ':depth', name, by)
+    end
+  end
+  counts = {}
+end
+
+-- Ends a script. Returns now.
 local function said()
+  write_counts()
   return exact(now)
 end
 
@@ -36,13 +47,14 @@ end
 
 local function load(id)
   local at = BASE .. ':j:' .. id
-  local found = redis.call('HMGET', at, 'h', 'p')
-  if not found[1] then
+  local text = redis.call('HGET', at, 's')
+  if not text then
     return nil
   end
-  local job = { id = id, at = at, h = tokens_of(found[1]), pieces = {} }
+  local head, pieces, rest = string.match(text, '^([^\n]*)\n([^\n]*)\n(.*)$')
+  local job = { id = id, at = at, h = tokens_of(head), b = rest, s = text, pieces = {} }
   for n, state, ready_at, claims, fence, turn, ref in
-    string.gmatch(found[2] or '', '([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]*)')
+    string.gmatch(pieces, '([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]+):([^: ]*)')
   do
     job.pieces[n] = {
       n = n, state = state, ready_at = ready_at, claims = tonumber(claims), fence = tonumber(fence), turn = turn, ref = ref,
@@ -62,14 +74,16 @@ local function pieces_of(job)
   return table.concat(texts, ' ')
 end
 
--- Writes head and pieces; every write counts, so that nobody overwrites what they have not seen.
+-- Writes a job; every write counts, so that nobody overwrites what they have not seen.
 local function save(job)
   job.h[C] = string.format('%.0f', tonumber(job.h[C]) + 1)
-  redis.call('HSET', job.at, 'h', table.concat(job.h, ' '), 'p', pieces_of(job))
+  job.s = table.concat(job.h, ' ') .. '\n' .. pieces_of(job) .. '\n' .. job.b
+  redis.call('HSET', job.at, 's', job.s)
 end
 
 local function count(job, state, by)
-  redis.call('HINCRBY', BASE .. ':depth', job.h[QUEUE] .. ':' .. state, by)
+  local name = job.h[QUEUE] .. ':' .. state
+  counts[name] = (counts[name] or 0) + by
 end
 
 -- 'n': in line; 'f': before the others.
@@ -122,14 +136,23 @@ local function place(job, piece, state, way)
   job.pieces[piece.n] = piece
 end
 
+-- Tells whether a job's deadline has passed: it is seen to by whoever hears of it.
+local function is_late(job)
+  local due = redis.call('ZSCORE', BASE .. ':due', job.id)
+  return due and tonumber(due) <= now
+end
+
 -- Makes ready what has waited for its time, at most so many; returns how many.
 local function promote(most)
   local due = redis.call('ZRANGEBYSCORE', BASE .. ':later', '-inf', exact(now), 'LIMIT', 0, most)
+  local promoted = #due
   for _, member in ipairs(due) do
     local n, id = string.match(member, '^%d+:([^:]+):(.*)$')
     local job = load(id)
     local piece = job and job.pieces[n]
-    if piece and piece.state == 'l' then
+    if piece and piece.state == 'l' and is_late(job) then
+      promoted = promoted - 1
+    elseif piece and piece.state == 'l' then
       unplace(job, piece)
       place(job, piece, 'r')
       if job.h[STATE] == 'scheduled' then
@@ -141,7 +164,7 @@ local function promote(most)
       redis.call('ZREM', BASE .. ':later', member)
     end
   end
-  return #due
+  return promoted
 end
 
 -- Blobs: the files that have one, the open jobs that read one, and those that nobody needs any more.

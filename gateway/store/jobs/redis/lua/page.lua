@@ -1,5 +1,5 @@
 -- Reads jobs, newest first. ARGV behind the usual: tenant ('': everybody's), kind ('': any), the place before which they are
--- ('+': all), how many. Returns now, where the next page begins ('': there is none), and id, head and rest of each.
+-- ('+': all), how many. Returns now, where the next page begins ('': there is none), and id and text of each.
 local tenant, kind, before, most = ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
 local ids, last = {}, ''
 if kind == 'batch' and tenant ~= '' then
@@ -19,9 +19,9 @@ else
 end
 local rows = {}
 for _, id in ipairs(ids) do
-  local found = redis.call('HMGET', BASE .. ':j:' .. id, 'h', 'b')
-  if found[1] and (kind == '' or tokens_of(found[1])[KIND] == kind) then
-    rows[#rows + 1] = { id, found[1], found[2] }
+  local text = redis.call('HGET', BASE .. ':j:' .. id, 's')
+  if text and (kind == '' or tokens_of(string.match(text, '^[^\n]*'))[KIND] == kind) then
+    rows[#rows + 1] = { id, text }
   end
 end
 return { said(), 0, #ids == most and last or '', rows }

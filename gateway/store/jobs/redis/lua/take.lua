@@ -79,11 +79,11 @@ local function replaced(old, new)
   return { id = old.id, at = old.at, h = h, pieces = {} }
 end
 
--- Takes a job, whatever the bounds. Returns its id, and what has become of it: new, known, conflict or replaced.
+-- Takes a job, whatever the bounds. Returns its id, what has become of it (new, known, conflict or replaced), and its text.
 local function take(new)
   local id, is_other = known(new)
   if id then
-    return id, is_other and 'conflict' or 'known'
+    return id, is_other and 'conflict' or 'known', redis.call('HGET', BASE .. ':j:' .. id, 's')
   end
   local old = scheduled(new)
   local job
@@ -108,7 +108,7 @@ local function take(new)
   else
     redis.call('ZREM', BASE .. ':due', job.id)
   end
-  redis.call('HSET', job.at, 'b', new.b)
+  job.b = new.b
   if new.payload ~= '' then
     redis.call('HSET', job.at, 'x', new.payload)
   elseif old then
@@ -132,5 +132,5 @@ local function take(new)
   local is_held = new.n ~= '-2' and (h[PAUSED] == '1' or h[ENDS_AS] ~= '-')
   place(job, piece, is_held and 'w' or run_at > now and 'l' or 'r')
   save(job)
-  return job.id, old and 'replaced' or 'new'
+  return job.id, old and 'replaced' or 'new', job.s
 end
