@@ -368,6 +368,33 @@ def test_an_input_that_cannot_be_read_for_a_while_costs_nothing(monkeypatch: pyt
     run(story)
 
 
+@pytest.mark.parametrize("gone", ["input", "index"])
+def test_an_input_that_is_gone_ends_the_batch_after_some_minutes(gone: str) -> None:
+    """Not only with its time; lines without a result say why, and those that have one keep it."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=few_lines(), script=lambda _request, _try: 5.0)
+        stage.worker.start()
+        await stage.accept_batch(32)
+        await asyncio.sleep(2)
+        await stage.blobs.remove([gone])
+        began = clock.monotonic()
+        await stage.worker.aclose()  # what it has read is gone with it
+        stage.restart()
+        stage.worker.start()
+
+        job = await stage.end_of("batch_1", within_s=1000)
+
+        assert 200 < clock.monotonic() - began < 400
+        lines = stage.lines["batch_1"]
+        assert len(lines) == 32
+        assert {line["error"]["code"] for line in lines} == {"input_no_permissions"}
+        assert (job.tally.completed, job.tally.failed) == (0, 32)
+        await stage.worker.aclose()
+
+    run(story)
+
+
 @pytest.mark.parametrize("grace_s", [0.0, 2.0])
 def test_a_worker_that_stops_leaves_what_is_done_and_gives_back_the_rest(grace_s: float) -> None:
     """Another goes on behind the last committed line; only what was under way is paid for twice."""

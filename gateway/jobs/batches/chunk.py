@@ -18,7 +18,7 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
-from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
+from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, MissingInputs
 from gateway.jobs.batches.commits import LineCommits
 from gateway.jobs.batches.dead_lines import deadly_letter, failed_letter, given_up
 from gateway.jobs.batches.line_request import request_of
@@ -76,10 +76,12 @@ class ChunkRunner:
         """The chunks that run here now: they share the window."""
         self.attempts: dict[tuple[str, int], int] = {}
         """The failed attempts of lines that will be tried again."""
+        self.missing = MissingInputs()
 
     def forget(self, job_id: str) -> None:
         """Forgets a batch that has ended."""
         self.brakes.forget(job_id)
+        self.missing.forget(job_id)
         for line in [line for line in self.attempts if line[0] == job_id]:
             del self.attempts[line]
 
@@ -125,7 +127,10 @@ class _Chunk:
         runner, running = self._runner, self._running
         committed = {result.line for result in await runner.store.results(running.work)}
         self._commits.kept = len(committed)
-        await self._input.open(committed)
+        try:
+            await self._input.open(committed)
+        except FileNotFoundError as gone:
+            self._cannot_read(gone)
         self._suspects.open(committed)
         slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
         stops_at: float | None = None
@@ -173,8 +178,7 @@ class _Chunk:
             try:
                 lines = await self._input.next_lines(room)
             except (JobsUnavailable, FileNotFoundError) as trouble:
-                log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
-                self._is_unreadable, self._later_at = True, self._runner.clock.wall() + LAST_RETRY_S
+                self._cannot_read(trouble)
                 return
             if self._suspects.is_on:
                 lines = await self._without_suspects(lines)
@@ -184,6 +188,15 @@ class _Chunk:
         if self._suspects and not self._tasks and self._running.is_ours and self._room() > 0:
             line = self._suspects.take()
             self._tasks[line.number] = asyncio.create_task(self._run_alone(line))
+
+    def _cannot_read(self, trouble: Exception) -> None:
+        """Has the chunk tried again later; what is gone for minutes is given up, with the lines that are left."""
+        if self._runner.missing.is_gone_for_good(self._running.work, trouble):
+            for result in self._input.give_up():
+                self._commits.add(result)
+            return
+        log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
+        self._is_unreadable, self._later_at = True, self._runner.clock.wall() + LAST_RETRY_S
 
     def _room(self) -> int:
         if self._brake.is_on or not self._runner.may_begin():

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import islice
 from typing import NamedTuple
 
 from gateway.job_ports import Blobs
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, read_index
 from gateway.policy.batches.marks import INDEX, INPUT, plan_of
-from gateway.policy.jobs.job import Job
+from gateway.policy.batches.output import LineIdentity, unanswered_line
+from gateway.policy.jobs.ids import line_id
+from gateway.policy.jobs.job import ClaimedWork, Job, LineResult
 
 AHEAD_BYTES = 1024 * 1024
+MOST_MISSING = 30
+"""Tries of a chunk whose input is not there, 10 s from one to the next: a volume may be mounted again."""
+INPUT_GONE = (
+    "input_no_permissions",
+    "The input file of this batch is gone from the gateway's folder of files; send the request in another batch.",
+)
 
 
 class InputLine(NamedTuple):
@@ -33,35 +42,70 @@ class ChunkInput:
         self._numbers = lines_of(plan_of(job), chunk)
         self._left: deque[tuple[int, IndexEntry]] = deque()
         self._read: deque[InputLine] = deque()
+        self._unknown: list[int] = []
+        """Lines of which it is not known where they are."""
 
     def __len__(self) -> int:
         return len(self._left) + len(self._read)
 
     async def open(self, has_result: Collection[int]) -> None:
-        """Finds the lines that have no result yet. Raises JobsUnavailable."""
+        """Finds the lines that have no result yet. Raises JobsUnavailable, FileNotFoundError."""
+        self._unknown = [number for number in self._numbers if number not in has_result]
         start = self._numbers.start * ENTRY_BYTES
         data = await self._bytes(self._job.marks[INDEX], start, len(self._numbers) * ENTRY_BYTES)
         entries = zip(self._numbers, read_index(data), strict=True)
         self._left.extend((number, entry) for number, entry in entries if number not in has_result)
+        self._unknown = []
 
     async def next_lines(self, most: int) -> list[InputLine]:
-        """Returns the next lines, at least one while there are any. Raises JobsUnavailable."""
+        """Returns the next lines, at least one while there are any. Raises JobsUnavailable, FileNotFoundError."""
         if not self._read and self._left:
             await self._read_ahead()
         return [self._read.popleft() for _ in range(min(most, len(self._read)))]
 
+    def give_up(self) -> list[LineResult]:
+        """Returns the results of all lines that were not read: their input is gone, and with it what they are called."""
+        numbers = [*self._unknown, *(number for number, _ in self._left)]
+        self._left.clear()
+        return [
+            unanswered_line(LineIdentity(number, line_id(self._job.id, number), ""), *INPUT_GONE) for number in numbers
+        ]
+
     async def _read_ahead(self) -> None:
         start = self._left[0][1].offset
-        taken = [self._left.popleft()]
-        while self._left and _end(self._left[0][1]) - start <= AHEAD_BYTES:
-            taken.append(self._left.popleft())
+        taken = [self._left[0]]
+        for one in islice(self._left, 1, None):
+            if _end(one[1]) - start > AHEAD_BYTES:
+                break
+            taken.append(one)
         data = await self._bytes(self._job.about[INPUT], start, _end(taken[-1][1]) - start)
         for number, entry in taken:
+            self._left.popleft()
             at = entry.offset - start
             self._read.append(InputLine(number, data[at : at + entry.length], entry.offset))
 
     async def _bytes(self, name: str, start: int, length: int) -> bytes:
         return b"".join([part async for part in self._blobs.read(name, start, length)])
+
+
+class MissingInputs:
+    """Counts how often the input of chunks was not there, in this process."""
+
+    def __init__(self) -> None:
+        self._tries: dict[tuple[str, int], int] = {}
+
+    def is_gone_for_good(self, work: ClaimedWork, trouble: Exception) -> bool:
+        """Counts a try of a chunk whose input is not there; tells whether there have been enough of them."""
+        if not isinstance(trouble, FileNotFoundError):
+            return False
+        chunk = work.job.id, work.piece
+        tries = self._tries[chunk] = self._tries.get(chunk, 0) + 1
+        return tries >= MOST_MISSING
+
+    def forget(self, job_id: str) -> None:
+        """Forgets a batch that has ended."""
+        for one in [one for one in self._tries if one[0] == job_id]:
+            del self._tries[one]
 
 
 def _end(entry: IndexEntry) -> int:

@@ -173,9 +173,16 @@ class DirectoryBlobs:
         with self._preparing:
             if not self._is_prepared:
                 self._prepare()
+        if not self.root.is_dir():
+            self._prepare()
         self.refuse_full()
         path = self.root / NEW / token_hex(12)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            number = os.open(path, flags, 0o600)
+        except FileNotFoundError:  # somebody has taken the folder away meanwhile
+            self._prepare()
+            number = os.open(path, flags, 0o600)
         with contextlib.suppress(OSError):  # a network's file system may know no locks
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return NewFile(OpenFile(number), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -12,6 +13,8 @@ from gateway.policy.jobs.job import Following, nothing_follows
 from gateway.store.blobs.directory import DirectoryBlobs
 from gateway.store.jobs.transitions import OpenBounds
 
+log = logging.getLogger("gateway.jobs")
+
 
 def open_jobs(
     path: str, wall: Callable[[], float], in_all: int, per_tenant: int, following: Following = nothing_follows
@@ -19,7 +22,10 @@ def open_jobs(
     """Returns the store of jobs in the file; `following` says what their ends bring with them. Raises StoreUnusable."""
     from gateway.store.jobs.sqlite.store import SqliteJobStore  # a gateway without jobs does not load it
 
-    return SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant), following=following)
+    is_new = not has_jobs(path)
+    store = SqliteJobStore(path, wall, OpenBounds(in_all, per_tenant), following=following)
+    log.info("jobs are kept in %s%s", path, ", which is new" if is_new else "")
+    return store
 
 
 async def open_redis_jobs(
