@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,10 +18,11 @@ import pytest
 import trustme
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
+from gateway.policy.webhooks import public_address
 from tests.e2e.batches import begin, end_of, line
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, NIGHTLY, WEB, ask, new_job, policies, result_of, take, with_jobs
-from tests.e2e.harness import KEYS, chat, post, until
+from tests.e2e.harness import ADMIN_KEY, KEYS, PATIENCE_S, chat, get, post, until
 from tests.e2e.test_webhooks import parts, telling, types
 from tests.receiver import OK, Receiver, receiver
 from tests.upstream.conftest import server_tls
@@ -122,6 +125,33 @@ async def test_the_official_sdk_unwraps_what_a_requests_url_is_told(
     assert "pr0xy" not in caplog.text
 
 
+async def test_no_secret_of_webhooks_is_seen_anywhere(
+    start: StartGateway, tmp_path: Path, outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a signing secret, nor a path with its token, nor the proxy's password: in no log, also of failures, no metric,
+    no page of operators, no object of callers.
+    """
+    caplog.set_level(logging.DEBUG)
+    hooks = {"crm": {"url": f"https://{HOST}/crm?t=s3cret", "secrets": [text_of(OTHER)]}}
+    place = policies(tmp_path, jobs={"allow_request_urls": True})
+    sections = {"webhooks": hooks, "webhook_settings": outside.settings, "admin": {"key": ADMIN_KEY}}
+    gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place, **sections))
+    outside.there.answer = b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n"
+    job = await take(gateway.url, new_job(webhook=URL))
+    await until(lambda: len(outside.there.requests) == 2)
+    await until(lambda: "was not told of" in caplog.text)
+    operator = f"authorization: Bearer {ADMIN_KEY}"
+    pages = ["/metrics", "/admin/config", "/admin/webhooks", "/admin/targets"]
+    shown = [await ask(gateway.url, get(page, operator)) for page in pages]
+    shown += [await ask(gateway.url, get(path, WEB)) for path in ("/v1/jobs", f"/v1/jobs/{job['id']}")]
+    heard = caplog.text + "".join(one.body.decode() for one in shown) + repr(gateway.gateway.policy)
+
+    assert [one.status for one in shown] == 6 * [200]
+    assert "(requests)" in heard
+    for secret in ("s3cret", "pr0xy", text_of(SECRET)[6:], text_of(OTHER)[6:], repr(SECRET), repr(OTHER)):
+        assert secret not in heard
+
+
 async def test_endpoints_of_the_config_go_through_the_proxy_too(
     start: StartGateway, tmp_path: Path, outside: Outside
 ) -> None:
@@ -134,6 +164,30 @@ async def test_endpoints_of_the_config_go_through_the_proxy_too(
 
     assert types(outside.there) == {job["id"]: "job.succeeded"}
     assert outside.proxy.asked == [b"CONNECT hooks.example.com:443 HTTP/1.1"]
+
+
+async def test_a_name_that_stands_for_this_machine_is_never_connected_to(
+    start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a real gateway, whatever its resolver says: the delivery has failed, and the log names no path."""
+    look_up = socket.getaddrinfo
+
+    def lying(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
+        return look_up("127.0.0.1" if host == HOST else host, port, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lying)
+    there = Receiver(OK)
+    async with _listening(there.handle) as port:
+        monkeypatch.setattr(public_address, "PORTS", (443, 8443, port))
+        place = policies(tmp_path, jobs={"allow_request_urls": True})
+        gateway = await start(with_jobs(tmp_path, keys=SIGNING, policies=place))
+        await take(gateway.url, new_job(webhook=f"https://{HOST}:{port}/in?t=s3cret"))
+        refused = 'gateway_webhook_deliveries_total{endpoint="(requests)",result="refused"} 1.0'
+        async with asyncio.timeout(PATIENCE_S):
+            while refused not in (await ask(gateway.url, get("/metrics", WEB))).body.decode():  # noqa: ASYNC110 - a poll
+                await asyncio.sleep(0.05)
+
+    assert there.connections == 0
 
 
 @pytest.mark.parametrize(
