@@ -11,7 +11,7 @@ ASKED      := $(filter command environment,$(origin PYTHON))
 BENCH_VENV := $(if $(ASKED),.venv-$(subst /,-,$(patsubst /%,%,$(PYTHON))),$(VENV))
 MEASURE     = $(MAKE) -s --no-print-directory VENV=$(BENCH_VENV) $(BENCH_VENV)/.bench && $(BENCH_VENV)/bin/python -m
 
-.PHONY: run test lint fmt types check bench bench-peers instructions sim soak audit lock clean help
+.PHONY: run test lint fmt types check bench bench-peers instructions sim known soak audit lock clean help
 .DEFAULT_GOAL := help
 
 help:            ## what you can do here
@@ -47,6 +47,9 @@ instructions:    ## user-space instructions per call and event, the same figure 
 sim: $(VENV)/.bench ## simulate admission under virtual time, millions of calls: its promises, then table, JSON and plots in sim-results/
 	@$(BIN)/pytest -n auto --dist worksteal -m "soak or not soak" tests/sim
 	@$(BIN)/python -m tests.sim
+
+known: $(VENV)/.dev ## known cases of provider trouble, straight and through the gateway: the table of docs/benchmarks.md, in four minutes
+	@$(BIN)/python -m tests.known
 
 soak: $(VENV)/.dev ## long sweeps that `make test` leaves out, and ten times the examples of each property
 	@$(BIN)/pytest -m soak --timeout 3600

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from math import inf
+from random import Random
 
 import pytest
 
@@ -77,3 +80,67 @@ def test_a_cancelled_batch_stops_at_once_and_ends_within_its_grace() -> None:
         await stage.close()
 
     run(story)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What live calls have met: when each was answered, how much of the limit was used, when another tenant's batch began."""
+
+    times: list[float]
+    used: float
+    refused: int
+    second_after_s: float
+
+    @property
+    def p99(self) -> float:
+        """Of the times."""
+        return sorted(self.times)[int(0.99 * len(self.times))]
+
+
+def live_calls(*, beside_a_batch: bool, calls: int = 500) -> Beside:
+    """A third of a limit of 100 a second is asked for live, at random, for a quarter of a minute."""
+
+    async def story(clock: LoopClock) -> Beside:
+        stage = LimitedStage(
+            clock,
+            provider=provider(limits=[Refill("requests", 6000, 100)], latency=Latency(0.3)),
+            limits=Limits(requests_per_min=6000, request_burst=100),
+        )
+        times = list[float]()
+
+        async def ask(number: int) -> None:
+            began = clock.now
+            call = stage.bench.call(id=f"live_{number}", received_at=began, deadline=began + 30)
+            assert (await stage.bench.pipeline.handle(call)).status == 200
+            times.append(clock.now - began)
+
+        if beside_a_batch:
+            stage.worker.start()
+            await stage.accept_batch(6000, deadline=clock.wall() + 86_400)
+            await asyncio.sleep(5)
+        stage.upstream.served_at.clear()
+        draws, tasks, began, second_at = Random(5), list[asyncio.Task[None]](), clock.now, clock.wall()
+        for number in range(calls):
+            if beside_a_batch and number == 100:
+                second_at = clock.wall()
+                await stage.accept_batch(6000, "batch_2", tenant="u", deadline=clock.wall() + 86_400)
+            tasks.append(asyncio.create_task(ask(number)))
+            await asyncio.sleep(draws.expovariate(100 / 3))
+        used = len(stage.upstream.served_at) / (100 * (clock.now - began))
+        await asyncio.gather(*tasks)
+        second = await stage.store.find("batch_2", None)
+        after_s = inf if second is None or second.started_at is None else second.started_at - second_at
+        await stage.close()
+        return Beside(times, used, stage.provider.refused, after_s)
+
+    return run(story)
+
+
+def test_live_calls_beside_a_batch_at_the_limit_wait_no_longer() -> None:
+    """Nobody is refused, the batch takes what live calls leave, and another tenant's begins soon."""
+    alone, beside = live_calls(beside_a_batch=False), live_calls(beside_a_batch=True)
+
+    assert beside.refused == 0
+    assert beside.used >= 0.97
+    assert beside.p99 <= 1.10 * alone.p99
+    assert beside.second_after_s <= 15
