@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+import trustme
 
 from gateway.config.describe import describe
 from gateway.policy.webhooks.rules import WebhookRules
@@ -123,3 +124,72 @@ def test_webhooks_without_jobs_are_worth_a_word(tmp_path: Path) -> None:
     snapshot = load_text(tmp_path, with_hook('{url: "https://h", secrets: ["${HOOK_OLD}"]}') + "jobs: off\n", SECRETS)
 
     assert any("there are none here" in notice for notice in snapshot.notices)
+
+
+def test_a_key_has_secrets_of_its_own_for_urls_of_its_requests(tmp_path: Path) -> None:
+    """Read as those of endpoints are; without keys `webhook_settings` has them. Nothing shows them."""
+    keyed = KEYS.replace("tenant: lab", 'tenant: lab, webhook_secrets: ["${HOOK_NEW}", "${HOOK_OLD}"]')
+    snapshot = load_text(tmp_path, GOOD + keyed, SECRETS)
+    open_to_all = load_text(tmp_path, f'{GOOD}webhook_settings: {{request_secrets: ["${{HOOK_OLD}}"]}}\n', SECRETS)
+    shown = "".join(orjson.dumps(describe(one)).decode() + repr(one) for one in (snapshot, open_to_all))
+
+    assert {key.name: key.webhook_secrets for key in snapshot.keys.values()} == {
+        "web": (),
+        "nightly": (bytes(range(32)), RAW.encode()),
+    }
+    assert open_to_all.anonymous.webhook_secrets == (RAW.encode(),)
+    assert RAW not in shown
+    assert ENCODED[6:] not in shown
+
+
+def test_the_proxy_and_the_authorities_of_webhooks_are_read(tmp_path: Path) -> None:
+    """The proxy's password is not shown."""
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    text = f'{GOOD}webhook_settings: {{egress_proxy: "http://u:pr0xy@proxy:3128", ca_file: ca.pem}}\n'
+    snapshot = load_text(tmp_path, text, SECRETS)
+    described = describe(snapshot)["webhook_settings"]
+
+    assert snapshot.webhook_settings.egress_proxy == "http://u:pr0xy@proxy:3128"
+    assert described == {"egress_proxy": "http://***@proxy:3128", "ca_file": str(tmp_path / "ca.pem")}
+    assert "pr0xy" not in repr(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("{egress_proxy: proxy}", "webhook_settings.egress_proxy: must begin with http://"),
+        ("{ca_file: config.yaml}", "webhook_settings.ca_file: there is no file with certificates (PEM) at"),
+        ("{ca_file: gone.pem}", "webhook_settings.ca_file: there is no file with certificates (PEM) at"),
+        ("{request_secrets: [short]}", "webhook_settings.request_secrets[0]: is too short to be a secret"),
+        ('{request_secrets: ["${HOOK_OLD}"]}', "with keys each has its own, as keys[].webhook_secrets"),
+        ("{proxy: x}", "webhook_settings.proxy: unknown field"),
+    ],
+)
+def test_mistakes_of_webhook_settings_are_told(tmp_path: Path, section: str, problem: str) -> None:
+    """With their remedy."""
+    (told,) = problems_of(tmp_path, f"{GOOD}{KEYS}webhook_settings: {section}\n", SECRETS)
+
+    assert problem in told
+    assert RAW not in told
+
+
+def test_no_endpoint_has_the_name_of_all_urls_of_requests(tmp_path: Path) -> None:
+    """In metrics they would be one."""
+    (told,) = problems_of(tmp_path, with_hook('{url: "https://h", secrets: ["${HOOK_OLD}"]}', '"(requests)"'), SECRETS)
+
+    assert "this name stands for URLs that requests name" in told
+
+
+def test_urls_that_nothing_could_sign_are_worth_a_word(tmp_path: Path) -> None:
+    """Allowed, but no key has a secret for them."""
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies/jobs.yaml").write_text(
+        "default: {allow_request_urls: true}\nother: {allow_request_urls: true}\n"
+    )
+    (told,) = problems_of(tmp_path, f"{GOOD}{KEYS}policies: policies\n", SECRETS)
+    assert "only the set `default` can say it" in told
+
+    (tmp_path / "policies/jobs.yaml").write_text("default: {allow_request_urls: true}\n")
+    snapshot = load_text(tmp_path, f"{GOOD}{KEYS}policies: policies\n", SECRETS)
+    assert snapshot.jobs.default.allow_request_urls
+    assert any("no key has webhook_secrets" in notice for notice in snapshot.notices)
