@@ -497,11 +497,11 @@ async def test_a_header_that_is_wrong_is_named(gateway: Running, header: str, pa
 
 
 async def test_a_body_that_is_nested_too_deeply_is_refused(gateway: Running) -> None:
-    """It can be read, but not written again."""
+    """As that of a plain call."""
     deep = b'{"endpoint":"/v1/chat/completions","body":{"model":"gpt-4o","messages":%b}}' % (b"[" * 300 + b"]" * 300)
     refused = await ask(gateway.url, post("/v1/jobs", deep, WEB))
 
-    assert (refused.status, refused.error["param"]) == (400, "body")
+    assert (refused.status, "nested" in refused.error["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/files", "/v1/batches"])

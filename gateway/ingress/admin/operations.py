@@ -173,6 +173,14 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
 
 async def read_object(request: Request, most: int, example: str) -> dict[str, Any]:
     """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
+    asked = json_object(await read_bytes(request, most))
+    if asked is None:
+        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
+    return asked
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """Returns the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
     body = bytearray()
     try:
         async for part in request.stream():
@@ -181,10 +189,7 @@ async def read_object(request: Request, most: int, example: str) -> dict[str, An
                 raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
     except ClientDisconnect:
         raise InvalidRequest("The body has ended early.") from None
-    asked = json_object(bytes(body))
-    if asked is None:
-        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
-    return asked
+    return bytes(body)
 
 
 def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:

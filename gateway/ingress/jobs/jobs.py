@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.clock import Clock
-from gateway.errors import InvalidRequest
 from gateway.ingress import parse
-from gateway.ingress.admin.operations import read_object
+from gateway.ingress.admin.operations import read_bytes
 from gateway.ingress.jobs.events import EventReaders
+from gateway.ingress.jobs.job_body import split_job
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.routes import json_response
@@ -28,7 +28,6 @@ from gateway.policy.openai.headers import request_headers
 from gateway.policy.snapshot import Key, Policies
 from gateway.words import Lane
 
-EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
 USUALLY_LISTED, MOST_LISTED = 20, 100
 _PROBE_ID = "job"
 
@@ -61,17 +60,13 @@ class JobRoutes:
     async def create(self, request: Request) -> Response:
         """Takes a job: 202, or 200 for one that is there already."""
         index, key, credential = self._caller(request)
-        asked = await read_object(request, self._policies.current.server.max_body_bytes, EXAMPLE)
-        endpoint, body = asked.get("endpoint"), asked.get("body")
-        if not isinstance(endpoint, str) or not isinstance(body, dict):
-            param = "body" if isinstance(endpoint, str) else "endpoint"
-            raise InvalidRequest(f"The field '{param}' is missing or of another type; send {EXAMPLE}.", param=param)
+        asked, body = split_job(await read_bytes(request, self._policies.current.server.max_body_bytes))
         options = read_options(asked, self._clock.wall())
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         stored = StoredRequest(
             id=_PROBE_ID,
-            endpoint=endpoint,
-            body=_bytes_of(body),
+            endpoint=asked["endpoint"],
+            body=body,
             headers=headers,
             key=key.name,
             tenant=parse.choose_tenant(key, index),
@@ -150,11 +145,3 @@ def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:
     if asked is None:
         return parse.choose_lane(key, index)
     return parse.choose_lane(key, {b"x-gateway-lane": str(asked).encode()})
-
-
-def _bytes_of(body: dict[str, Any]) -> bytes:
-    """The body as a request has it. Raises InvalidRequest for one that is nested more deeply than can be written."""
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError:
-        raise InvalidRequest("The field 'body' is nested too deeply.", param="body") from None

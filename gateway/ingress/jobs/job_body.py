@@ -1,0 +1,37 @@
+"""The body of `POST /v1/jobs`, taken apart: what is asked of the job, and the request that it makes, as it was written.
+
+The request is cut out of the bytes: it may have megabytes, and to parse and write it again would keep everybody waiting; it is
+read where the body of a plain call would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.errors import InvalidRequest
+from gateway.policy.openai.json_edit import find_fields
+from gateway.policy.openai.sse import json_object
+
+EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
+MOST_REST_BYTES = 65_536
+"""Of all that is not the request: some times, keys and metadata."""
+
+
+def split_job(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """Returns the fields beside `body`, with `endpoint` among them, and `body`. Raises InvalidRequest."""
+    places = find_fields(raw, "body")
+    if len(places) > 1:
+        raise InvalidRequest("The field 'body' is written more than once; write it once.", param="body")
+    start, end = (places[0].start, places[0].end) if places else (len(raw), len(raw))
+    body, rest = raw[start:end], raw[:start] + (b"null" if places else b"") + raw[end:]
+    if len(rest) > MOST_REST_BYTES:
+        raise InvalidRequest(
+            f"The fields beside 'body' have more than {MOST_REST_BYTES} bytes; send {EXAMPLE}.", param="body"
+        )
+    asked = json_object(rest)
+    if asked is None:
+        raise InvalidRequest(f"The body must be a JSON object, such as {EXAMPLE}.", code="invalid_json")
+    if not isinstance(asked.get("endpoint"), str) or not body.startswith(b"{"):
+        param = "body" if isinstance(asked.get("endpoint"), str) else "endpoint"
+        raise InvalidRequest(f"The field '{param}' is missing or of another type; send {EXAMPLE}.", param=param)
+    return asked, body

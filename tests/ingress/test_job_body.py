@@ -1,0 +1,76 @@
+"""The body of a new job: the request in it goes on byte by byte, and is not read here."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import InvalidRequest
+from gateway.ingress.jobs.job_body import MOST_REST_BYTES, split_job
+
+TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
+VALUE = st.recursive(
+    st.none() | st.integers(-9, 9) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+)
+
+
+@given(st.dictionaries(TEXT, VALUE, max_size=4), st.dictionaries(TEXT, VALUE, max_size=4), st.booleans())
+def test_the_request_is_cut_out_as_it_was_written(
+    body: dict[str, object], rest: dict[str, object], is_first: bool
+) -> None:
+    """Wherever it stands, whatever is in it, and in what is beside it."""
+    rest = {name: value for name, value in rest.items() if name != "body"} | {"endpoint": "/v1/x"}
+    written = orjson.dumps(body, option=orjson.OPT_INDENT_2)
+    others = orjson.dumps(rest)[1:-1]
+    raw = b'{"body" : %b, %b}' % (written, others) if is_first else b'{%b, "body":%b }' % (others, written)
+
+    asked, found = split_job(raw)
+
+    assert found == written
+    assert asked == {**rest, "body": None}
+
+
+def test_a_request_of_megabytes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is it written again: what it says is found out where a plain call's body is read."""
+    parsed: list[int] = []
+    real = orjson.loads
+
+    def loads(data: bytes) -> object:
+        parsed.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(orjson, "loads", loads)
+    body = b'{"model": "m", "input": "%b", "n": 1.10}' % (b"x" * 4_000_000)
+
+    asked, found = split_job(b'{"endpoint": "/v1/embeddings", "body": %b}' % body)
+
+    assert found == body
+    assert asked["endpoint"] == "/v1/embeddings"
+    assert sum(parsed) < 1000
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b"", None),
+        (b"[]", None),
+        (b'{"endpoint": "/v1/x", "body": {"a": 1}', None),
+        (b'{"endpoint": "/v1/x"}', "body"),
+        (b'{"endpoint": "/v1/x", "body": []}', "body"),
+        (b'{"endpoint": "/v1/x", "body": null}', "body"),
+        (b'{"endpoint": 7, "body": {}}', "endpoint"),
+        (b'{"body": {}}', "endpoint"),
+        (b'{"endpoint": "/v1/x", "body": {}, "body": {"model": "other"}}', "body"),
+        (b'{"endpoint": "/v1/x", "body": {}, "b\\u006fdy": {"model": "other"}}', "body"),
+        (b'{"endpoint": "/v1/x", "body": {}, "metadata": {"a": "%b"}}' % (b"x" * MOST_REST_BYTES), "body"),
+    ],
+)
+def test_what_is_no_job_is_refused(raw: bytes, param: str | None) -> None:
+    """With the field's name."""
+    with pytest.raises(InvalidRequest) as refused:
+        split_job(raw)
+
+    assert refused.value.param == param
