@@ -42,6 +42,8 @@ class RunningWork:
         self.stopping = asyncio.Event()
         self._pauses: set[asyncio.Event] = set()
         self.task: asyncio.Task[None] | None = None
+        self.held_bytes = len(work.payload)
+        """Of its request, and of the answer that waits for the store."""
 
     def note(self, result: WriteResult) -> bool:
         """Heeds a store's answer; returns whether the piece is still this worker's. Once it is not, its task is cancelled."""
@@ -95,6 +97,8 @@ class RunningWork:
 
     async def finish(self, store: JobStore, end: JobEnd) -> bool:
         """Ends the job; returns whether its piece was still this worker's."""
+        if end.answer is not None:
+            self.held_bytes += len(end.answer.body)
         is_ours = self.is_over = await self.write(lambda: store.finish(self.work, end))
         job = self.work.job
         if is_ours and self.meter is not None:

@@ -30,6 +30,10 @@ LOOK_S = 1.0
 """So often the store is asked for work when nothing wakes the worker, and what was asked of running jobs is looked at."""
 LONGEST_PAUSE_S = 10.0
 """The longest wait before a store that cannot be asked is asked again."""
+MOST_HELD_BYTES = 256 * 1024 * 1024
+"""Of requests that were claimed, and of answers that wait for the store: with so many nothing more is claimed."""
+MOST_AT_ONCE, LEAST_GUESSED_BYTES = 64, 65_536
+"""Pieces of a segment in one claim, whose requests nobody knows yet: each is taken to be as large as the largest here."""
 RENEWALS = 3
 """A claim is renewed so often within its lease."""
 
@@ -122,8 +126,19 @@ class JobWorker:
         rest = list(room.values())[-1]
         for segment, _, _ in self._store.depth():
             room.setdefault(segment, rest)  # a config that has gone named it: its jobs go on with the share of the last
-        asks = [ClaimAsk(segment, most - busy[segment]) for segment, most in room.items() if most > busy[segment]]
+        most_at_once = self._may_hold()
+        asks = [
+            ClaimAsk(segment, min(most - busy[segment], most_at_once))
+            for segment, most in room.items()
+            if most > busy[segment] and most_at_once
+        ]
         return await self._store.claim(asks) if asks else ()
+
+    def _may_hold(self) -> int:
+        """Returns how many pieces of each segment may be claimed now, as far as memory goes."""
+        held = [running.held_bytes for running in self._running.values()]
+        free_bytes = MOST_HELD_BYTES - sum(held)
+        return max(0, min(MOST_AT_ONCE, free_bytes // max(LEAST_GUESSED_BYTES, *held, 0)))
 
     async def _sleep_until_woken(self, longest_s: float) -> None:
         timer = self._clock.call_at(self._clock.monotonic() + longest_s, self._wake.set)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from gateway.errors import CircuitOpen, GatewayError, InvalidRequest, NoTargetAvailable, QueueFull, ShuttingDown
+from gateway.jobs import worker as worker_module
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
-from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
+from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobFlag, JobState
 from gateway.policy.jobs.rules import JobRules, SegmentRules
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import Stage
@@ -283,6 +285,36 @@ def test_nothing_begins_while_the_process_has_no_room() -> None:
         stage.has_room = True
 
         assert (await stage.end_of(within_s=3)).state is JobState.SUCCEEDED
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_no_more_requests_are_held_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes count, and those of answers that the store has not taken yet."""
+    monkeypatch.setattr(worker_module, "MOST_HELD_BYTES", 1_000_000)
+
+    async def story(clock: LoopClock) -> None:
+        rules = JobRules(segments=(SegmentRules("all", concurrency=100),))
+        stage = Stage(clock, rules=rules, script=lambda _request, _try: 1.0)
+        large = [replace(stage.new_job(f"job_{number}"), payload=b"x" * 200_000) for number in range(40)]
+        await stage.store.accept(large)
+        most = 0
+        real = stage.store.claim
+
+        async def claim(asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
+            nonlocal most
+            works = await real(asks)
+            most = max(most, sum(len(work.payload) for work in works) + 200_000 * stage.worker.running)
+            return works
+
+        monkeypatch.setattr(stage.store, "claim", claim)
+        await stage.store.accept([stage.new_job("job_first")])
+        stage.worker.start()
+
+        for number in range(40):
+            assert (await stage.end_of(f"job_{number}")).state is JobState.SUCCEEDED
+        assert most <= 15 * 200_000  # of the first claim nobody knows how large its requests are
         await stage.worker.aclose()
 
     run(story)
