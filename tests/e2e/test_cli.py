@@ -253,6 +253,19 @@ def test_explain_tells_who_shares_the_answer(
     assert f"cache     set default, an Idempotency-Key is kept for 86400 s, {told}" in output
 
 
+def test_explain_tells_which_calls_go_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a model that has that, at an endpoint that has inputs."""
+    path, request = tmp_path / "grouped.yaml", tmp_path / "embed.json"
+    models = {"e-1": {"targets": ["main/e-1"], "group_embeddings": {"window": "4ms", "most": 9}}}
+    path.write_text(yaml.safe_dump(config_of("https://api.openai.com/v1", models=models)))
+    request.write_bytes(orjson.dumps({"model": "e-1", "input": "a"}))
+
+    code, output, _ = run(capsys, "explain", "-c", path, request, "--path", "/v1/embeddings")
+
+    assert code == 0
+    assert "grouped   with calls that differ in their inputs only: up to 9 inputs, or 4 ms\n" in output
+
+
 def test_explain_tells_how_a_request_would_fare_as_a_job(
     capsys: pytest.CaptureFixture[str], request_file: Path, tmp_path: Path
 ) -> None:

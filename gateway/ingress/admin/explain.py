@@ -10,6 +10,7 @@ from gateway.ingress import parse, passthrough
 from gateway.ingress.admin.explain_jobs import explain_job
 from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.routes import ENDPOINTS
+from gateway.policy.grouping.bodies import RESULTS
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
@@ -64,6 +65,9 @@ def _lines(
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
     yield from _retries(model.retries)
+    if model.grouping is not None and endpoint.name in RESULTS:
+        told = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
+        yield f"grouped   with calls that differ in their inputs only: up to {told}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
     yield f"plan      {_CHOICES[model.choice]}"
     strangers = list(strangers_of(model))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.ingress.peek import Peeked
 from gateway.jobs.job_service import segment_of
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.outcomes import attempts_allowed
-from gateway.policy.jobs.rules import JobRules
+from gateway.policy.jobs.rules import JobRules, RunAs
 from gateway.policy.limits.estimate import estimate_input_tokens
 from gateway.policy.retry.budgets import cost_usd
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Endpoint
+
+_RUN: Mapping[RunAs, str] = {
+    "here": "at the usual price",
+    "flex": "with service_tier flex",
+    "native": "at the provider's own Batch API",
+    "cheapest": "at the provider's own Batch API, and with service_tier flex what cannot go there",
+}
 
 
 def explain_job(
@@ -52,10 +59,10 @@ def _price(endpoint: Endpoint, peeked: Peeked, model: Model, body: bytes) -> flo
 
 def _in_batch(rules: JobRules) -> str:
     batches = rules.batches
-    run = "at the usual price" if batches.run == "here" else f"with service_tier {batches.run}"
+    together = f", {batches.group_embeddings} inputs in one request" if batches.group_embeddings else ""
     classes = ", ".join(sorted(batches.brake_classes))
     return (
-        f"{run}, up to {batches.window} lines at a time; {batches.brake_after} in a row that fail for "
+        f"{_RUN[batches.run]}, up to {batches.window} lines at a time{together}; {batches.brake_after} in a row that fail for "
         f"{classes or 'nothing'} slow it down to single tries"
     )
 
