@@ -234,14 +234,31 @@ async def test_a_chunk_whose_completion_nobody_heard_of_is_complete_once(
     assert await a.claim_all() == []
 
 
-async def test_jobs_of_an_accept_that_nobody_heard_of_are_there_once(
+async def test_jobs_of_an_accept_that_nobody_heard_of_are_taken_back(
     two: tuple[Jobs, Jobs], job_lends: JobLender
 ) -> None:
-    """Whoever repeats it gets what is there."""
+    """What was refused does not run later; nothing of it is left."""
+    a, b = two
+    kept = await a.call(id="kept")
+    named = {"dedupe_key": b"d" * 32, "dedupe_until": a.wall() + DAY_S, "reads": "blob"}
+    await lost(job_lends, 0, a.store.accept([a.new(id="one"), a.new(id="two", more=named)]))
+    await a.store.aclose()
+
+    assert [job.id for job in (await b.store.list_jobs(JobQuery("t"))).jobs] == [kept.id]
+    assert (await b.accept(b.new(id="three", more=named))).is_new
+    assert ids(await b.claim_all()) == [kept.id, "three"]
+
+
+async def test_an_accept_that_is_repeated_is_not_taken_back(two: tuple[Jobs, Jobs], job_lends: JobLender) -> None:
+    """Whoever repeats it gets what is there, and relies on it."""
     a, b = two
     new = [a.new(), a.new(more={"dedupe_key": b"d" * 32, "dedupe_until": a.wall() + DAY_S})]
+    job_lends.links[0].refused.add("jobs_take_back")
     await lost(job_lends, 0, a.store.accept(new))
     again = await b.store.accept(new)
+    job_lends.links[0].refused.clear()
+    assert isinstance(a.store, PromptJobStore)
+    await a.store._acceptance.take_back(new)
 
     assert [one.is_new for one in again] == [False, False]
     assert ids(await b.claim_all()) == [one.job.id for one in new]
@@ -274,9 +291,9 @@ async def test_a_claim_whose_caller_has_left_is_given_back(two: tuple[Jobs, Jobs
 async def test_a_step_that_somebody_is_ahead_of_is_taken_anew(two: tuple[Jobs, Jobs]) -> None:
     """Many write about one job at once: each of them counts, whatever they had seen."""
     a, b = two
-    await a.running_batch(total=60, per_chunk=1, parallel=30)
+    await a.running_batch(total=20, per_chunk=1, parallel=10)
     works = await a.claim_all()
-    assert len(works) == 30
+    assert len(works) == 10
 
     async def run(number: int, work: ClaimedWork) -> None:
         jobs = (a, b)[number % 2]
@@ -286,8 +303,8 @@ async def test_a_step_that_somebody_is_ahead_of_is_taken_anew(two: tuple[Jobs, J
     await asyncio.gather(*[run(number, work) for number, work in enumerate(works)])
     job = await a.get(works[0].job.id)
 
-    assert (job.tally.completed, len(job.marks)) == (30, 31)
-    assert sorted(pieces(await b.claim_all())) == list(range(30, 60))
+    assert (job.tally.completed, len(job.marks)) == (10, 11)
+    assert sorted(pieces(await b.claim_all())) == list(range(10, 20))
 
 
 async def test_an_end_and_a_cancellation_at_once_are_one_end(two: tuple[Jobs, Jobs]) -> None:

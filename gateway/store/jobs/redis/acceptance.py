@@ -10,7 +10,7 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.transitions import OpenBounds
 
-ACCEPT = job_script("accept", "take")
+ACCEPT, TAKE_BACK = job_script("accept", "take"), job_script("take_back", "erase")
 
 
 class RedisAcceptance:
@@ -32,6 +32,11 @@ class RedisAcceptance:
             some = list(numbers)
             accepted.update(zip(some, await self._accept(partition, [jobs[number] for number in some]), strict=True))
         return [accepted[number] for number in range(len(jobs))], sorted(set(places))
+
+    async def take_back(self, jobs: Sequence[NewJob]) -> None:
+        """Removes those that were taken all the same, unless somebody has met them since. Raises JobsUnavailable."""
+        for new in jobs:
+            await self._partitions.run(TAKE_BACK, self._partitions.of_tenant(new.job.tenant), new.job.id)
 
     async def _accept(self, partition: int, jobs: Sequence[NewJob]) -> list[Accepted]:
         bounds = self._bounds

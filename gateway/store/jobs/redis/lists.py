@@ -10,7 +10,7 @@ from gateway.store.jobs import transitions
 from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 
-PAGE, FORGET = job_script("page"), job_script("forget")
+PAGE, FORGET = job_script("page"), job_script("forget", "erase")
 ROWS_AT_ONCE = 200
 """Jobs that one script of a list reads."""
 FORGOTTEN_AT_ONCE = 50

@@ -23,7 +23,7 @@ from gateway.store.jobs.redis.partitions import Argument, JobPartitions, job_scr
 from gateway.store.jobs.redis.records import RedisJob
 from gateway.store.jobs.transitions import NOT_OURS, PAYLOAD_KEPT, written
 
-APPLY, LOAD = job_script("apply", "take", "letters"), job_script("load")
+APPLY, LOAD = job_script("apply", "take", "letters", "erase"), job_script("load")
 T = TypeVar("T")
 MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""

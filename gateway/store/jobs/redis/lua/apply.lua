@@ -65,14 +65,8 @@ if ARGV[8] ~= '' then
     discard(errors)
   end
   redis.call('UNLINK', chunks)
-  redis.call('HINCRBY', BASE .. ':open', '*', -1)
-  if redis.call('HINCRBY', BASE .. ':open', job.h[TENANT], -1) < 1 then
-    redis.call('HDEL', BASE .. ':open', job.h[TENANT])
-  end
+  close(job)
   redis.call('ZADD', BASE .. ':ended', ARGV[8], id)
-  if reads_of(job) ~= '' then
-    unuse(':reads', reads_of(job))
-  end
 end
 save(job)
 write_letters(letters_at + 1, letters)

@@ -83,7 +83,11 @@ end
 local function take(new)
   local id, is_other = known(new)
   if id then
-    return id, is_other and 'conflict' or 'known', redis.call('HGET', BASE .. ':j:' .. id, 's')
+    local there = load(id)
+    if there.h[C] == '1' then
+      save(there) -- somebody relies on it from now on: it is not taken back any more
+    end
+    return id, is_other and 'conflict' or 'known', there.s
   end
   local old = scheduled(new)
   local job

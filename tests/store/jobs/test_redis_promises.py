@@ -1,0 +1,253 @@
+"""What a Redis promises of jobs, and what becomes of them when it is full, dies, is replaced, or may throw things away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.errors import StoreUnusable
+from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ClaimAsk, JobState
+from gateway.store.jobs.opening import open_redis_jobs
+from gateway.store.jobs.redis import durability, opening
+from gateway.store.jobs.redis.durability import JobDurability
+from gateway.store.jobs.redis.store import RedisJobStore
+from gateway.store.redis_link.link import Link
+from tests.store.conformance import Wall
+from tests.store.jobs.support import OURS, Jobs
+from tests.store.redis_servers import RedisServer, redis_server, redis_watched
+
+
+@asynccontextmanager
+async def opened(url: str, wall: Wall, replica: str = "r1", **fields: Any) -> AsyncIterator[Jobs]:
+    store = await open_redis_jobs(SharedState(url), replica=replica, wall=wall, in_all=1000, per_tenant=1000, **fields)
+    yield Jobs(store, wall)
+    await store.aclose()
+
+
+@pytest.fixture
+def lasting() -> Iterator[RedisServer]:
+    """One that writes each command to its disk before it answers."""
+    with redis_server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+async def test_jobs_outlive_a_redis_that_is_killed(lasting: RedisServer, wall: Wall) -> None:
+    """So do claims, with their fences; and the gateway goes on by itself."""
+    async with opened(lasting.url, wall) as jobs:
+        assert jobs.store.promise == "on disk"
+        await jobs.call(id="claimed")
+        work = await jobs.claim()
+        await jobs.call(id="waiting")
+        await jobs.call(id="later", run_at=wall() + 10)
+        lasting.kill()
+        with pytest.raises(JobsUnavailable):
+            await jobs.call()
+        assert not jobs.store.is_well
+        lasting.start()
+
+        async def is_back() -> bool:
+            try:
+                return bool(await jobs.store.renew([work]))
+            except JobsUnavailable:
+                return False
+
+        await until_true(is_back)
+        assert await jobs.finish(work) == OURS
+        assert [one.job.id for one in await jobs.claim_all()] == ["waiting"]
+        wall.advance(10)
+        assert [one.job.id for one in await jobs.claim_all()] == ["later"]
+        assert (await jobs.get("claimed")).state is JobState.SUCCEEDED
+
+
+async def until_true(ask: Callable[[], Awaitable[bool]]) -> None:
+    """Asks again and again."""
+    for _ in range(10_000):
+        if await ask():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come true in time")
+
+
+@pytest.mark.parametrize(
+    ("options", "promise"),
+    [
+        (("--appendonly", "no"), "lost with the Redis"),
+        (("--appendonly", "yes", "--appendfsync", "everysec"), "on disk within a second"),
+    ],
+)
+async def test_the_promise_is_what_the_server_keeps(wall: Wall, options: tuple[str, ...], promise: str) -> None:
+    """Not what the config asks for."""
+    with redis_server(*options) as server:
+        async with opened(server.url, wall, accept="fsync") as jobs:
+            assert jobs.store.promise == promise
+            await jobs.call()
+
+
+async def test_a_redis_that_may_evict_is_refused(wall: Wall) -> None:
+    """With the remedy; one that may do so later on takes no more jobs until it may not."""
+    with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
+        with pytest.raises(StoreUnusable, match=r"allkeys-lru.*set its maxmemory-policy to noeviction"):
+            async with opened(server.url, wall):
+                pass
+        server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        async with opened(server.url, wall) as jobs:
+            store = jobs.store
+            assert isinstance(store, RedisJobStore)
+            work = await jobs.running_call()
+            for policy in ("volatile-lru", "noeviction"):
+                server.do("CONFIG", "SET", "maxmemory-policy", policy)
+                store._checked_at = -1e9
+                store.tick()
+                await store.settled()
+                assert store.is_well == (policy == "noeviction")
+                if not store.is_well:
+                    with pytest.raises(JobsUnavailable, match="maxmemory-policy"):
+                        await jobs.call()
+                    assert await store.renew([work]) == [OURS]
+            await jobs.call()
+
+
+async def test_a_redis_that_is_full_takes_no_jobs_and_recovers_by_itself(wall: Wall) -> None:
+    """Nothing is half taken."""
+    with redis_server() as server:
+        async with opened(server.url, wall) as jobs:
+            await jobs.call(id="before")
+            server.do("CONFIG", "SET", "maxmemory", "1mb")
+            with pytest.raises(JobsUnavailable):
+                await jobs.call(id="refused")
+            said = jobs.store.is_well
+            server.do("CONFIG", "SET", "maxmemory", "0")
+
+            async def takes() -> bool:
+                try:
+                    return bool(await jobs.accept(jobs.new(id="after")))
+                except JobsUnavailable:
+                    return False
+
+            await until_true(takes)
+            assert (said, jobs.store.is_well) == (False, True)
+            assert [work.job.id for work in await jobs.claim_all()] == ["before", "after"]
+            assert await jobs.store.find("refused", None) is None
+
+
+async def test_jobs_on_replicas_are_there_after_a_failover(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged is; without a replica nothing is."""
+    monkeypatch.setattr(durability, "WAIT_MS", 300)
+    with redis_watched() as watched:
+        async with opened(watched.url, wall, accept="replicated") as jobs:
+            assert jobs.store.promise == "on a replica"
+            await jobs.call(id="safe")
+            work = await jobs.claim()
+            await jobs.call(id="waiting")
+            watched.fail_over()
+
+            async def is_back() -> bool:
+                try:
+                    return bool(await jobs.store.renew([work]))
+                except JobsUnavailable:
+                    return False
+
+            await until_true(is_back)
+            assert await jobs.finish(work) == OURS
+            assert [one.job.id for one in await jobs.claim_all()] == ["waiting"]
+            watched.master.kill()
+
+            async def says_why() -> bool:
+                with pytest.raises(JobsUnavailable) as refused:
+                    await jobs.call(id="unsafe")
+                return "copied it to a replica" in refused.value.message
+
+            async def is_taken_back() -> bool:
+                return await jobs.store.find("unsafe", None) is None
+
+            await until_true(says_why)
+            await until_true(is_taken_back)
+
+
+async def test_a_server_that_can_wait_for_its_disk_is_waited_for(redis_url: str) -> None:
+    """One wait for all who came before it; a server that does not make it in time has not kept the job."""
+    link = _WaitingLink(SharedState(redis_url))
+    safe = JobDurability(link, [link.slot_key("jobs", "0")], "fsync")
+    await safe.check()
+    assert safe.promise == "on disk"
+    assert safe.calm_s == durability.CALM_S
+    await asyncio.gather(*[safe.settle([0]) for _ in range(10)])
+    assert len(link.waits) == 2
+    assert link.waits[0] == (b"WAITAOF", 1, 0, durability.WAIT_MS)
+    link.reply = [0, 0]
+    with pytest.raises(JobsUnavailable, match="disk"):
+        await safe.settle([0])
+
+
+class _WaitingLink(Link):
+    """As that of a Redis 7.2 which writes to its disk every second."""
+
+    def __init__(self, shared: SharedState) -> None:
+        super().__init__(shared)
+        self.waits: list[tuple[Any, ...]] = []
+        self.reply = [1, 0]
+
+    def command(self, *parts: bytes | str | int) -> Any:
+        return self._told(b"OK")
+
+    def command_near(self, key: bytes, *parts: bytes | str | int) -> Any:
+        if parts[0] == b"INFO":
+            return self._told(b"redis_version:7.2.4\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\n")
+        if parts[0] == b"CONFIG":
+            return self._told([b"appendfsync", b"everysec"])
+        self.waits.append(parts)
+        return self._told(self.reply)
+
+    @staticmethod
+    def _told(reply: Any) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(reply)
+        return future
+
+
+async def test_jobs_of_a_later_release_are_left_alone(a_redis: RedisServer, wall: Wall) -> None:
+    """The number of partitions is that of the first who opened it."""
+    async with opened(a_redis.url, wall):
+        pass
+    link = Link(SharedState(a_redis.url))
+    key = link.slot_key("jobs", "all") + b":format"
+    assert a_redis.do("GET", key) == b"1:1"
+    a_redis.do("SET", key, "2:1")
+
+    with pytest.raises(StoreUnusable, match="later release"):
+        async with opened(a_redis.url, wall):
+            pass
+
+
+async def test_a_redis_that_is_not_there_is_said(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its address, without its login."""
+    monkeypatch.setattr(opening, "TIMEOUT_S", 0.1)
+    with pytest.raises(StoreUnusable, match="the Redis for jobs cannot be used"):
+        async with opened("redis://u:secret@127.0.0.1:1/0", wall):
+            pass
+
+
+async def test_idle_replicas_ask_once_a_second(a_redis: RedisServer, wall: Wall) -> None:
+    """A worker's claim each second is all; a tick beside it asks nothing. Also where jobs wait, run and are scheduled."""
+    async with opened(a_redis.url, wall) as jobs:
+        for number in range(5):
+            await jobs.call(run_at=wall() + 100 * number)
+        await jobs.claim_all(1)
+        a_redis.do("CONFIG", "RESETSTAT")
+        for _ in range(5):
+            await jobs.store.claim([ClaimAsk("slow", 10), ClaimAsk("webhooks", 4)])
+            jobs.store.tick()
+            await jobs.store.settled()  # type: ignore[attr-defined]  # it is a Redis store
+        with a_redis.client() as client:
+            stats: dict[str, Any] = client.info("commandstats")
+
+    sent = {
+        name: one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping")
+    }
+    assert sent == {"cmdstat_evalsha": 5}
