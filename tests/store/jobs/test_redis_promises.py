@@ -142,9 +142,16 @@ async def test_jobs_on_replicas_are_there_after_a_failover(wall: Wall, monkeypat
     with redis_watched() as watched:
         async with opened(watched.url, wall, accept="replicated") as jobs:
             assert jobs.store.promise == "on a replica"
-            await jobs.call(id="safe")
+
+            async def takes(name: str) -> bool:
+                try:
+                    return bool(await jobs.call(id=name))
+                except JobsUnavailable:  # this machine is busy
+                    return False
+
+            await until_true(lambda: takes("safe"))
             work = await jobs.claim()
-            await jobs.call(id="waiting")
+            await until_true(lambda: takes("waiting"))
             watched.fail_over()
 
             async def is_back() -> bool:

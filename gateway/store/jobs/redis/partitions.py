@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimedWork
+from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.redis_link.link import Link, Script, StoreGone, script_of
 
 MOST_PARTITIONS: Final = 16
@@ -32,12 +33,20 @@ def job_script(name: str, *libraries: str) -> Script:
 class JobPartitions:
     """Runs scripts; `ready` is called when one of them made work ready."""
 
-    def __init__(self, link: Link, number: int, wall: Callable[[], float] | None, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        number: int,
+        wall: Callable[[], float] | None,
+        ready: Callable[[], None],
+        durability: JobDurability,
+    ) -> None:
         """`wall` replaces the server's clock in tests."""
         self.link = link
         self.number = number
         self._wall = wall
         self._ready = ready
+        self._durability = durability
         self._bases = [link.slot_key("jobs", str(partition)) for partition in range(number)]
         self._ahead_s = 0.0
         """The server's clock, of this process's monotonic one."""
@@ -76,6 +85,14 @@ class JobPartitions:
         if reply[1]:
             self._ready()
         return reply  # type: ignore[no-any-return]  # an array, as all scripts say
+
+    async def settle(self, partitions: Sequence[int]) -> None:
+        """Returns when all that was written there is as safe as it has to be. Raises JobsUnavailable."""
+        try:
+            await self._durability.settle(partitions)
+        except JobsUnavailable:
+            self.is_well = False
+            raise
 
     async def command(self, name: bytes, key: bytes, *args: Argument) -> Any:
         """Sends one command about a key; raises JobsUnavailable."""

@@ -57,8 +57,6 @@ from gateway.words import Lane
 LEASE_S = 15.0
 CHECK_S = 60.0
 """Seconds after which the settings of the Redis are looked at again."""
-TAKE_BACK_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds between attempts to remove what was taken, but not acknowledged."""
 LAST_S = 5.0
 """Seconds that what is under way has at the end."""
 
@@ -89,21 +87,20 @@ class RedisJobStore:
         self._links = links
         self._durability = durability
         self._wakes: list[Callable[[], None]] = []
-        self._partitions = JobPartitions(links[0], partitions, wall, self._ready)
+        self._partitions = JobPartitions(links[0], partitions, wall, self._ready, durability)
         self._steps = RedisSteps(self._partitions, following)
         self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
-        self._acceptance = RedisAcceptance(self._partitions, bounds or OpenBounds(), self._claims.open_elsewhere)
+        self._background = BackgroundTasks()
+        elsewhere = self._claims.open_elsewhere
+        self._acceptance = RedisAcceptance(self._partitions, bounds or OpenBounds(), elsewhere, self._background)
         self._files = RedisJobFiles(self._partitions)
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
-        self._background = BackgroundTasks()
         self._commits = RedisCommits(self._partitions, self._background)
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
         self._problem = ""
-        self._refused: dict[str, NewJob] = {}
-        """Jobs that were refused because nobody answered, and may have been taken; who sends one again wants it."""
 
     @property
     def is_well(self) -> bool:
@@ -113,17 +110,7 @@ class RedisJobStore:
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably; all or none of those of one tenant. Raises TooManyJobs above a bound of open jobs."""
         self._refuse_if_unfit()
-        for new in jobs:
-            self._refused.pop(new.job.id, None)
-        try:
-            accepted, places = await self._acceptance.accept(jobs)
-            await self._settle(places)
-        except JobsUnavailable:
-            if not self._partitions.is_closed:
-                self._refused.update({new.job.id: new for new in jobs})
-                self._background.start(self._take_back([new.job.id for new in jobs]))
-            raise
-        return accepted
+        return await self._acceptance.accept(jobs)
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
@@ -164,7 +151,7 @@ class RedisJobStore:
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
         """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
         result = await self._writes.note(work, marks)
-        await self._settle([self._partitions.of_work(work)])
+        await self._partitions.settle([self._partitions.of_work(work)])
         return result
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
@@ -225,7 +212,7 @@ class RedisJobStore:
     async def add_file(self, file: StoredFile) -> None:
         """Keeps a file, durably; one with the same id is replaced."""
         self._refuse_if_unfit()
-        await self._settle([await self._files.add(file)])
+        await self._partitions.settle([await self._files.add(file)])
 
     async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
         """Returns a file; None: there is none, it has expired, or it is another tenant's."""
@@ -303,27 +290,6 @@ class RedisJobStore:
                     self._problem = ""
                 except StoreUnusable as error:
                     self._problem = str(error)
-
-    async def _settle(self, partitions: Sequence[int]) -> None:
-        """Returns when all that was written there is as safe as it has to be. Raises JobsUnavailable."""
-        try:
-            await self._durability.settle(partitions)
-        except JobsUnavailable:
-            self._partitions.is_well = False
-            raise
-
-    async def _take_back(self, job_ids: Sequence[str]) -> None:
-        """Removes jobs whose sender was told that they were not taken: what was refused does not happen later.
-
-        Where the Redis is away for longer than the last of these waits, what it has taken runs.
-        """
-        for delay_s in TAKE_BACK_S:
-            with suppress(JobsUnavailable):
-                await self._acceptance.take_back([self._refused[name] for name in job_ids if name in self._refused])
-                break
-            await asyncio.sleep(delay_s)
-        for name in job_ids:
-            self._refused.pop(name, None)
 
     def _refuse_if_unfit(self) -> None:
         if self._problem:
