@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ChunkPlan, FileQuery, JobEnd, JobFlag, JobQuery, JobState
+from gateway.policy.jobs.job import ChunkPlan, FileQuery, JobEnd, JobFlag, JobQuery, JobState, NewJob
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line
@@ -330,6 +330,27 @@ async def test_a_disk_that_says_nothing_refuses_and_nothing_of_it_appears(jobs: 
     assert len(jobs.said("answers again")) == 1
     await jobs.call(id="after")
     assert ids(await jobs.claim_all()) == ["after"]
+
+
+async def test_a_replacement_that_was_refused_gives_its_place_back(jobs: FaultyJobs) -> None:
+    """What was scheduled before has its payload and its time again, and can be replaced anew."""
+    debounced = {"debounce_key": key("d"), "debounce_wait_s": 10.0, "debounce_max_s": 60.0}
+
+    def saved(payload: bytes) -> NewJob:
+        return jobs.new(payload=payload, run_at=jobs.wall() + 10, more=debounced)
+
+    first = (await jobs.accept(saved(b"first"))).job
+    jobs.wall.advance(5)
+    async with jobs.stalled(lambda: jobs.accept(saved(b"ghost"))) as asked:
+        with refused():
+            await asked
+    await jobs.tick()
+
+    job = await jobs.get(first.id)
+    assert (job.run_at, job.state) == (first.run_at, JobState.SCHEDULED)
+    assert (await jobs.accept(saved(b"last"))).debounced == 1
+    await jobs.tick(20)
+    assert [work.payload for work in await jobs.claim_all()] == [b"last"]
 
 
 async def test_what_waits_behind_a_disk_that_says_nothing_is_never_done(jobs: FaultyJobs) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.policy.jobs.errors import TooManyJobs
-from gateway.policy.jobs.job import Accepted, JobState, NewJob
+from gateway.policy.jobs.job import Accepted, Job, JobState, NewJob
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow
@@ -20,6 +22,18 @@ _SCHEDULED = (
 )
 
 
+class Replaced(NamedTuple):
+    """A scheduled job whose place another one has taken."""
+
+    job: Job
+    payload: bytes
+    reads: str
+
+
+Replacement = tuple[Replaced, int]
+"""With the revision of the job that has its place."""
+
+
 class SqliteAcceptance:
     """Adds to the jobs of the file, in its thread."""
 
@@ -28,9 +42,13 @@ class SqliteAcceptance:
         self._bounds = bounds
 
     def accept_all(
-        self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float, taken: int
+        self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float, taken: int, replaced: list[Replacement]
     ) -> list[Accepted] | TooManyJobs:
-        """Takes jobs under the number `taken`, all or none of them; none where it returns the refusal."""
+        """Takes jobs under the number `taken`, all or none of them; none where it returns the refusal.
+
+        What `take_back` needs of those that are replaced is noted in `replaced`.
+        """
+        replaced.clear()  # of an attempt that was rolled back
         fresh = self._fresh_of(db, jobs, now)
         opened = db.execute("SELECT entries FROM totals WHERE name = ?", (OPEN,)).fetchone() or (0,)
         tenants = [new.job.tenant for new in fresh]
@@ -39,10 +57,12 @@ class SqliteAcceptance:
             refusal = self._bounds.refusal(opened[0] + len(fresh), of_tenant[0] + tenants.count(tenant))
             if refusal is not None:
                 return refusal
-        return [self.accept(db, new, now, taken) for new in jobs]
+        return [self.accept(db, new, now, taken, replaced) for new in jobs]
 
-    def accept(self, db: sqlite3.Connection, new: NewJob, now: float, taken: int) -> Accepted:
-        """Takes a job, whatever the bounds."""
+    def accept(
+        self, db: sqlite3.Connection, new: NewJob, now: float, taken: int, replaced: list[Replacement] | None = None
+    ) -> Accepted:
+        """Takes a job, whatever the bounds; notes in `replaced` what was in its place."""
         known = self._known(db, new, now)
         if known is not None:
             return known
@@ -52,21 +72,41 @@ class SqliteAcceptance:
             row = job_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
         else:
             row, times = scheduled[0], scheduled[1] + 1
+            (reads,) = db.execute("SELECT reads FROM jobs WHERE seq = ?", (row.seq,)).fetchone()
+            before = Replaced(row.job, job_rows.payload_of(db, row), reads)
             job_rows.keep(db, row, transitions.debounced(row.job, new, now))
             job_rows.put_payload(db, row, new.payload)
             db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
             db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
+            if replaced is not None:
+                replaced.append((before, row.job.revision))
         self._pieces.put(db, row, new.first_piece, max(now, row.job.run_at), now)
         if new.dedupe_key:
             known_as = (new.dedupe_key, row.seq, new.fingerprint, new.dedupe_until)
             db.execute("REPLACE INTO dedupe (key, job, fingerprint, until) VALUES (?, ?, ?, ?)", known_as)
         if new.debounce_key:
-            replaced = (new.debounce_key, row.seq, times)
-            db.execute("REPLACE INTO debounce (key, job, times) VALUES (?, ?, ?)", replaced)
+            debounced = (new.debounce_key, row.seq, times)
+            db.execute("REPLACE INTO debounce (key, job, times) VALUES (?, ?, ?)", debounced)
         return Accepted(row.job, is_new=not times, debounced=times)
 
-    def take_back(self, db: sqlite3.Connection, jobs: Sequence[NewJob], taken: int) -> None:
-        """Removes what came under the number `taken`: whoever sent it was told that it was not taken."""
+    def take_back(
+        self, db: sqlite3.Connection, jobs: Sequence[NewJob], taken: int, replaced: Sequence[Replacement], now: float
+    ) -> None:
+        """Removes what came under the number `taken`: whoever sent it was told that it was not taken.
+
+        What it had replaced has its place again, unless it has been replaced once more, or has begun.
+        """
+        for before, revision in reversed(replaced):
+            row = job_rows.find(db, before.job.id)
+            if row is not None and row.job.revision == revision:
+                job_rows.keep(db, row, replace(before.job, revision=revision + 1))
+                job_rows.put_payload(db, row, before.payload)
+                db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (before.reads, row.seq))
+                for (piece,) in db.execute("SELECT piece FROM pieces WHERE job = ?", (row.seq,)).fetchall():
+                    self._pieces.put(db, row, piece, before.job.run_at, now)
+                db.execute("UPDATE debounce SET times = times - 1 WHERE job = ?", (row.seq,))
+                for new in jobs:
+                    db.execute("DELETE FROM dedupe WHERE key = ? AND job = ?", (new.dedupe_key, row.seq))
         for new in jobs:
             found = db.execute("SELECT seq FROM jobs WHERE id = ? AND taken = ?", (new.job.id, taken)).fetchone()
             if found is not None:

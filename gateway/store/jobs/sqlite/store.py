@@ -39,7 +39,7 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.store.jobs.sqlite import file_rows, job_lists, job_rows
-from gateway.store.jobs.sqlite.acceptance import SqliteAcceptance
+from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
 from gateway.store.jobs.sqlite.dead_letters import SqliteDeadLetters
 from gateway.store.jobs.sqlite.file import FAILED, JobsFile
@@ -81,9 +81,10 @@ class SqliteJobStore:
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs."""
         now, taken = self._wall(), next(self._pieces.numbers)
+        replaced: list[Replacement] = []
         accepted: Sequence[Accepted] | TooManyJobs = await self._file.write(
-            lambda db: self._acceptance.accept_all(db, jobs, now, taken),
-            undo=lambda db: self._acceptance.take_back(db, jobs, taken),
+            lambda db: self._acceptance.accept_all(db, jobs, now, taken, replaced),
+            undo=lambda db: self._acceptance.take_back(db, jobs, taken, replaced, now),
         )
         if isinstance(accepted, TooManyJobs):
             raise accepted
