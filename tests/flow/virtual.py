@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
@@ -16,19 +17,27 @@ from tests.flow.support import FakeClock
 
 T = TypeVar("T")
 START_S = 1000.0
+LOOK_OUTSIDE_S = 0.05
+"""The longest look at what is outside of time, in seconds of the world."""
 WALL_S = 1_800_000_000.0
 """What the wall clock is ahead of the monotonic one (keep in step with `FakeClock`)."""
 _GRAIN_S = 1e-9  # the loop's own resolution: what is due within it is due
 
 
 class _Nothing(selectors.SelectSelector):
-    """Where a loop looks for news from outside: there is none, and looking takes no time but the virtual."""
+    """Where a loop looks for news from outside: there is none, and looking takes no time but the virtual.
+
+    While somebody outside has been asked, such as the thread of a file, time stands still until there is an answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = START_S
+        self.asked = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        if self.asked:
+            return super().select(timeout if timeout is not None and timeout <= 0 else LOOK_OUTSIDE_S)
         if timeout is None:
             raise AssertionError("nothing is left that could happen")
         if timeout > 0:
@@ -45,6 +54,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._nothing.now
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside of it somebody is waited for who lives by another time."""
+        self._nothing.asked += 1
+        try:
+            yield
+        finally:
+            self._nothing.asked -= 1
 
 
 class LoopClock(FakeClock):

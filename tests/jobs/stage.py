@@ -73,7 +73,7 @@ class Stage:
     following: Following = nothing_follows
 
     def __post_init__(self) -> None:
-        self.store = MemoryJobStore(self.clock.wall, following=self.following)
+        self.store = self.open_store()
         server = CallServer(self.make_call, self.serve, self.clock)
         self.changed: list[str] = []
         self.metrics = Metrics()
@@ -87,6 +87,10 @@ class Stage:
         server = CallServer(self.make_call, self.serve, self.clock)
         self.chunks = ChunkRunner(self.store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
         self.worker = self.make_worker()
+
+    def open_store(self) -> MemoryJobStore:
+        """Returns an empty store."""
+        return MemoryJobStore(self.clock.wall, following=self.following)
 
     def make_worker(self) -> JobWorker:
         """Returns another worker on the same store."""
