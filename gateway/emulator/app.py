@@ -20,6 +20,7 @@ from gateway.emulator.answers.play import EmulatedPace, perform, refusal_of
 from gateway.emulator.answers.reply import EmulatedReply, Headers, Stream, json_reply
 from gateway.emulator.answers.requests import CheckedRequest
 from gateway.emulator.answers.writer import Writer
+from gateway.emulator.batches import EmulatedBatches
 from gateway.emulator.call import EmulatedCall, PeerGoneError, Receive, Scope, Send, Sleep
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.control import PREFIX, control
@@ -97,6 +98,9 @@ class Emulator:
         self.faults = FaultPlan(self.config.faults, self._rng, self._now())
         self.recorder = Recorder(self.config.recorded_requests, self.config.recorded_bytes)
         self._writer = Writer(self.config, self._rng, self._wall)
+        self.batches = EmulatedBatches(
+            self._wall, self._rng, self._answer_line, lambda: self.config.batch_s, self.config.dialect
+        )
         self.stats.clear()
         self.on_change()
 
@@ -136,10 +140,11 @@ class Emulator:
         if endpoint is not None:
             self._expect(call, "POST")
             await self._generate(call, endpoint, deployment)
-        elif path == "/v1/files":
-            self._expect(call, "GET")
-            call.endpoint = "files"
-            await call.reply(json_reply({"object": "list", "data": [], "has_more": False}))
+        elif path.startswith(("/v1/files", "/v1/batches")):
+            self._expect(call, call.method)
+            call.endpoint = path.split("/")[2]
+            query, content_type = call.scope.get("query_string", b""), call.header(b"content-type")
+            await call.reply(self.batches.serve(call.method, path, query, content_type, call.body))
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._expect(call, "GET")
             call.endpoint = "models"
@@ -201,6 +206,9 @@ class Emulator:
             return endpoint.answer(request, self._writer)
         except orjson.JSONEncodeError as exc:  # what an answer echoes may be nested deeper than orjson writes
             raise ProblemError(EmulatedProblem(400, f"Invalid body: {exc}.")) from exc
+
+    def _answer_line(self, endpoint: EmulatedEndpoint, data: dict[str, Any]) -> EmulatedReply | Stream:
+        return self._answer(endpoint, self._check(endpoint.read(data)))
 
     def _account(self, key: bytes, model: str) -> EmulatedAccount:
         account = self._accounts.get((key, model))

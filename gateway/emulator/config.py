@@ -43,6 +43,7 @@ class EmulatorConfig:
     jitter: float = 0.0  # sigma of the lognormal factor on both of the above, drawn per call
     output_tokens: int = 60  # median length of an answer
     output_sigma: float = 0.0  # sigma of its lognormal spread; the length follows from the request
+    batch_s: float = 60.0  # until a batch of its Batch API is completed
     seed: int = 0
     rpm: int | None = None  # see Limits
     burst: int | None = None
@@ -242,6 +243,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "jitter": _at_least_zero,
         "output_tokens": _whole(1),
         "output_sigma": _at_least_zero,
+        "batch_s": _seconds,
         "seed": _whole(0),
         "rpm": _optional(_whole(1)),
         "burst": _optional(_whole(1)),

@@ -1,0 +1,79 @@
+"""Batches at half price over the wire: the official SDK, a real gateway, and a provider with a Batch API of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.emulator.config import EmulatorConfig
+from tests.e2e.batches import begin, check_end, end_of, line, names
+from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import policies, with_jobs
+from tests.e2e.harness import PROVIDER_KEY
+
+NATIVE = {"batches": {"run": "native", "native": {"min_lines": 10, "part_lines": 20}}}
+PRICE = {"input_usd_per_million": 1000, "output_usd_per_million": 2000}
+
+
+def at(dialect: str, **provider: Any) -> dict[str, Any]:
+    """Sections with one provider of a dialect, whose model has another name there."""
+    return {
+        "providers": {"main": {"dialect": dialect, "api_key": PROVIDER_KEY, **provider}},
+        "models": {"renamed": {"targets": [{"provider": "main", "model": "gpt-4o-mini", "price": PRICE}]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("dialect", "version"), [("openai", None), ("azure", None), ("azure", "2025-04-01-preview")], ids=str
+)
+async def test_a_batch_at_half_price(start: StartGateway, tmp_path: Path, dialect: str, version: str | None) -> None:
+    """The owner sees a batch like any other; the provider sees batches of its own, no calls, and keeps nothing."""
+    more = {"api_version": version} if version else {}
+
+    def config(url: str) -> Any:
+        base_url = url if dialect == "openai" else url.removesuffix("/v1")
+        sections = at(dialect, base_url=base_url, **more)
+        return with_jobs(tmp_path, policies=policies(tmp_path, jobs=NATIVE), **sections)(url)
+
+    emulated = EmulatorConfig(batch_s=0, dialect=dialect, api_key=PROVIDER_KEY)
+    gateway = await start(config, emulator=emulated)
+    custom_ids = [*names(49), "über-lines"]
+    async with gateway.sdk() as sdk:
+        made = await begin(sdk, [line(name, "renamed") for name in custom_ids])
+        done = await end_of(sdk, made.id)
+        await check_end(sdk, done, custom_ids)
+    provider = gateway.emulator.emulator
+
+    assert (done.status, len(provider.batches.batches)) == ("completed", 3)
+    assert len(provider.batches.served) == sum(provider.batches.served.values()) == 50
+    assert {one["metadata"]["gateway_part"].split("-")[0] for one in provider.batches.batches.values()} == {made.id}
+    assert provider.stats.endpoints["chat/completions"] == 0
+    assert provider.batches.files == {}
+    assert done.usage is not None
+    assert done.usage.output_tokens == 50 * 60
+
+
+async def test_what_a_provider_does_not_take_runs_here(start: StartGateway, tmp_path: Path) -> None:
+    """Such as where the credential is another one for batches; its owner does not notice."""
+    split = {"batches": {"run": "native", "native": {"min_lines": 10, "split": {"side": 1}}}}
+    targets = [{"provider": "main", "model": "gpt-4o"}, {"provider": "side", "model": "gpt-4o"}]
+
+    def config(url: str) -> Any:
+        main = {"dialect": "openai", "base_url": url, "api_key": PROVIDER_KEY}
+        sections = {
+            "providers": {"main": main, "side": {**main, "api_key": "sk-another-key-0123456789abcdef"}},
+            "models": {"gpt-4o": {"targets": targets}},
+        }
+        return with_jobs(tmp_path, policies=policies(tmp_path, jobs=split), **sections)(url)
+
+    gateway = await start(config, emulator=EmulatorConfig(batch_s=0, api_key=PROVIDER_KEY))
+    custom_ids = names(12)
+    async with gateway.sdk() as sdk:
+        done = await end_of(sdk, (await begin(sdk, [line(name) for name in custom_ids])).id)
+        await check_end(sdk, done, custom_ids)
+
+    provider = gateway.emulator.emulator
+    assert (done.status, provider.batches.files, provider.batches.batches) == ("completed", {}, {})
+    assert provider.stats.endpoints["chat/completions"] == 12

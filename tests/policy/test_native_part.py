@@ -1,0 +1,182 @@
+"""The life of a part at a provider, under every order of events: it ends, and asks for nothing twice without a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.native import part as parts
+from gateway.policy.native.choice import _turn
+from gateway.policy.native.lines import part_line, read_answer
+from gateway.policy.native.part import (
+    BatchThere,
+    Done,
+    Failed,
+    FileThere,
+    Gone,
+    NotListed,
+    Part,
+    PartEvent,
+    PartPhase,
+    Refused,
+)
+from gateway.policy.native.remote import RemoteBatch, read_batch
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+STATUSES = (
+    "validating",
+    "in_progress",
+    "finalizing",
+    "cancelling",
+    "completed",
+    "failed",
+    "expired",
+    "cancelled",
+    "odd",
+)
+BATCHES = st.builds(
+    RemoteBatch,
+    id=st.just("batch_1"),
+    status=st.sampled_from(STATUSES),
+    output=st.sampled_from(["", "out"]),
+    errors=st.sampled_from(["", "err"]),
+    completed=st.integers(0, 3),
+    code=st.sampled_from(["", "token_limit_exceeded", "invalid_json_line"]),
+)
+EVENTS: st.SearchStrategy[PartEvent] = st.one_of(
+    st.builds(FileThere, st.just("file-1")),
+    st.builds(BatchThere, BATCHES),
+    st.just(NotListed()),
+    st.just(Gone()),
+    st.builds(Failed, st.just("down"), st.floats(0, 1000)),
+    st.builds(Refused, st.just("no"), st.booleans()),
+    st.just(Done()),
+)
+ORDER = list(PartPhase)
+
+
+def begun() -> Part:
+    """A part of which nobody has heard."""
+    return parts.new_part("batch_1", 3, "openai/m", "openai", "m", 0.0)
+
+
+def fits(part: Part, event: PartEvent) -> bool:
+    """Whether what was asked in this phase can be answered so."""
+    match part.phase:
+        case PartPhase.UPLOADING:
+            return not isinstance(event, BatchThere | Gone | Done) and (
+                part.is_asked or not isinstance(event, NotListed)
+            )
+        case PartPhase.CREATING:
+            return not isinstance(event, FileThere | Gone | Done)
+        case PartPhase.WORKING:
+            return not isinstance(event, FileThere | Done)
+        case PartPhase.CANCELLING:
+            return not isinstance(event, FileThere)
+    return isinstance(event, Failed | Refused | Done | Gone)
+
+
+@given(st.lists(EVENTS, min_size=1, max_size=300), st.lists(st.booleans(), min_size=300, max_size=300))
+def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[PartEvent], wants: list[bool]) -> None:
+    """Unless the provider has refused, or has not shown one in two looks; and the end stays the end."""
+    part, now, empty_looks, may_exist = begun(), 0.0, 0, False
+    for event, is_wanted in zip(events, wants, strict=False):
+        now = max(now, part.due)
+        part = parts.wanted_back(part, now, "late") if is_wanted else part
+        if not fits(part, event):
+            continue
+        if part.phase is PartPhase.CREATING and not part.is_asked:
+            assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
+            part, may_exist, empty_looks = parts.asked(part), True, 0
+        elif part.phase is PartPhase.UPLOADING and not part.is_asked:
+            part = parts.asked(part)
+        if part.phase is PartPhase.CREATING:
+            empty_looks += isinstance(event, NotListed)
+            is_over = isinstance(event, BatchThere) and event.batch.is_over
+            may_exist = may_exist and not isinstance(event, Refused) and empty_looks < parts.EMPTY_LOOKS and not is_over
+        elif isinstance(event, BatchThere) and event.batch.is_over:
+            may_exist = False
+        before = part
+        part = parts.advanced(part, event, now, 15.0)
+        assert parts.of_mark(parts.to_mark(part)).phase is part.phase
+        assert part.due <= now + parts.MOST_POLL_S
+        if before.is_over:
+            assert part == before
+        elif ORDER.index(part.phase) < ORDER.index(before.phase):
+            assert isinstance(event, BatchThere), "it goes back only to be submitted again"
+            assert (event.batch.is_full, part.phase) == (True, PartPhase.CREATING)
+            assert part.name != before.name
+
+
+@given(st.lists(EVENTS, min_size=1, max_size=40), EVENTS)
+def test_a_part_that_is_wanted_back_ends_whatever_is_heard_again_and_again(
+    events: list[PartEvent], last: PartEvent
+) -> None:
+    """No provider keeps a line for ever."""
+    part, now = begun(), 0.0
+    for event in events:
+        part = parts.advanced(parts.asked(part), event, now, 15.0) if fits(part, event) else part
+        now = max(now, part.due)
+    part = parts.wanted_back(part, now, "late")
+    rounds = 0
+    while not part.is_over:
+        rounds += 1
+        assert rounds < 500, part
+        now = max(now, part.due)
+        event = last if fits(part, last) else Done() if fits(part, Done()) else Failed("down")
+        part = parts.advanced(part, event, now, 15.0)
+
+
+def test_a_mark_is_the_part() -> None:
+    """Whatever is in it."""
+    part = replace(
+        begun(), file="f", batch="b", misses=2, troubles=3, is_wanted=True, why="w", submission=2, is_asked=True
+    )
+
+    assert parts.of_mark(parts.to_mark(part)) == part
+
+
+@given(JSON)
+def test_anything_may_stand_where_a_batch_should(value: object) -> None:
+    """It is one, or none."""
+    read_batch(value)
+    read_batch({"id": "b", "status": "completed", "errors": value, "metadata": value, "request_counts": value})
+
+
+@given(st.binary(max_size=60))
+def test_anything_may_stand_in_a_file(text: bytes) -> None:
+    """It is an answer to a line, or none."""
+    assert read_answer(text, "batch_req_x") is None
+
+
+def test_a_line_comes_home_as_the_provider_wrote_it() -> None:
+    """The body byte by byte; the owner's name never left."""
+    sent = part_line("batch_req_x000007", "/chat/completions", b'{"model":"alias","messages":[],\r"n":1.50}', "gpt-4o")
+    body = b'{"usage":{"prompt_tokens":3,"completion_tokens":2}, "price":1.50, "response":{"body":{}}}'
+    text = b'{"body":1,"custom_id":"batch_req_x000007","response":{"status_code":200,"body":%b},"error":null}' % body
+    answer = read_answer(text, "batch_req_x")
+
+    assert sent == (
+        b'{"custom_id":"batch_req_x000007","method":"POST","url":"/chat/completions",'
+        b'"body":{"model":"gpt-4o","messages":[],"n":1.50}}\n'
+    )
+    assert answer is not None
+    assert (answer.number, answer.status, answer.body) == (7, 200, body)
+    assert answer.usage is not None
+    assert (answer.usage.input, answer.usage.output) == (3, 2)
+    assert read_answer(text.replace(b":200", b":503"), "batch_req_x") is None
+    assert read_answer(text.replace(b":200", b":0"), "batch_req_x") is None
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 200))
+def test_turns_are_by_weight(weights: list[int], start: int) -> None:
+    """In any stretch as long as the weights together each has its number."""
+    turns = [_turn(weights, number) for number in range(start, start + sum(weights))]
+
+    assert [turns.count(one) for one in range(len(weights))] == weights

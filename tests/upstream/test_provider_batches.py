@@ -1,0 +1,169 @@
+"""Providers' Batch APIs as they are spoken to: addresses, credentials, lists, and what an answer is taken for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gateway.job_ports import Unreachable
+from gateway.policy.native.remote import ProviderRefused
+from gateway.policy.snapshot import Provider
+from gateway.upstream.provider_batches import HttpProviderBatches
+
+SECRET = "sk-canary-0123456789abcdef"
+OPENAI = Provider("openai", "openai", "https://api.openai.com/v1", SECRET, headers=(("openai-project", "p1"),))
+GROQ = Provider("groq", "openai", "https://api.groq.com/openai/v1", SECRET)
+AZURE = Provider("azure", "azure", "https://east.openai.azure.com", SECRET)
+AZURE_BY_VERSION = Provider("azure", "azure", "https://east.openai.azure.com", SECRET, api_version="2025-04-01")
+BATCH = {"id": "batch_1", "status": "validating"}
+
+
+class Wire:
+    """Answers as it is told, and keeps the requests."""
+
+    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+        self.requests: list[httpx.Request] = []
+        self.bodies: list[bytes] = []
+        self._answer = answer
+        self.batches = HttpProviderBatches(lambda _provider: httpx.MockTransport(self._handle))
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        self.bodies.append(await request.aread())
+        said = self._answer(request)
+        return httpx.Response(said.status_code, stream=httpx.ByteStream(said.content))  # unread, as from a socket
+
+
+async def lines() -> AsyncIterator[bytes]:
+    """An input file."""
+    yield b'{"custom_id":"a"}\n'
+    yield b'{"custom_id":"b"}\n'
+
+
+def always(status: int, said: Any) -> Callable[[httpx.Request], httpx.Response]:
+    """The same answer to everything."""
+    content = said if isinstance(said, bytes) else orjson.dumps(said)
+    return lambda _request: httpx.Response(status, content=content)
+
+
+@pytest.mark.parametrize(
+    ("provider", "url", "header"),
+    [
+        (OPENAI, "https://api.openai.com/v1/batches/batch_1", ("authorization", f"Bearer {SECRET}")),
+        (AZURE, "https://east.openai.azure.com/openai/v1/batches/batch_1", ("api-key", SECRET)),
+        (
+            AZURE_BY_VERSION,
+            "https://east.openai.azure.com/openai/batches/batch_1?api-version=2025-04-01",
+            ("api-key", SECRET),
+        ),
+    ],
+)
+async def test_each_has_its_own_address_and_credential(provider: Provider, url: str, header: tuple[str, str]) -> None:
+    """Those of the config."""
+    wire = Wire(always(200, BATCH))
+    assert (await wire.batches.look(provider, "batch_1")).status == "validating"
+
+    (request,) = wire.requests
+    assert (str(request.url), request.headers[header[0]]) == (url, header[1])
+    assert request.headers.get("openai-project") == ("p1" if provider is OPENAI else None)
+
+
+@pytest.mark.parametrize(("provider", "expires"), [(OPENAI, True), (AZURE, True), (GROQ, False)])
+async def test_a_file_goes_up_whole_and_expires_where_the_provider_knows_that(
+    provider: Provider, expires: bool
+) -> None:
+    """Groq refuses fields that it does not know."""
+    wire = Wire(always(200, {"id": "file-1"}))
+    size = len(b"".join([part async for part in lines()]))
+    assert await wire.batches.upload(provider, "gateway-x.jsonl", size, lines()) == "file-1"
+    wire._answer = always(200, BATCH)
+    await wire.batches.create(provider, "file-1", "/v1/chat/completions", "x")
+
+    upload, create = wire.bodies
+    assert int(wire.requests[0].headers["content-length"]) == len(upload)
+    assert b'filename="gateway-x.jsonl"' in upload
+    assert b'\r\n\r\n{"custom_id":"a"}\n{"custom_id":"b"}\n\r\n--' in upload
+    assert (b"expires_after[seconds]" in upload, b"output_expires_after" in create) == (expires, expires)
+    assert orjson.loads(create)["metadata"] == {"gateway_part": "x"}
+
+
+async def test_a_list_is_searched_page_by_page_until_it_is_too_old() -> None:
+    """By what the metadata says; by the file only where there is none."""
+    entries = [
+        {
+            **BATCH,
+            "id": f"batch_{at}",
+            "created_at": at,
+            "input_file_id": f"file-{at}",
+            "metadata": {"gateway_part": str(at)},
+        }
+        for at in range(1000, 0, -1)
+    ]
+
+    def page(request: httpx.Request) -> httpx.Response:
+        ids = [one["id"] for one in entries]
+        start = ids.index(request.url.params["after"]) + 1 if "after" in request.url.params else 0
+        found = entries[start : start + 100]
+        return httpx.Response(200, json={"data": found, "has_more": start + 100 < len(entries)})
+
+    wire = Wire(page)
+    entries[250]["metadata"] = {"gateway_part": "x"}
+    found = await wire.batches.find_batch(OPENAI, "x", "file-none", 500.0)
+    assert (found and found.id, len(wire.requests)) == ("batch_750", 3)
+
+    assert await wire.batches.find_batch(OPENAI, "y", "file-740", 500.0) is None  # it is another's
+    assert len(wire.requests) == 3 + 6
+    entries[260]["metadata"] = None
+    found = await wire.batches.find_batch(OPENAI, "y", "file-740", 500.0)
+    assert found is not None
+    assert found.id == "batch_740"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (always(500, b"<html>"), Unreachable),
+        (always(429, {"error": {"message": "slow down"}}), Unreachable),
+        (always(200, b"<html>"), Unreachable),
+        (always(200, {"error": "gone"}), ProviderRefused),
+        (always(404, {"error": {"message": "no such batch"}}), ProviderRefused),
+        (always(429, {"error": {"code": "token_limit_exceeded"}}), ProviderRefused),
+        (always(401, {"error": {"message": f"Incorrect API key provided: {SECRET}"}}), ProviderRefused),
+    ],
+)
+async def test_an_answer_is_a_no_only_where_it_says_so(
+    answer: Callable[[httpx.Request], httpx.Response], kind: type[Exception]
+) -> None:
+    """All else may have been done; what is told of it has no secret."""
+    wire = Wire(answer)
+    with pytest.raises(kind) as raised:
+        await wire.batches.look(OPENAI, "batch_1")
+    assert SECRET not in str(raised.value)
+
+
+async def test_no_answer_is_no_answer() -> None:
+    """Whatever became of it."""
+
+    def fails(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("late")
+
+    with pytest.raises(Unreachable, match="ReadTimeout"):
+        await Wire(fails).batches.cancel(OPENAI, "batch_1")
+
+
+async def test_a_file_that_is_gone_is_removed() -> None:
+    """Nobody has to remove it again."""
+    await Wire(always(404, {"error": {}})).batches.remove(OPENAI, "file-1")
+
+
+async def test_an_id_is_one_step_of_a_path() -> None:
+    """Whatever a provider calls its files."""
+    wire = Wire(always(200, b"text"))
+    content = b"".join([part async for part in wire.batches.content(OPENAI, "../models?x=1")])
+
+    assert content == b"text"
+    assert wire.requests[0].url.raw_path == b"/v1/files/..%2Fmodels%3Fx%3D1/content"
