@@ -78,8 +78,14 @@ def fits(part: Part, event: PartEvent) -> bool:
         case PartPhase.WORKING:
             return not isinstance(event, FileThere | Done)
         case PartPhase.CANCELLING:
-            return not isinstance(event, FileThere)
+            return isinstance(event, Failed) or (
+                isinstance(event, Done | Refused) is not part.is_asked and not _is_file(event)
+            )
     return isinstance(event, Failed | Refused | Done | Gone)
+
+
+def _is_file(event: PartEvent) -> bool:
+    return isinstance(event, FileThere)
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=300), st.lists(st.booleans(), min_size=300, max_size=300))

@@ -258,7 +258,7 @@ def _not_listed(part: Part, now: float) -> Part:
 
 
 def _gone(part: Part, now: float, least_poll_s: float) -> Part:
-    if part.phase in (PartPhase.WORKING, PartPhase.CANCELLING):
+    if part.phase in (PartPhase.WORKING, PartPhase.CANCELLING) and part.misses < 2 * VANISHED:
         return replace(part, misses=part.misses + 1, due=now + max(least_poll_s, CANCEL_AGAIN_S))
     if part.phase is PartPhase.FETCHING and part.misses + 1 < GONE_FILES:
         return replace(part, misses=part.misses + 1, due=now + CANCEL_AGAIN_S)
@@ -277,8 +277,7 @@ def _failed(part: Part, event: Failed, now: float) -> Part:
     if troubles >= MOST_TROUBLES and (part.is_wanted or not is_paid_for):
         return _to(part, PartPhase.TIDYING, now, event.why)
     wait_s = max(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(troubles - 1, 16)), event.retry_after_s)
-    is_asked = part.is_asked and part.phase is not PartPhase.CANCELLING  # to be asked to stop twice is no harm
-    return replace(part, troubles=troubles, is_asked=is_asked, due=now + min(wait_s, _LONGEST_WAIT_S))
+    return replace(part, troubles=troubles, due=now + min(wait_s, _LONGEST_WAIT_S))
 
 
 def _refused(part: Part, event: Refused, now: float) -> Part:
@@ -298,7 +297,7 @@ def _refused(part: Part, event: Refused, now: float) -> Part:
 
 def _done(part: Part, now: float) -> Part:
     if part.phase is PartPhase.CANCELLING:
-        return replace(part, is_asked=True, troubles=0, due=now)
+        return replace(part, is_asked=True, due=now)
     if part.phase is PartPhase.FETCHING:
         return _to(part, PartPhase.TIDYING, now)
     return replace(part, phase=PartPhase.HERE) if part.phase is PartPhase.TIDYING else part
