@@ -271,7 +271,7 @@ class Gateway:
             ),
             *state_routes(self._policies, self._admission, self._clock, self._show_config),
             *cache_routes(self._policies, self._cache_desk, self._savings),
-            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership),
+            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on

@@ -14,6 +14,7 @@ from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.shedding import Shedding
 from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
+from gateway.ingress.admin.dead_letters import dead_letter_routes
 from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
@@ -108,13 +109,15 @@ def store_routes(
     state_file: KeptFile | None,
     jobs: JobWork | None,
     objects: ObjectAdmin,
+    clock: Clock,
 ) -> list[BaseRoute]:
-    """Returns the admin routes of what is kept: copies of files, owners of objects, jobs, webhooks."""
+    """Returns the admin routes of what is kept: copies of files, owners of objects, jobs, webhooks, dead letters."""
     return [
         *backup_routes(policies, state_file, jobs_file_of(jobs)),
         *object_routes(policies, objects),
         *job_admin_routes(policies, None if jobs is None else jobs.service),
         *webhook_routes(policies, None if jobs is None else jobs.webhooks),
+        *dead_letter_routes(policies, jobs, clock),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gateway.cli.dead_letter_arguments import add_dead_letters
 from gateway.cli.jobs.arguments import Actions, add_batch, add_jobs, add_webhooks
 from gateway.config.policies.admission import KINDS
 from gateway.ingress.admin.operations import ACTIONS
@@ -95,6 +96,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     _add_backup(jobs, "jobs", "jobs.store")
     _add_job_flags(jobs)
+    add_dead_letters(
+        commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
+    )
     add_webhooks(commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin)
     add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
 

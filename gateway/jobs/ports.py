@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
+from gateway.policy.jobs.dead_letters import DeadGroup
 from gateway.policy.jobs.job import Job, JobState, LineResult
 from gateway.policy.native.remote import RemoteBatch
 from gateway.policy.snapshot import Key, Provider
@@ -87,6 +88,14 @@ class JobMeter(Protocol):
 
     def paid(self, model: str, target: str, key: str, results: Sequence[LineResult]) -> None:
         """Counts what lines have used and cost at a provider's own Batch API, all by their names in the config."""
+        ...
+
+    def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
+        """Sets how many dead letters there are; `now` is wall-clock seconds."""
+        ...
+
+    def replayed(self, error_class: str, *, is_ok: bool) -> None:
+        """Counts the end of a dead letter's replay."""
         ...
 
 

@@ -11,6 +11,7 @@ from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimedWork, JobEnd, JobState, WriteResult
+from gateway.policy.jobs.replay import CLASS
 
 log = logging.getLogger("gateway.jobs")
 
@@ -104,6 +105,8 @@ class RunningWork:
         if is_ours and self.meter is not None:
             now = self._clock.wall()
             self.meter.ended(job, end.state, now - (job.started_at or now))
+            if CLASS in job.about:
+                self.meter.replayed(job.about[CLASS], is_ok=end.state is JobState.SUCCEEDED)
         return is_ours
 
 

@@ -7,14 +7,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from gateway.call import Call
 from gateway.clock import Clock
+from gateway.errors import GatewayError
 from gateway.job_ports import Blobs, JobStore, Outward
 from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.batches.partial import PartialFiles
-from gateway.jobs.call_job import CallJobs
+from gateway.jobs.call_job import CallJobs, request_of
 from gateway.jobs.cleaning import JobCleaning
+from gateway.jobs.dead.again import Again
+from gateway.jobs.dead.keeping import DeadLetterKeeping
+from gateway.jobs.dead.replays import ReplayJobs
+from gateway.jobs.dead.service import DeadLetterService
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
@@ -29,9 +34,12 @@ from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
-from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind
+from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
+from gateway.policy.jobs.replay import SEGMENT as REPLAY_SEGMENT
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.policy.snapshot import Policies
+
+REPLAYS = SegmentRules(REPLAY_SEGMENT, concurrency=4)
 
 
 class JobWork:
@@ -74,6 +82,8 @@ class JobWork:
             lambda: policies.current.jobs.default.allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
         )
         self._meter = meter
+        self._make_call = make_call
+        self._price_of = price_of
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
         self.engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
@@ -90,6 +100,11 @@ class JobWork:
             self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw
         )
         self._parts: NativeParts | None = None
+
+        self.dead = DeadLetterService(
+            *(self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs.default),
+            *(draw, self._usd_of),
+        )
 
     async def start(self) -> None:
         """Goes on with the work that is there."""
@@ -116,8 +131,11 @@ class JobWork:
         draw = self._random.random
         calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
 
+        def default() -> JobRules:
+            return self._policies.current.jobs.default
+
         def dead_lines() -> DeadLines:
-            return self._policies.current.jobs.default.dead_letters.lines
+            return default().dead_letters.lines
 
         server, clock, rules_of = self._server, self._clock, self.rules_of
         chunks = ChunkRunner(store, self._blobs, server, clock, rules_of, draw, self._may_begin, dead_lines)
@@ -126,12 +144,16 @@ class JobWork:
         deliveries = Deliveries(store, self.hooks, self.hook_urls, self._clock, draw)
         parts = self._parts = self._make_parts(store)
 
+        replays = ReplayJobs(store, Again(store, self._blobs, clock, default), clock)
+
         async def run(running: RunningWork) -> None:
             work = running.work
             if work.job.kind is JobKind.CALL:
                 await calls.run(running)
             elif work.job.kind is JobKind.DELIVERY:
                 await deliveries.run(running)
+            elif work.job.kind is JobKind.REPLAY:
+                await replays.run(running)
             elif work.piece == CHECK:
                 await checks.run(running)
             elif work.piece == FINALISE:
@@ -146,11 +168,13 @@ class JobWork:
             return [*hooks, *self._policies.current.jobs.default.segments]
 
         def keep_s() -> float:
-            return self._policies.current.jobs.default.keep_jobs_s
+            return default().keep_jobs_s
 
         sweep = BlobSweep(store, self._blobs, self._clock)
         cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
-        changed, chores = self.service.watchers.changed, (cleaning.run_always, sweep.run_always)
+        keeping = DeadLetterKeeping(store, clock, default, self._meter)
+        changed = self.service.watchers.changed
+        chores = (cleaning.run_always, sweep.run_always, keeping.run_always)
         return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
 
     def _make_parts(self, store: JobStore) -> NativeParts | None:
@@ -163,6 +187,13 @@ class JobWork:
         policy = self._policies.current
         keys = policy.keys.values() if policy.keys else [policy.anonymous]
         return next((key.webhook_secrets for key in keys if key.name == name), ())
+
+    async def _usd_of(self, new: NewJob) -> float | None:
+        """Returns what an attempt of a job is estimated to cost; None: its model has no price, or it would be refused."""
+        try:
+            return self._price_of(await self._make_call(request_of(new.job, new.payload, self._clock.wall())))
+        except GatewayError:
+            return None
 
     def _new_job_id(self) -> str:
         return new_id(JOB, self._random.randbytes(DRAW_BYTES))

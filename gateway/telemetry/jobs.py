@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gateway.policy.jobs.dead_letters import DeadGroup
 from gateway.policy.jobs.job import Job, JobDepth, JobState, LineResult
 from gateway.telemetry.metrics import Metrics
 from gateway.words import Lane
@@ -64,6 +65,20 @@ class JobCounter:
     def set_native_parts(self, parts: Mapping[str, int]) -> None:
         """Sets how many parts are at providers now, by how far they have come."""
         self._metrics.native_parts.values = {(state,): number for state, number in parts.items()}
+
+    def dead(self, groups: Sequence[DeadGroup], now: float) -> None:
+        """Sets how many dead letters there are; `now` is wall-clock seconds."""
+        depth: dict[tuple[str, ...], float] = {}
+        oldest: dict[tuple[str, ...], float] = {}
+        for group in groups:
+            labels = (str(group.kind), group.error_class)
+            depth[labels] = depth.get(labels, 0) + group.number
+            oldest[labels] = max(oldest.get(labels, 0.0), now - group.oldest_at)
+        self._metrics.dead_letters.values, self._metrics.dead_oldest.values = depth, oldest
+
+    def replayed(self, error_class: str, *, is_ok: bool) -> None:
+        """Counts the end of a dead letter's replay."""
+        self._metrics.replays.totals[error_class, "ok" if is_ok else "failed"] += 1
 
     def set_depth(self, depth: Mapping[tuple[str, Lane, str], JobDepth], now: float) -> None:
         """Sets what waits and runs now; `now` is wall-clock seconds."""

@@ -194,6 +194,11 @@ class Metrics:
     jobs_oldest: Levels = _gauge(
         "jobs_oldest_seconds", "How long the oldest of them could have begun.", "segment", "lane", "state"
     )
+    dead_letters: Levels = _gauge("dlq_depth", "Dead letters: work that failed for good.", "kind", "class")
+    dead_oldest: Levels = _gauge("dlq_oldest_seconds", "How long the oldest of them is there.", "kind", "class")
+    replays: Counts = _counter(
+        "dlq_replays_total", "Dead letters that were run again, by how that ended.", "class", "outcome"
+    )
     job_waits: Distribution = _histogram("job_wait_seconds", "From a job's time to its begin.", SECONDS)
     job_runs: Distribution = _histogram("job_run_seconds", "From a job's begin to its end.", SECONDS, "kind")
     job_attempts: Counts = _counter(

@@ -48,6 +48,8 @@ MOST = frozenset(
     {
         "gateway_queue_oldest_seconds",
         "gateway_jobs_oldest_seconds",
+        "gateway_dlq_depth",
+        "gateway_dlq_oldest_seconds",
         "gateway_limit_capacity",
         "gateway_estimate_error_ratio",
         "gateway_breaker_state",

@@ -19,6 +19,7 @@ from gateway.config.policies.error_rule import RuleEntry
 from gateway.config.policies.jobs import (
     BatchesEntry,
     BrakeEntry,
+    DeadLettersEntry,
     DegradeEntry,
     JobBackoffEntry,
     JobsSet,
@@ -102,6 +103,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     JobBackoffEntry: ("policies", "### backoff of jobs"),
     SegmentEntry: ("policies", "### segments"),
     KeepEntry: ("policies", "### keep"),
+    DeadLettersEntry: ("policies", "### dead_letters"),
     BatchesEntry: ("policies", "### batches"),
     NativeEntry: ("policies", "### native"),
     BrakeEntry: ("policies", "### brake"),

@@ -175,6 +175,10 @@ OPERATIONS: Mapping[str, Row] = {
         f"POST /admin/webhooks/{{name:path}}/{action}": Row("operators", f"/admin/webhooks/crm/{action}", served=404)
         for action in ("disable", "enable", "test")
     },
+    "GET|HEAD /admin/dlq": Row("operators"),
+    "GET|HEAD /admin/dlq/{id}": Row("operators", served=404),
+    "POST /admin/dlq/replay": Row("operators", body=b'{"dry_run": true}'),
+    "POST /admin/dlq/purge": Row("operators", body=b'{"all": true}'),
     "POST /admin/objects/claim": Row("operators", body=b'{"tenant": "web", "ids": ["file-1"]}', without_keys=404),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from gateway.job_ports import JobStore
@@ -12,14 +12,18 @@ from gateway.jobs.call_job import CallJobs
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import JobQuery
 from tests.jobs.stage import Stage
+
+LONGEST_S = 600.0
 
 
 class Mortal:
-    """A store as a process knows it, until it dies; `before` may raise in the place of a write."""
+    """A store as a process knows it, until it dies; `effect` is called before and behind whatever is asked of it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, effect: Callable[[], None] = lambda: None) -> None:
         self._inner = inner
+        self._effect = effect
         self.is_dead = False
 
     def __getattr__(self, name: str) -> Any:
@@ -33,9 +37,14 @@ class Mortal:
 
         async def asked(*args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(0.001)  # as a disk does
+            self._effect()
             if self.is_dead:
                 raise JobsUnavailable("dead")
-            return await ask(*args, **kwargs)
+            answer = await ask(*args, **kwargs)
+            self._effect()
+            if self.is_dead:
+                raise JobsUnavailable("dead")
+            return answer
 
         return asked
 
@@ -54,10 +63,16 @@ class Dying:
 class Lives:
     """One worker at a time, and the crashes so far."""
 
-    def __init__(self, stage: Stage, run_piece: Callable[[JobStore], Any] | None = None) -> None:
-        """`run_piece` makes what runs pieces on a store; None: calls and chunks."""
+    def __init__(
+        self,
+        stage: Stage,
+        run_piece: Callable[[JobStore], Any] | None = None,
+        effect: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`run_piece` makes what runs pieces on a store; None: calls and chunks. `effect` is called around each of its uses."""
         self._stage = stage
         self._run_piece = run_piece
+        self._effect = effect
         self.crashes = 0
         self._dies = asyncio.Event()
         self._begin()
@@ -69,7 +84,27 @@ class Lives:
 
     async def until_end(self, job_id: str, most_crashes: int = 50) -> None:
         """Starts another worker after each crash, until the job has ended."""
-        while (job := await self._stage.store.find(job_id, None)) is None or not job.state.is_end:
+
+        async def is_over() -> bool:
+            job = await self._stage.store.find(job_id, None)
+            return job is not None and job.state.is_end
+
+        await self.until(is_over, most_crashes)
+
+    async def until_all_end(self) -> None:
+        """The same, until all jobs have ended."""
+
+        async def are_over() -> bool:
+            jobs = (await self._stage.store.list_jobs(JobQuery(None, limit=100_000))).jobs
+            return all(job.state.is_end for job in jobs)
+
+        await self.until(are_over)
+
+    async def until(self, is_over: Callable[[], Awaitable[bool]], most_crashes: int = 50) -> None:
+        """Starts another worker after each crash, until it is over."""
+        ends_at = self._stage.clock.monotonic() + LONGEST_S
+        while not await is_over():
+            assert self._stage.clock.monotonic() < ends_at, "it never ends"
             self._stage.store.tick()
             if self._dies.is_set():
                 self.crashes += 1
@@ -85,7 +120,7 @@ class Lives:
     def _begin(self) -> None:
         stage = self._stage
         self._dies.clear()
-        self._store = Mortal(stage.store)
+        self._store = Mortal(stage.store, self._effect)
         store = cast(JobStore, self._store)
         server = CallServer(stage.make_call, stage.serve, stage.clock)
         rules = stage._rules_of

@@ -40,6 +40,10 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/admin/webhooks/crm/enable", {}),
     ("POST", "/admin/webhooks/crm/test", {}),
     ("POST", "/admin/webhooks/crm/redeliver", {"since_s": 60}),
+    ("GET", "/admin/dlq", None),
+    ("POST", "/admin/dlq/replay", {"dry_run": True}),
+    ("POST", "/admin/dlq/replay", {"id": "dl_gw"}),
+    ("POST", "/admin/dlq/purge", {"all": True}),
     ("POST", "/admin/objects/claim", {"tenant": "web", "ids": ["file-1"]}),
 )
 """What is asked of a running gateway for the fields of its answers."""

@@ -76,7 +76,7 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     )
     action.add_argument("name", metavar="NAME", help="as in the config; '(requests)' for URLs of requests")
     action.add_argument("id", nargs="?", metavar="ID", help="job_gw…, batch_gw…, evt_gw… or msg_gw…")
-    action.add_argument("--since", type=_seconds, metavar="TIME", help="all that failed in so long: 90m, 24h, 7d")
+    action.add_argument("--since", type=seconds, metavar="TIME", help="all that failed in so long: 90m, 24h, 7d")
     add_admin(action)
     action.set_defaults(command="webhooks:redeliver")
 
@@ -97,7 +97,7 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     action.set_defaults(command="webhooks:rotate")
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d{1,9})(s|m|h|d)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text} is no time such as 90m, 24h or 7d")

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.jobs.batches.chunk_input import InputLine
 from gateway.policy.batches.lines import read_custom_id
-from gateway.policy.batches.marks import INPUT
+from gateway.policy.batches.marks import ENDPOINT, INPUT
 from gateway.policy.batches.output import LineIdentity, unanswered_line
 from gateway.policy.jobs.dead_letters import POISON, DeadLetter, letter_of_line
 from gateway.policy.jobs.ids import line_id
@@ -37,5 +37,13 @@ def failed_letter(job: Job, line: InputLine, error: JobError, attempts: int) -> 
     model = ""
     with suppress(ValueError, KeyError, TypeError):
         model = str(orjson.loads(line.text)["body"]["model"])
-    source = {"blob": job.about[INPUT], "offset": line.offset, "length": len(line.text)}
+    source = {
+        "blob": job.about[INPUT],
+        "offset": line.offset,
+        "length": len(line.text),
+        "endpoint": job.about[ENDPOINT],
+        "key": job.key,
+        "lane": job.lane,
+        "segment": job.segment,
+    }
     return letter_of_line(job, line.number, model, source, error, attempts)

@@ -1,0 +1,1 @@
+"""Dead letters: run again, looked at, and cleared away."""

@@ -1,0 +1,78 @@
+"""A dead letter on its way to be run again: what was to be done is fetched from where it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from gateway.clock import Clock
+from gateway.job_ports import Blobs, JobStore
+from gateway.policy.jobs.dead_letters import DeadLetter, LetterPage
+from gateway.policy.jobs.job import NewJob
+from gateway.policy.jobs.replay import LetterFilter, ReplaySpec, job_again, line_again
+from gateway.policy.jobs.rules import JobRules
+
+AT_ONCE = 100
+"""Letters of a page."""
+
+
+class Again:
+    """Makes the jobs that run dead letters again."""
+
+    def __init__(self, store: JobStore, blobs: Blobs, clock: Clock, rules: Callable[[], JobRules]) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._rules = rules
+
+    async def job_of(self, letter: DeadLetter, spec: ReplaySpec) -> NewJob | None:
+        """Returns the job for the next replay of a letter; None: it cannot be run. Raises JobsUnavailable."""
+        rules, now = self._rules(), self._clock.wall()
+        if letter.line is not None:
+            text = await self._line(letter)
+            return None if text is None else line_again(letter, text, spec, now, rules.deadline_s, rules.attempts)
+        original = await self._store.find(letter.job_id, None)
+        payload = await self._store.dead.payload(letter.id)
+        if original is None or payload is None:
+            return None
+        return job_again(letter, original, payload, spec, now, rules.deadline_s)
+
+    async def payload(self, letter: DeadLetter) -> bytes | None:
+        """Returns what was to be done; None: it is gone. Raises JobsUnavailable."""
+        return await self._store.dead.payload(letter.id) if letter.line is None else await self._line(letter)
+
+    async def _line(self, letter: DeadLetter) -> bytes | None:
+        source = letter.source
+        try:
+            parts = self._blobs.read(source["blob"], source["offset"], source["length"])
+            text = b"".join([part async for part in parts])
+        except FileNotFoundError:
+            return None
+        return text if len(text) == source["length"] else None
+
+
+async def letters_of(store: JobStore, chosen: LetterFilter) -> AsyncGenerator[DeadLetter]:
+    """Yields the open letters that are meant, group by group, the oldest first. Raises JobsUnavailable."""
+    if chosen.id is not None:
+        letter = await store.dead.find(chosen.id)
+        if letter is not None and letter.is_open and _fits(letter, chosen):
+            yield letter
+        return
+    for group in await store.dead.groups(0):
+        if not chosen.may_have(group):
+            continue
+        after = (-1.0, "")
+        while page := await store.dead.page(LetterPage(group.id, after, AT_ONCE)):
+            for letter in page:
+                if chosen.has(letter):
+                    yield letter
+            after = (page[-1].at, page[-1].id)
+
+
+def _fits(letter: DeadLetter, chosen: LetterFilter) -> bool:
+    return (
+        chosen.has(letter)
+        and chosen.group in (None, letter.group)
+        and chosen.kind in (None, str(letter.kind))
+        and chosen.error_class in (None, letter.error_class)
+        and chosen.model in (None, letter.model)
+    )
