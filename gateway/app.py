@@ -82,10 +82,12 @@ class Gateway:
         *,
         log_stream: TextIO | None = None,
         worker: WorkerContext | None = None,
+        only_works: bool = False,
     ) -> None:
         """Loads the config and binds the ports; the call log goes to `log_stream`, by default standard output.
 
-        Where there are several workers, `worker` is the context of this one. Raises ConfigError or OSError; nothing runs yet.
+        Where there are several workers, `worker` is the context of this one. `only_works`: it runs jobs and takes no calls.
+        Raises ConfigError or OSError; nothing runs yet.
         """
         self._settings = settings
         self._environ = environ
@@ -97,6 +99,7 @@ class Gateway:
         self._inflight = InFlight()
         self._watch = AttemptDeadlines()
         self._worker = worker
+        self._only_works = only_works
         self._call_log = CallLog(log_stream or sys.stdout, settings.log_format, worker.number if worker else None)
         self._telemetry = Telemetry(self._call_log, self._clock.wall)
         first = self._load(1)
@@ -130,6 +133,7 @@ class Gateway:
         self._jobs = build_jobs(
             *(self._policies, self._kept_clock, self._pipeline, self._admission, self._make_call),
             *(self._telemetry.jobs, self._overload, self._pools),
+            only_works=only_works,
         )
         self._keepalive = KeepAlive(self._admission.waiting.describe)
         self._telemetry.set_policy(first.version)
@@ -261,7 +265,7 @@ class Gateway:
             None if self._jobs is None else self._jobs.engine.health,
         )
         durable = durable_routes(self._policies, jobs, self._make_call, self._clock, self._pipeline.handle)
-        admin = policy.server.admin_listen
+        admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [
             metrics_route(
@@ -269,7 +273,7 @@ class Gateway:
                 self._worker.gather if self._worker else None,
                 lambda: is_local and not self._policies.current.keys,
             ),
-            *state_routes(self._policies, self._admission, self._clock, self._show_config),
+            *state_routes(self._policies, self._admission, self._clock, lambda: show_config(self)),
             *cache_routes(self._policies, self._cache_desk, self._savings),
             *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock),
         ]
@@ -278,8 +282,9 @@ class Gateway:
         if admin is None:
             front = build_front(edge, self._policies, durable + health + operations, meter)
             return [HttpServer(front, listen(host, port), meter.refused)]
+        calls = build_front(edge, self._policies, durable + health, meter)
         return [
-            HttpServer(build_front(edge, self._policies, durable + health, meter), listen(host, port), meter.refused),
+            *([] if self._only_works else [HttpServer(calls, listen(host, port), meter.refused)]),
             HttpServer(build_app(health + operations, meter), listen(*admin), meter.refused),
         ]
 
@@ -312,14 +317,22 @@ class Gateway:
         self._telemetry.set_policy(snapshot.version)
         self._pools.keep_only(set(snapshot.providers.values()), self._inflight.present())
 
-    def _show_config(self) -> dict[str, Any]:
-        last = self._reloading.last
-        return {
-            **({"worker": self._worker.number, "pid": os.getpid()} if self._worker else {}),
-            "in_force": describe(self.policy),
-            "listening": [server.url for server in self._servers],
-            "last_reload": asdict(last) if last else None,
-        }
+
+def work_address(settings: Settings, policy: PolicySnapshot) -> tuple[str, int]:
+    """Returns where a process that takes no calls is asked for its health: the options first, then the port of operators."""
+    host, port = policy.server.admin_listen or (policy.server.host, policy.server.port)
+    return settings.host or host, port if settings.port is None else settings.port
+
+
+def show_config(gateway: Gateway) -> dict[str, Any]:
+    """Returns what `/admin/config` shows."""
+    last, worker = gateway._reloading.last, gateway._worker
+    return {
+        **({"worker": worker.number, "pid": os.getpid()} if worker else {}),
+        "in_force": describe(gateway.policy),
+        "listening": [server.url for server in gateway._servers],
+        "last_reload": asdict(last) if last else None,
+    }
 
 
 def state_file_of(sqlite: SqliteStore) -> KeptFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from secrets import token_hex
 
 from starlette.routing import BaseRoute
 
@@ -18,15 +19,23 @@ from gateway.ingress.admin.dead_letters import dead_letter_routes
 from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
-from gateway.job_ports import JobStore
+from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Following, Job, NewJob
-from gateway.policy.jobs.rules import JobSettings
+from gateway.policy.jobs.rules import IN_REDIS, JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
-from gateway.store.jobs.opening import copier_of, has_jobs, no_jobs, open_blobs, open_jobs
+from gateway.store.jobs.opening import (
+    copier_of,
+    has_jobs,
+    no_jobs,
+    open_blobs,
+    open_jobs,
+    open_redis_blobs,
+    open_redis_jobs,
+)
 from gateway.upstream.outwards import open_outwards
 from gateway.upstream.pools import Pools
 from gateway.upstream.provider_batches import HttpProviderBatches
@@ -59,11 +68,17 @@ def build_jobs(
     meter: JobMeter,
     shedding: Shedding,
     pools: Pools,
+    *,
+    only_works: bool,
 ) -> JobWork | None:
-    """Returns durable work over the pipeline; None: the config has none."""
+    """Returns durable work over the pipeline; None: the config has none.
+
+    `only_works`: this process is for work alone, whatever the config says of gateways.
+    """
     settings = policies.current.jobs.settings
-    if not policies.current.jobs.is_on:
+    if not settings.is_on:
         return None
+    works = only_works or settings.works
     leaving = policies.current.webhook_settings
 
     def following(ended: Job) -> Sequence[NewJob]:
@@ -76,22 +91,40 @@ def build_jobs(
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
         open_store=partial(_open_store, settings, clock.wall, following),
-        has_jobs=lambda: has_jobs(settings.store),
-        nothing=lambda: no_jobs(clock.wall),
-        blobs=open_blobs(settings.files, settings.min_free_bytes),
+        # others may have taken jobs that are to run here
+        has_jobs=lambda: works if settings.redis is not None else has_jobs(settings.store),
+        nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
+        blobs=_open_blobs(settings),
         outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
         meter=meter,
         may_begin=lambda: not shedding.level,
-        works=settings.works,
+        works=works,
+        waits=settings.redis is None,
         native=(HttpProviderBatches(pools.transport), admission.budgets),
     )
 
 
 async def _open_store(settings: JobSettings, wall: Callable[[], float], following: Following) -> JobStore:
     bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
-    store = await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
-    forget_copies(settings.store)
-    return store
+    if settings.redis is None:
+        store = await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
+        forget_copies(settings.store)
+        return store
+    in_all, per_tenant = bounds
+    return await open_redis_jobs(
+        settings.redis,
+        replica=token_hex(8),
+        in_all=in_all,
+        per_tenant=per_tenant,
+        accept=settings.accept,
+        following=following,
+    )
+
+
+def _open_blobs(settings: JobSettings) -> Blobs:
+    if settings.redis is not None and settings.files == IN_REDIS:
+        return open_redis_blobs(settings.redis)
+    return open_blobs(settings.files, settings.min_free_bytes)
 
 
 def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None]]:

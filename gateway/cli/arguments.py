@@ -29,12 +29,21 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         "serve", help="run the gateway", description="Run the gateway until SIGTERM or Ctrl-C."
     )
     _add_config(command)
-    command.add_argument("--host", help="listen here instead of server.host")
-    command.add_argument("--port", type=_port, help="listen here instead of server.port; 0 takes a free one")
+    _add_listen(command, "server.host", "server.port")
     command.add_argument("--workers", type=_workers, help="so many processes; they need state: redis://… (default: 1)")
-    command.add_argument("--log-format", choices=("json", "text"), help="form of the call log (default: json)")
-    command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    _add_log(command)
     command.set_defaults(command="serve:run_gateway")
+
+    command = commands.add_parser(
+        "work",
+        help="run jobs, and take no calls",
+        description="Run the jobs that gateways have taken into the Redis that they share, until SIGTERM or Ctrl-C. It takes no"
+        " calls: only health, metrics and admin are served, at admin.listen, or at server.host and server.port.",
+    )
+    _add_config(command)
+    _add_listen(command, "admin.listen or server.host", "that port")
+    _add_log(command)
+    command.set_defaults(command="work:run_worker")
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)
@@ -282,6 +291,16 @@ def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") 
     command.add_argument(*flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
     command.add_argument("--json", action="store_true", help="print the answer as it came")
     command.set_defaults(key_flag=key_flag)
+
+
+def _add_listen(command: argparse.ArgumentParser, host: str, port: str) -> None:
+    command.add_argument("--host", help=f"listen here instead of {host}")
+    command.add_argument("--port", type=_port, help=f"listen here instead of {port}; 0 takes a free one")
+
+
+def _add_log(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--log-format", choices=("json", "text"), help="form of the call log (default: json)")
+    command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:

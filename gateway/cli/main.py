@@ -1,4 +1,4 @@
-"""The command line: serve, check, explain, targets, cache, stats, state, objects, jobs, webhooks, batch, demo, and more.
+"""The command line: serve, work, check, explain, targets, cache, stats, state, objects, jobs, webhooks, batch, and more.
 
 Exit codes: 0 done, 1 could not run (port taken, second signal), 2 wrong usage or a config that cannot be used. Each command
 is in a module that is imported when it is called. Every failure is a sentence on standard error, never a traceback.

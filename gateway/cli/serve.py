@@ -12,15 +12,14 @@ import uvloop
 
 from gateway.cli.config import compile_config, settings_of
 from gateway.cli.exits import fail
+from gateway.settings import Settings
 from gateway.workers.single import serve
 
 
 def run_gateway(options: argparse.Namespace) -> int:
     """Runs the gateway until it is told to stop."""
     settings = settings_of(options)
-    logging.basicConfig(
-        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stderr(settings)
     if settings.workers > 1:
         from gateway.workers.supervisor import Supervisor, WorkerFailed  # one process needs none
 
@@ -30,3 +29,10 @@ def run_gateway(options: argparse.Namespace) -> int:
             return fail(str(error), error.code)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings, os.environ))
+
+
+def log_to_stderr(settings: Settings) -> None:
+    """Sends the log of the process to standard error."""
+    logging.basicConfig(
+        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.config.policies.admission import windows_of
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching
@@ -51,15 +52,21 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
             for lane, deadline_s in snapshot.lane_deadline_s.items()
         },
         queue=shown(snapshot.queue, "age_after_s"),
-        shared=shown(snapshot.shared, url=_masked(snapshot.shared.url)) if snapshot.shared else None,
+        shared=_redis(snapshot.shared),
         providers={name: describe_provider(provider) for name, provider in snapshot.providers.items()},
         models={model.name: describe_model(model) for model in models},
         webhook_settings=_webhook_settings(snapshot),
         errors=_errors(models),
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
         objects=_objects(snapshot),
+        jobs=shown(snapshot.jobs, settings=shown(snapshot.jobs.settings, redis=_redis(snapshot.jobs.settings.redis))),
         keys=[describe_key(key) for key in snapshot.keys.values()],
     )
+
+
+def _redis(shared: SharedState | None) -> dict[str, Any] | None:
+    """Returns a Redis without its login."""
+    return None if shared is None else shown(shared, url=_masked(shared.url))
 
 
 def _objects(snapshot: PolicySnapshot) -> dict[str, Any] | str:

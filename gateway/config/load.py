@@ -72,7 +72,7 @@ def load_snapshot(
     routes = check_routes(document, config, policies)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
-    jobs = job_settings(document, config, state)
+    jobs = job_settings(document, config, state, shared)
     webhooks = webhook_section(document, config, keys.values())
     leaving = webhook_settings(document, config)
     if problems:
@@ -113,7 +113,7 @@ def load_snapshot(
         webhooks=webhooks,
         webhook_settings=leaving,
         notices=(
-            *find_notices(document, config, providers, models, keys, shared),
+            *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
             *object_notices(objects, state),
             *job_notices(jobs, policies.jobs, providers),

@@ -62,11 +62,11 @@ def require_shared(settings: Settings, policy: PolicySnapshot, workers: int) -> 
                 " would allow itself the whole of every limit. Set state: redis://HOST:PORT, or run with --workers 1"
             ]
         )
-    if workers > 1 and policy.jobs.is_on:
+    if workers > 1 and policy.jobs.settings.store:
         raise ConfigError(
             [
-                f"{settings.config}: jobs.store: one process alone can have the file, not {workers} workers; set jobs: off,"
-                " or run with --workers 1"
+                f"{settings.config}: jobs.store: one process alone can have the file, not {workers} workers; leave it out,"
+                " so that jobs are in the Redis, or run with --workers 1"
             ]
         )
 

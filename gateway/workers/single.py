@@ -17,12 +17,12 @@ from gateway.settings import Settings
 log = logging.getLogger("gateway")
 
 
-async def serve(settings: Settings, environ: Mapping[str, str]) -> int:
+async def serve(settings: Settings, environ: Mapping[str, str], *, only_works: bool = False) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code. A second signal skips the waiting.
 
-    Raises ConfigError or OSError when it cannot start.
+    `only_works`: it runs jobs, and takes no calls. Raises ConfigError or OSError when it cannot start.
     """
-    gateway = Gateway(settings, environ)
+    gateway = Gateway(settings, environ, only_works=only_works)
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
@@ -33,7 +33,7 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> int:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload)
     await gateway.start()
-    greet(gateway.policy, gateway.url)
+    greet(gateway.policy, gateway.url, does="runs jobs, takes no calls, and listens on" if only_works else "listens on")
     await stopping.wait()
     say_stopping(gateway.policy.server)
     with contextlib.suppress(asyncio.CancelledError):
@@ -42,10 +42,10 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> int:
     return 1 if hurry.is_set() else 0
 
 
-def greet(policy: PolicySnapshot, url: str, crew: str = "") -> None:
+def greet(policy: PolicySnapshot, url: str, crew: str = "", does: str = "listens on") -> None:
     """Says where the gateway listens, with how many workers (`crew`), and every notice of the policy and the interpreter."""
     models = ", ".join([*policy.models, *(model.name for _, model in policy.patterns)])
-    log.info("gateway %s listens on %s%s, models: %s", __version__, url, crew, models)
+    log.info("gateway %s %s %s%s, models: %s", __version__, does, url, crew, models)
     for notice in policy.notices:
         log.warning("%s", notice)
     slow = interpreter.doubt()

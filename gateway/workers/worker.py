@@ -205,8 +205,8 @@ def _fail(slot: WorkerSlot, text: str, code: int) -> int:
 
 def _fixed(policy: PolicySnapshot) -> tuple[object, ...]:
     """Returns the settings that are fixed until all workers restart."""
-    return policy.state, policy.shared, policy.server.admin_listen
+    return policy.state, policy.shared, policy.server.admin_listen, policy.jobs.settings
 
 
 def _changed() -> ConfigError:
-    return ConfigError(["state or admin.listen has changed: that takes effect when all workers are started anew"])
+    return ConfigError(["state, jobs or admin.listen has changed: that takes effect when all workers are started anew"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gateway.config.describe import describe
 from gateway.config.sections.jobs import FILE
+from gateway.config.sections.redis_url import SCHEMES
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.rules import (
+    IN_REDIS,
     BatchRules,
     DeadLetterRules,
     DegradeRules,
@@ -22,7 +27,14 @@ from tests.config.support import GOOD, ROOT, load_text, problems_of, with_polici
 
 MIB = 1024 * 1024
 PASSED_ON = "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
-FORM = "must be state, off, or sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db)"
+FORM = (
+    "must be state, off, sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db), "
+    f"or begin with {', '.join(SCHEMES)}"
+)
+IN_MEMORY = (
+    "jobs: the bytes of files, and the answers of batches, are in the memory of the Redis, 512 MiB of them at most; "
+    "name a folder that all gateways share: `jobs: {files: file:///FOLDER}`"
+)
 
 
 def load_jobs(folder: Path, text: str = "") -> Jobs:
@@ -81,19 +93,70 @@ def test_every_field_of_the_section_is_compiled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["jobs: off", "jobs: 'off'", "jobs: no", "jobs: {store: off}", "jobs: {store: 'off'}", "state: redis://h:1/0"],
+    [
+        "jobs: off",
+        "jobs: 'off'",
+        "jobs: no",
+        "jobs: {store: off}",
+        "jobs: {store: 'off'}",
+        "state: redis://h:1/0\njobs: off",
+    ],
 )
 def test_jobs_can_be_off(tmp_path: Path, text: str) -> None:
-    """Although YAML reads the word as false. A Redis keeps none, and who does not ask for any is told nothing."""
+    """Although YAML reads the word as false."""
     assert not load_jobs(tmp_path, text).is_on
 
 
-def test_jobs_beside_a_redis_need_a_file(tmp_path: Path) -> None:
-    """Which is this gateway's alone."""
-    assert load_jobs(tmp_path, 'state: redis://h:1/0\njobs: {store: "sqlite:///j.db"}').is_on
-    assert problems_of(tmp_path, f"state: redis://h:1/0\njobs: {{}}\n{GOOD}") == [
-        "config.yaml:2: jobs: are not kept in a Redis yet: name a file of this gateway, store: sqlite:///jobs.db"
-    ]
+def test_jobs_are_in_the_redis_that_has_the_state(tmp_path: Path) -> None:
+    """As all gateways' together, unless a file is named, which is one gateway's; their files are there, too."""
+    shared = SharedState("redis://h:1/0", namespace="mine")
+    snapshot = load_text(tmp_path, f"state: {{redis: 'redis://h:1/0', namespace: mine}}\n{GOOD}")
+
+    assert snapshot.jobs.settings == JobSettings(redis=shared, files=IN_REDIS)
+    assert IN_MEMORY in snapshot.notices
+    settings = load_jobs(tmp_path, 'state: redis://h:1/0\njobs: {store: "sqlite:///j.db"}').settings
+    assert (settings.store, settings.redis, settings.files) == (f"{tmp_path}/j.db", None, f"{tmp_path}/j.db.files")
+
+
+@pytest.mark.parametrize(
+    ("store", "shared"),
+    [
+        ("rediss://h:1/3", SharedState("rediss://h:1/3")),
+        ("'redis+sentinel://a,b/main'", SharedState("redis+sentinel://a,b/main")),
+        ("'redis+cluster://a,b'", SharedState("redis+cluster://a,b")),
+        ("{redis: 'redis://h', password: p, namespace: jobs}", SharedState("redis://:p@h", namespace="jobs")),
+    ],
+)
+def test_jobs_can_have_a_redis_of_their_own(tmp_path: Path, store: str, shared: SharedState) -> None:
+    """In all the forms of `state`; its login is shown nowhere."""
+    snapshot = load_text(tmp_path, f"jobs: {{store: {store}, accept: replicated, files: 'file:///srv/files'}}\n{GOOD}")
+
+    assert snapshot.jobs.settings == JobSettings(redis=shared, accept="replicated", files="/srv/files")
+    assert IN_MEMORY not in snapshot.notices
+    assert ":p@" not in json.dumps(describe(snapshot))
+    assert [one for one in snapshot.notices if one.startswith("jobs.store: ")]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("{store: 'redis://h:x/0'}", "jobs.store: has a host that is not HOST or HOST:PORT"),
+        ("{store: {redis: 'redis://u:canary@h', password: canary}}", "jobs.store.password: and one in the URL exclude"),
+        ("{store: {namespace: x}}", "jobs.store.redis: is missing"),
+        ("{store: 5}", "jobs.store: expected text or a mapping, not a number"),
+        ("{accept: sometimes}", '"sometimes" is not one of fsync, replicated, fast'),
+        ("{accept: fast}", "jobs.accept: is for jobs in a Redis: a file is written to its disk before each answer"),
+        ("{files: redis}", "jobs.files: redis is for jobs that are kept in one: name a folder"),
+        ("{files: 's3://bucket/x'}", "jobs.files: must be a folder, file:///FOLDER (from the root), or redis"),
+        ("{files: 'file://srv/x'}", "jobs.files: must be a folder, file:///FOLDER (from the root), or redis"),
+    ],
+)
+def test_a_mistake_about_a_redis_is_said_once(tmp_path: Path, section: str, said: str) -> None:
+    """And repeats nothing of a URL."""
+    (problem,) = problems_of(tmp_path, f"jobs: {section}\n{GOOD}")
+
+    assert said in problem
+    assert "canary" not in problem
 
 
 @pytest.mark.parametrize(
@@ -123,7 +186,7 @@ def test_files_and_batches_go_on_where_they_went_before(
         ("true", "jobs: expected a mapping, not true or false"),
         ("{stor: x}", 'jobs.stor: unknown field; did you mean "store"?'),
         ("{store: memory}", f"jobs.store: {FORM}"),
-        ('{store: "redis://h:1/0"}', f"jobs.store: {FORM}"),
+        ('{store: "http://h:1/0"}', f"jobs.store: {FORM}"),
         ('{store: "sqlite:///"}', f"jobs.store: {FORM}"),
         ('{store: "sqlite:///state.db"}', "jobs.store: is the file of `state`: name another one, or leave it out"),
         ('{store: "sqlite:///folder"}', 'jobs.store: "folder" is a folder: name a file in it'),

@@ -368,7 +368,7 @@ def test_a_redis_elsewhere_that_others_can_listen_to_or_use_is_announced(
     """Unless it does not leave the machine."""
     (tmp_path / "config.yaml").touch(0o600)
 
-    assert load_state(tmp_path, state).notices == notices
+    assert load_state(tmp_path, f"{state}\njobs: off").notices == notices
 
 
 @pytest.mark.parametrize(

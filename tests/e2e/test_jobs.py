@@ -181,9 +181,7 @@ async def test_the_sdk_reads_the_result_of_a_job(gateway: Running) -> None:
     assert accepted.headers["location"].startswith("/v1/jobs/job_gw")
 
 
-@pytest.mark.parametrize(
-    "section", [{"jobs": "off"}, {"jobs": {"store": "off"}}, {"state": "redis://127.0.0.1:1/0"}], ids=str
-)
+@pytest.mark.parametrize("section", [{"jobs": "off"}, {"jobs": {"store": "off"}}], ids=str)
 async def test_where_there_are_no_jobs_the_preference_is_ignored(start: StartGateway, section: dict[str, Any]) -> None:
     """As RFC 7240 has it for what a server does not know; the resource is not there, and no file is made."""
     gateway = await start(lambda url: config_of(url, keys=KEYS, **section))
@@ -195,6 +193,18 @@ async def test_where_there_are_no_jobs_the_preference_is_ignored(start: StartGat
     assert [answer.status for answer in refused] == [404] * 3
     assert [answer.error["code"] for answer in refused] == ["jobs_off"] * 3
     assert [one.name for one in gateway.config_path.parent.iterdir()] == ["config.yaml"]
+
+
+async def test_without_their_redis_jobs_are_refused_and_calls_are_served(start: StartGateway) -> None:
+    """The gateway starts and is ready, and says so; the refusal says that it passes."""
+    gateway = await start(lambda url: config_of(url, keys=KEYS, state="redis://127.0.0.1:1/0"))
+
+    plain, refused = [await ask(gateway.url, one) for one in (post(CHAT, chat(), WEB), new_job())]
+    ready = await ask(gateway.url, get("/readyz"))
+
+    assert plain.status == ready.status == 200
+    assert (refused.status, refused.error["code"], refused.header("retry-after")) == (503, "jobs_unavailable", "5")
+    assert orjson.loads(ready.body)["jobs"] == "unavailable"
 
 
 async def test_a_gateway_that_is_never_asked_for_a_job_makes_no_file(gateway: Running, tmp_path: Path) -> None:

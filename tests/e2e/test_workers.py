@@ -253,7 +253,7 @@ async def test_a_worker_is_not_replaced_by_one_of_another_state(config: Path, tm
         _, victim = await who(peers[1])
         rewrite(config, "models:", f"state: sqlite:///{tmp_path}/other.db\nmodels:")
         os.kill(victim, signal.SIGKILL)
-        await supervisor.says("worker 1 cannot start: state or admin.listen has changed")
+        await supervisor.says("worker 1 cannot start: state, jobs or admin.listen has changed")
         await supervisor.says("worker 1 has ended with exit code 2: another takes its place in 0.2 s")
 
         assert (await scrape(peers[2]))["gateway_worker_restarts_total"] == 0

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field
 
 from gateway.config.reading.check import check
 from gateway.config.reading.fields import SQLITE, Count, Flag, Size, Text
-from gateway.config.reading.problems import Document, Path, did_you_mean
+from gateway.config.reading.problems import Document, Path, did_you_mean, kind_of
 from gateway.config.schema import ConfigFile, Entry
+from gateway.config.sections.redis_url import SCHEMES
 from gateway.config.sections.sections import beside
-from gateway.policy.jobs.rules import BatchRules, JobRules, JobSettings
+from gateway.config.sections.state import redis_at
+from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.jobs.rules import IN_REDIS, Accept, BatchRules, JobRules, JobSettings
 from gateway.policy.native.choice import may_take
 from gateway.policy.snapshot import Provider
 
@@ -19,15 +25,26 @@ OFF: Final = "off"
 STATE: Final = "state"
 FILE: Final = "gateway-jobs.db"
 """Made in the working directory at first use where `state` is memory."""
+FOLDER: Final = "file://"
 _BUILT_IN: Final = JobSettings()
 _HERE: Path = ("jobs",)
+_STORE: Path = ("jobs", "store")
+_FILES: Path = ("jobs", "files")
+
+
+class JobsPlace(NamedTuple):
+    """Where jobs are kept: in a file, in a Redis, or nowhere."""
+
+    file: str = ""
+    redis: SharedState | None = None
 
 
 class JobsEntry(Entry):
     """The section `jobs`; `jobs: off` turns them off."""
 
-    store: Text = STATE
+    store: Any = Field(default=STATE, repr=False)
     files: Text | None = None
+    accept: Accept = _BUILT_IN.accept
     work: Flag = _BUILT_IN.works
     max_file: Size = _BUILT_IN.max_file_bytes
     max_bytes: Size = _BUILT_IN.max_bytes
@@ -44,17 +61,21 @@ class JobsEntry(Entry):
         return {**data, "store": OFF} if isinstance(data, dict) and data.get("store") is False else data
 
 
-def job_settings(document: Document, config: ConfigFile, state: str) -> JobSettings:
-    """Returns the settings of jobs; `state` is the compiled store of the state that outlives a call."""
+def job_settings(document: Document, config: ConfigFile, state: str, shared: SharedState | None) -> JobSettings:
+    """Returns the settings of jobs; `state` and `shared` are the compiled store of the state that outlives a call."""
     entry = check(JobsEntry, document, _HERE) or JobsEntry()
-    store = _store(document, entry, state)
-    files = os.path.abspath(beside(document, entry.files)) if entry.files is not None else f"{store}.files"
-    if store and (files == store or os.path.isfile(files)):
-        document.complain((*_HERE, "files"), "is a file: name a folder")
+    place = _place(document, entry.store, state, shared)
+    is_on = bool(place.file) or place.redis is not None
+    if place.file and "accept" in entry.model_fields_set:
+        document.complain(
+            (*_HERE, "accept"), "is for jobs in a Redis: a file is written to its disk before each answer"
+        )
     return JobSettings(
-        store=store,
-        files=files if store else "",
-        takes_files=bool(store) and (config.jobs is not None or config.passthrough is None),
+        store=place.file,
+        redis=place.redis,
+        accept=entry.accept,
+        files=_files(document, entry.files, place) if is_on else "",
+        takes_files=is_on and (config.jobs is not None or config.passthrough is None),
         works=entry.work,
         max_file_bytes=entry.max_file,
         max_bytes=entry.max_bytes,
@@ -65,47 +86,71 @@ def job_settings(document: Document, config: ConfigFile, state: str) -> JobSetti
     )
 
 
-def _store(document: Document, entry: JobsEntry, state: str) -> str:
-    """Returns the path of the file; empty: no jobs."""
-    if entry.store == OFF:
-        return ""
-    if entry.store.startswith(SQLITE) and entry.store.removeprefix(SQLITE).strip("/"):
-        return _file(document, entry.store.removeprefix(SQLITE), state)
-    if entry.store != STATE:
+def _place(document: Document, store: object, state: str, shared: SharedState | None) -> JobsPlace:
+    if store == OFF:
+        return JobsPlace()
+    if isinstance(store, dict) or (isinstance(store, str) and store.startswith(SCHEMES)):
+        return JobsPlace(redis=redis_at(document, _STORE, store))
+    if not isinstance(store, str):
+        document.complain(_STORE, f"expected text or a mapping, not {kind_of(store)}")
+        return JobsPlace()
+    if store.startswith(SQLITE) and store.removeprefix(SQLITE).strip("/"):
+        return JobsPlace(_file(document, store.removeprefix(SQLITE), state))
+    if store != STATE:
         document.complain(
-            (*_HERE, "store"),
-            "must be state, off, or sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db)",
+            _STORE,
+            "must be state, off, sqlite:///FILE (an absolute path has four slashes: sqlite:////var/lib/jobs.db), "
+            f"or begin with {', '.join(SCHEMES)}",
         )
-        return ""
+        return JobsPlace()
     if state.startswith(SQLITE):
-        return f"{state.removeprefix(SQLITE)}.jobs"
-    if state == "memory":
-        return os.path.abspath(FILE)
-    if document.at(_HERE) is not None:
-        document.complain(_HERE, "are not kept in a Redis yet: name a file of this gateway, store: sqlite:///jobs.db")
-    return ""
+        return JobsPlace(f"{state.removeprefix(SQLITE)}.jobs")
+    return JobsPlace(os.path.abspath(FILE)) if state == "memory" else JobsPlace(redis=shared)
+
+
+def _files(document: Document, written: str | None, place: JobsPlace) -> str:
+    """Returns the folder of the files' bytes, or IN_REDIS."""
+    if written is None:
+        return IN_REDIS if place.redis is not None else f"{place.file}.files"
+    if written == IN_REDIS:
+        if place.redis is None:
+            document.complain(_FILES, "redis is for jobs that are kept in one: name a folder")
+        return IN_REDIS
+    if "://" in written and not written.startswith(f"{FOLDER}/"):
+        document.complain(_FILES, "must be a folder, file:///FOLDER (from the root), or redis")
+        return ""
+    folder = unquote(urlsplit(written).path) if written.startswith(FOLDER) else beside(document, written)
+    folder = os.path.abspath(folder)
+    if folder == place.file or os.path.isfile(folder):
+        document.complain(_FILES, "is a file: name a folder")
+    return folder
 
 
 def _file(document: Document, written: str, state: str) -> str:
     file = os.path.abspath(beside(document, written))
-    here = (*_HERE, "store")
     if file == state.removeprefix(SQLITE):
-        document.complain(here, "is the file of `state`: name another one, or leave it out")
+        document.complain(_STORE, "is the file of `state`: name another one, or leave it out")
     elif os.path.isdir(file):
-        document.complain(here, f"{document.show(here, written)} is a folder: name a file in it")
+        document.complain(_STORE, f"{document.show(_STORE, written)} is a folder: name a file in it")
     return file
 
 
 def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: Mapping[str, Provider]) -> list[str]:
     """Returns what is worth a word at start."""
-    if settings.store and not settings.takes_files:
+    if settings.is_on and not settings.takes_files:
         return [
             "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
         ]
-    rules = sets["default"].batches if settings.store and "default" in sets else BatchRules()
+    notices = []
+    if settings.is_on and settings.files == IN_REDIS:
+        notices.append(
+            "jobs: the bytes of files, and the answers of batches, are in the memory of the Redis, 512 MiB of them at most; "
+            "name a folder that all gateways share: `jobs: {files: file:///FOLDER}`"
+        )
+    rules = sets["default"].batches if settings.is_on and "default" in sets else BatchRules()
     keys = {one.group or one.name: may_take(one) for one in providers.values()}
     stray = [name for name in rules.native.split if rules.goes_native and not keys.get(name)]
-    return [
+    return notices + [
         f"no lines of batches go to {name}, which native.split names: "
         + ("it has no api_key" if name in keys else f"it is no provider{did_you_mean(name, keys)}")
         for name in stray

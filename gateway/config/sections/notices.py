@@ -17,7 +17,7 @@ from gateway.policy.snapshot import Key, Model, Provider
 from gateway.words import EMULATOR
 
 _READABLE_BY_OTHERS = 0o044
-_URLS = frozenset({"proxy", "state", "redis"})
+_URLS = frozenset({"proxy", "state", "redis", "store"})
 """Fields whose value is secret only with a user or password in it."""
 
 
@@ -28,9 +28,12 @@ def find_notices(
     models: Mapping[str, Model],
     keys: Mapping[bytes, Key],
     shared: SharedState | None,
+    of_jobs: SharedState | None,
 ) -> tuple[str, ...]:
-    """Returns all notices about a sound config."""
-    notices = [*_provider_notices(providers), *_credential_notices(providers, models), *_state_notices(shared)]
+    """Returns all notices about a sound config; `of_jobs` is the Redis that has the jobs."""
+    notices = [*_provider_notices(providers), *_credential_notices(providers, models)]
+    notices += _redis_notices("state", shared)
+    notices += _redis_notices("jobs.store", of_jobs if of_jobs != shared else None)
     literal = [path_text(path) for path in _secret_paths(document, config) if _is_literal(document, path)]
     if literal and _is_readable_by_others(document.file):
         notices.append(
@@ -73,14 +76,14 @@ def _credential_notices(providers: Mapping[str, Provider], models: Mapping[str, 
             yield f"model {name}: {target.name} {use}"
 
 
-def _state_notices(shared: SharedState | None) -> Iterator[str]:
+def _redis_notices(name: str, shared: SharedState | None) -> Iterator[str]:
     url = parse_redis_url(shared.url) if shared else None
     far = [name for name in url.names if not is_loopback(name)] if url else []
     if url and not url.login and far:
         how = "without a password" if url.is_encrypted else "without a password and unencrypted"
-        yield f"state: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
+        yield f"{name}: {', '.join(far)} is used {how}: whoever can reach it reads and changes what is kept there"
     elif url and not url.is_encrypted and far:
-        yield f"state: its password travels unencrypted to {', '.join(far)}: use rediss"
+        yield f"{name}: its password travels unencrypted to {', '.join(far)}: use rediss"
 
 
 def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[str]:
@@ -93,7 +96,8 @@ def _closed(models: Mapping[str, Model], keys: Mapping[bytes, Key]) -> Iterator[
 
 def _secret_paths(document: Document, config: ConfigFile) -> Iterator[Path]:
     yield ("admin", "key")
-    yield from (("state",), ("state", "redis"), ("state", "password"))
+    for here in (("state",), ("jobs", "store")):
+        yield from (here, (*here, "redis"), (*here, "password"))
     for name in config.providers:
         yield ("providers", name, "api_key")
         listed = document.at(("providers", name, "api_keys"))

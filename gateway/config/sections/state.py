@@ -74,13 +74,10 @@ class RedisEntry(Entry):
 def state_section(document: Document, config: ConfigFile) -> tuple[str, SharedState | None]:
     """Returns the kind of store: `memory`, `sqlite:///` with an absolute path, or `redis` with its settings."""
     state = config.state
-    if isinstance(state, dict):
-        entry = check(RedisEntry, document, _HERE)
-        return REDIS, _shared(document, entry) if entry else None
+    if isinstance(state, dict) or (isinstance(state, str) and state.startswith(SCHEMES)):
+        return REDIS, redis_at(document, _HERE, state)
     if not isinstance(state, str):
         document.complain(_HERE, f"expected text or a mapping, not {kind_of(state)}")
-    elif state.startswith(SCHEMES):
-        return REDIS, _by_url(document, state)
     elif state.startswith(SQLITE) and state.removeprefix(SQLITE).strip("/"):
         return _file(document, state.removeprefix(SQLITE)), None
     elif state != MEMORY:
@@ -92,13 +89,17 @@ def state_section(document: Document, config: ConfigFile) -> tuple[str, SharedSt
     return MEMORY, None
 
 
-def _by_url(document: Document, url: str) -> SharedState | None:
+def redis_at(document: Document, here: Path, value: object) -> SharedState | None:
+    """Returns the Redis that is named at this path, by its URL or a mapping; None: there is a mistake in it, which is noted."""
+    if not isinstance(value, str):
+        entry = check(RedisEntry, document, here)
+        return _shared(document, here, entry) if entry else None
     try:
-        parse_redis_url(url)
+        parse_redis_url(value)
     except ValueError as error:
-        document.complain(_HERE, str(error))
+        document.complain(here, str(error))
         return None
-    return _shared(document, RedisEntry(redis=url))
+    return _shared(document, here, RedisEntry(redis=value))
 
 
 def _file(document: Document, written: str) -> str:
@@ -114,10 +115,10 @@ def _file(document: Document, written: str) -> str:
     return f"{SQLITE}{file}"
 
 
-def _shared(document: Document, entry: RedisEntry) -> SharedState:
+def _shared(document: Document, here: Path, entry: RedisEntry) -> SharedState:
     url = parse_redis_url(entry.redis)
-    _check_login(document, entry, url.login is not None)
-    _check_ca_file(document, entry, url.is_encrypted)
+    _check_login(document, here, entry, url.login is not None)
+    _check_ca_file(document, (*here, "ca_file"), entry, url.is_encrypted)
     has_login = entry.username is not None or entry.password is not None
     return SharedState(
         url=url.with_login(entry.username, entry.password) if has_login else entry.redis.rstrip("/"),
@@ -129,15 +130,14 @@ def _shared(document: Document, entry: RedisEntry) -> SharedState:
     )
 
 
-def _check_login(document: Document, entry: RedisEntry, in_url: bool) -> None:
+def _check_login(document: Document, here: Path, entry: RedisEntry, in_url: bool) -> None:
     if entry.password is not None and in_url:
-        document.complain((*_HERE, "password"), "and one in the URL exclude each other")
+        document.complain((*here, "password"), "and one in the URL exclude each other")
     if entry.username is not None and entry.password is None:
-        document.complain((*_HERE, "username"), "needs a `password`")
+        document.complain((*here, "username"), "needs a `password`")
 
 
-def _check_ca_file(document: Document, entry: RedisEntry, is_encrypted: bool) -> None:
-    path = (*_HERE, "ca_file")
+def _check_ca_file(document: Document, path: Path, entry: RedisEntry, is_encrypted: bool) -> None:
     if entry.ca_file is None:
         return
     if not is_encrypted:

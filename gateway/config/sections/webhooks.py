@@ -120,7 +120,7 @@ def _has_certificates(file: str) -> bool:
 
 def webhook_notices(webhooks: Webhooks, jobs: JobSettings, rules: JobRules, keys: Collection[Key]) -> Iterator[str]:
     """Yields what is worth a word at start."""
-    if webhooks and not jobs.store:
+    if webhooks and not jobs.is_on:
         yield "webhooks tell of jobs, and there are none here: `jobs: {store: sqlite:///jobs.db}` turns them on"
     for hook in webhooks.values():
         if hook.url.startswith("http://"):

@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.retry.rules import CostRule
 from gateway.words import Lane
+
+Accept = Literal["fsync", "replicated", "fast"]
+"""What a Redis has to have done before a job counts as taken: written it to its disk, told a replica, or nothing more."""
+IN_REDIS = "redis"
+"""In the place of a folder: blobs are in the Redis that has the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +21,12 @@ class JobSettings:
     """Where jobs and their files are kept, and the bounds of both; read at start only."""
 
     store: str = ""
-    """The absolute path of the SQLite file; empty: this gateway takes no jobs."""
+    """The absolute path of the SQLite file; empty: they are in `redis`, or this gateway takes none."""
+    redis: SharedState | None = None
+    """The Redis that has the jobs of all its gateways; None: they are in a file, or there are none."""
+    accept: Accept = "fsync"
     files: str = ""
-    """The folder of blobs, an absolute path."""
+    """The folder of blobs, an absolute path, or IN_REDIS."""
     takes_files: bool = True
     """Files and batches are ours; False: they go on to the provider of `passthrough`."""
     works: bool = True
@@ -28,6 +37,11 @@ class JobSettings:
     min_free_bytes: int = 1024**3
     max_open_jobs: int = 1_000_000
     max_open_jobs_per_tenant: int = 100_000
+
+    @property
+    def is_on(self) -> bool:
+        """Tells whether this gateway has a store of jobs."""
+        return bool(self.store) or self.redis is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +192,4 @@ class Jobs:
     @property
     def is_on(self) -> bool:
         """Tells whether this gateway has a store of jobs."""
-        return bool(self.settings.store)
+        return self.settings.is_on

@@ -53,6 +53,13 @@ def open_blobs(folder: str, min_free_bytes: int) -> Blobs:
     return DirectoryBlobs(folder, min_free_bytes=min_free_bytes)
 
 
+def open_redis_blobs(shared: SharedState) -> Blobs:
+    """Returns the store of blobs in a Redis, which connects when it is first used."""
+    from gateway.store.blobs.redis import RedisBlobs  # a gateway without a Redis does not load it
+
+    return RedisBlobs(shared)
+
+
 def has_jobs(path: str) -> bool:
     """Returns whether jobs were kept there before."""
     return os.path.exists(path)

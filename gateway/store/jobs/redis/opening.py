@@ -42,10 +42,11 @@ async def open_store(
         durability = JobDurability(links[1], keys, accept)
         await durability.check()
     except BaseException as error:
+        reason = links[0].reason or error  # once it is closed, that is the reason
         for link in links:
             await link.aclose()
         if isinstance(error, JobsUnavailable | StoreGone):
-            raise StoreUnusable(f"the Redis for jobs cannot be used: {links[0].reason or error}") from error
+            raise StoreUnusable(f"the Redis for jobs cannot be used: {reason}") from error
         raise
     return RedisJobStore(links, partitions, replica, durability, bounds, following, wall=wall)
 
