@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,21 @@ POD_FIELDS = {
     *("topologySpreadConstraints", "initContainers", "containers", "volumes"),
 }
 CONTAINER_FIELDS = {
-    *("name", "image", "restartPolicy", "env", "envFrom", "ports", "startupProbe", "readinessProbe", "livenessProbe"),
+    *(
+        "name",
+        "image",
+        "args",
+        "restartPolicy",
+        "env",
+        "envFrom",
+        "ports",
+        "startupProbe",
+        "readinessProbe",
+        "livenessProbe",
+    ),
     *("lifecycle", "resources", "securityContext", "volumeMounts"),
 }
-WORKLOADS = ("sidecar.yaml", "deployment.yaml")
+WORKLOADS = ("sidecar.yaml", "deployment.yaml", "worker.yaml")
 
 
 def found(kind: str) -> list[dict[str, Any]]:
@@ -174,7 +186,7 @@ def test_ports_are_those_of_the_config(file: str, tmp_path: Path) -> None:
     assert server.admin_listen is not None
     assert ports.pop("admin") == server.admin_listen[1]
     assert not ipaddress.ip_address(server.admin_listen[0]).is_loopback
-    assert ports == ({} if file == "sidecar.yaml" else {"http": server.port})
+    assert ports == ({"http": server.port} if file == "deployment.yaml" else {})
 
 
 @pytest.mark.parametrize("file", WORKLOADS)
@@ -208,8 +220,8 @@ def test_pods_have_the_time_to_finish(file: str, tmp_path: Path) -> None:
     grace_s = policy_of(file, tmp_path, APP_KEY=SECRET).server.grace_s
     waits = [one["lifecycle"]["preStop"]["sleep"]["seconds"] for one in containers(file) if "lifecycle" in one]
 
-    assert waits
-    assert pod(file)["terminationGracePeriodSeconds"] > max(waits) + grace_s
+    assert waits or file == "worker.yaml"
+    assert pod(file)["terminationGracePeriodSeconds"] > max(waits, default=0) + grace_s
 
 
 @pytest.mark.parametrize("file", WORKLOADS)
@@ -285,3 +297,14 @@ def test_an_update_takes_nothing_away_first() -> None:
 
     assert spec["replicas"] >= 2
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_workers_run_jobs_and_get_no_calls() -> None:
+    """By the command of their own, out of reach of the Service."""
+    (container,) = containers("worker.yaml")
+    (service,) = found("Service")
+    labels = workload("worker.yaml")["template"]["metadata"]["labels"]
+
+    _, *config = json.loads(dict(instructions())["CMD"])
+    assert container["args"] == ["work", *config]
+    assert not service["spec"]["selector"].items() <= labels.items()
