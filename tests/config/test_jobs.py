@@ -20,6 +20,7 @@ from gateway.policy.jobs.rules import (
     JobRules,
     Jobs,
     JobSettings,
+    NativeRules,
     SegmentRules,
 )
 from gateway.policy.retry.rules import CostRule
@@ -298,6 +299,18 @@ TAKES_ALL = "needs below_usd: without it this segment takes all jobs, and those 
 NOT_MORE = "must be more than that of the segment before, which has these jobs"
 
 
+def test_half_price_is_read_and_who_gets_nothing_is_told(tmp_path: Path) -> None:
+    """Such as a provider that there is not."""
+    native = "{min_lines: 9, part_lines: 8, take_back_after: 12.5%, price_factor: 0.4, split: {openai: 2, opnai: 1}}"
+    text = f"default: {{batches: {{run: native, native: {native}}}}}\n"
+    snapshot = load_text(tmp_path, with_policies(tmp_path, jobs=text))
+
+    assert snapshot.jobs.default.batches.native == NativeRules(9, 8, 0.125, 0.4, {"openai": 2, "opnai": 1})
+    assert [one for one in snapshot.notices if "native" in one] == [
+        'no lines of batches go to opnai, which native.split names: it is no provider; did you mean "openai"?'
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -320,6 +333,11 @@ NOT_MORE = "must be more than that of the segment before, which has these jobs"
         ("segments: {a: {below_usd: 2}, b: {below_usd: 1}, c: }", f".segments.b.below_usd: {NOT_MORE}"),
         ("segments: {a: {concurrency: 0}}", ".segments.a.concurrency: must be at least 1"),
         ("keep: {jobs: 0s}", '.keep.jobs: "0s" must be longer than nothing'),
+        (
+            "batches: {native: {take_back_after: 0.5}}",
+            ".batches.native.take_back_after: must be a percentage above 0, such as 50%",
+        ),
+        ("batches: {native: {split: {a: 0}}}", ".batches.native.split.a: must be at least 1"),
         ("batches: {windows: 1}", '.batches.windows: unknown field; did you mean "window"?'),
         (
             "batches: {brake: {classes: [authh]}}",

@@ -146,7 +146,8 @@ def to_mark(part: Part) -> dict[str, Any]:
     """Returns the part as JSON, without what is empty."""
     if part.is_over:
         return {"phase": str(part.phase), "why": part.why}
-    return {name: value for name, value in asdict(part).items() if value or name in ("due", "since")}
+    fields = {**asdict(part), "phase": str(part.phase)}
+    return {name: value for name, value in fields.items() if value or name in ("due", "since")}
 
 
 def of_mark(mark: dict[str, Any]) -> Part:
