@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import orjson
 import pytest
 from hypothesis import given
@@ -58,6 +60,9 @@ def test_a_request_of_megabytes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -
         (b"", None),
         (b"[]", None),
         (b'{"endpoint": "/v1/x", "body": {"a": 1}', None),
+        (b'{"endpoint": "/v1/x", "body": ', None),
+        (b'{"endpoint": "/v1/x", "body": {"a": "%b"}\0}' % (b"x" * MOST_REST_BYTES), None),
+        (b'{"endpoint": "/v1/x"\0, "body": {}}', None),
         (b'{"endpoint": "/v1/x"}', "body"),
         (b'{"endpoint": "/v1/x", "body": []}', "body"),
         (b'{"endpoint": "/v1/x", "body": null}', "body"),
@@ -74,3 +79,14 @@ def test_what_is_no_job_is_refused(raw: bytes, param: str | None) -> None:
         split_job(raw)
 
     assert refused.value.param == param
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"{", b"}", b'"body"', b'"endpoint"', b":", b",", b'"', b"\\", b"\0", b'"/v1/x"', b"[", b"7"])
+    )
+)
+def test_whatever_comes_is_a_job_or_refused(pieces: list[bytes]) -> None:
+    """No bytes are a defect."""
+    with suppress(InvalidRequest):
+        split_job(b'{"endpoint":"/v1/x",' + b"".join(pieces))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.policy.openai.json_edit import find_fields
+from gateway.policy.openai.json_edit import Field, find_fields
 from gateway.policy.openai.sse import json_object
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
@@ -19,7 +19,7 @@ MOST_REST_BYTES = 65_536
 
 def split_job(raw: bytes) -> tuple[dict[str, Any], bytes]:
     """Returns the fields beside `body`, with `endpoint` among them, and `body`. Raises InvalidRequest."""
-    places = find_fields(raw, "body")
+    places = _places_of_body(raw)
     if len(places) > 1:
         raise InvalidRequest("The field 'body' is written more than once; write it once.", param="body")
     start, end = (places[0].start, places[0].end) if places else (len(raw), len(raw))
@@ -30,8 +30,20 @@ def split_job(raw: bytes) -> tuple[dict[str, Any], bytes]:
         )
     asked = json_object(rest)
     if asked is None:
-        raise InvalidRequest(f"The body must be a JSON object, such as {EXAMPLE}.", code="invalid_json")
+        raise _no_object()
     if not isinstance(asked.get("endpoint"), str) or not body.startswith(b"{"):
         param = "body" if isinstance(asked.get("endpoint"), str) else "endpoint"
         raise InvalidRequest(f"The field '{param}' is missing or of another type; send {EXAMPLE}.", param=param)
     return asked, body
+
+
+def _places_of_body(raw: bytes) -> list[Field]:
+    """Returns where `body` is written. Raises InvalidRequest for what breaks off there, or has NULs, which JSON never has."""
+    try:
+        return find_fields(raw, "body")
+    except (IndexError, ValueError):  # it relies on JSON, which nobody has seen to yet
+        raise _no_object() from None
+
+
+def _no_object() -> InvalidRequest:
+    return InvalidRequest(f"The body must be a JSON object, such as {EXAMPLE}.", code="invalid_json")
