@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.job_ports import JobStore
+from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
 from tests.store.blob_support import blobs_in, put, whole
@@ -198,3 +200,22 @@ async def test_a_cluster_has_them_in_many_places(redis_cluster_url: str) -> None
             await whole(blobs, name)
     assert await whole(blobs, "batch/xy") == b"!"
     await blobs.aclose()
+
+
+async def test_a_partial_file_whose_chunk_goes_while_it_is_read_ends_with_a_whole_line(blobs: RedisBlobs) -> None:
+    """Its parts come some at a time, and a batch that ends takes away those that have not come."""
+    line = b"x" * 99_999 + b"\n"
+    await put(blobs, "chunk", line * 20)
+    pieces = PartialFiles(nothing_is_asked, blobs).read(PartialFile("x.jsonl", ["chunk"]))
+
+    read = [await anext(pieces)]
+    await blobs.remove(["chunk"])
+    read += [piece async for piece in pieces]
+
+    text = b"".join(read)
+    assert line * 2 <= text < line * 20
+    assert text == line * (len(text) // len(line))
+
+
+async def nothing_is_asked() -> JobStore:
+    raise AssertionError

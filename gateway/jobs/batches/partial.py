@@ -42,10 +42,15 @@ class PartialFiles:
     async def read(self, file: PartialFile) -> AsyncIterator[bytes]:
         """Yields its bytes. Where the batch ends meanwhile they end with a whole line, sooner. Raises JobsUnavailable."""
         for name in file.blobs:
+            begun: list[bytes] = []
             try:
                 async for piece in self._blobs.read(name):
-                    yield piece
-            except FileNotFoundError:
+                    whole, end, rest = piece.rpartition(b"\n")
+                    if end:
+                        yield b"".join((*begun, whole, end))
+                        begun.clear()
+                    begun.append(rest)
+            except FileNotFoundError:  # in a Redis also in the middle of a blob
                 return
 
 
