@@ -24,6 +24,7 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
+from gateway.store.jobs.redis.partitions import job_script
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, pieces
@@ -393,3 +394,32 @@ async def test_a_letter_that_changes_meanwhile_is_replayed_as_it_is_then(two: tu
     assert sorted(results) == [ReplayResult(OURS, is_done=False), ReplayResult(OURS, is_done=True)]
     jobs_of: list[Job | None] = [await a.store.find(f"again-{number}", None) for number in range(2)]
     assert sum(job is not None for job in jobs_of) == 1
+
+
+async def test_many_are_claimed_and_renewed_in_short_steps(two: tuple[Jobs, Jobs]) -> None:
+    """As many as there is room for, all the same."""
+    a, _ = two
+    await a.store.accept([a.new(segment=segment) for segment in ("fast", "slow") for _ in range(130)])
+    works = await a.store.claim([ClaimAsk("fast", 125), ClaimAsk("slow", 120)])
+
+    assert [work.job.segment for work in works].count("fast") == 125
+    assert len(works) == 245
+    assert await a.store.renew(works) == [OURS] * 245
+
+
+async def test_workers_that_are_long_gone_are_forgotten(two: tuple[Jobs, Jobs], job_lends: JobLender) -> None:
+    """Not those that still have something."""
+    a, b = two
+    await a.call()
+    await a.call()
+    held = await a.claim()
+    await b.finish(await b.claim())
+    assert isinstance(a.store, PromptJobStore)
+    await a.store._claims.tidy()
+    (stream,) = [key for key in streams(job_lends) if b"fast" in key]
+    with Redis.from_url(job_lends.url) as client:
+        assert len(client.xinfo_consumers(stream, "workers")) == 2
+        await asyncio.sleep(0.002)
+        await a.store._partitions.run(job_script("tidy"), 0, 0)
+        assert len(client.xinfo_consumers(stream, "workers")) == 1
+    assert await a.finish(held) == OURS

@@ -24,10 +24,14 @@ from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
 from gateway.store.jobs.transitions import NOT_OURS, is_past_stopping
 from gateway.words import LANES, Lane
 
-CLAIM, RENEW = job_script("claim"), job_script("renew")
+CLAIM, RENEW, TIDY = job_script("claim"), job_script("renew"), job_script("tidy")
+FORGOTTEN_S = 3600.0
+"""Of a worker that is not heard of: each start of a replica is a new one."""
 PROMOTED = 100
 """Pieces that become ready in one script, and jobs whose deadlines pass between two, at most."""
 ENDED_AT_ONCE = 25
+CLAIMED_AT_ONCE, RENEWED_AT_ONCE = 50, 200
+"""Pieces that one script gives, or keeps, in a few milliseconds."""
 MOST_LOOKS = 20
 """Scripts of one tick, at most, while there is more to do."""
 LOOK_S, SILENT_S = 0.9, 1.6
@@ -75,19 +79,19 @@ class RedisClaims:
             rooms[ask.segment] += ask.most
         works: list[ClaimedWork] = []
         self._first += 1
-        for place in range(self._partitions.number):
-            left = [ClaimAsk(segment, most) for segment, most in rooms.items() if most > 0]
-            if not left:
-                break
-            before = len(works)
-            try:
-                await self._look((self._first + place) % self._partitions.number, left, works)
-            except JobsUnavailable:
-                if not works:
-                    raise
-                break  # what was given is not lost
-            for work in works[before:]:
-                rooms[work.job.segment] -= 1
+        try:
+            for place in range(self._partitions.number):
+                partition = (self._first + place) % self._partitions.number
+                while asked := _some(rooms):
+                    before = len(works)
+                    await self._look(partition, asked, works)
+                    given = Counter(work.job.segment for work in works[before:])
+                    rooms.subtract(given)
+                    if all(given[ask.segment] < ask.most for ask in asked):
+                        break
+        except JobsUnavailable:
+            if not works:  # what was given is not lost
+                raise
         return works
 
     def is_silent(self) -> bool:
@@ -101,6 +105,11 @@ class RedisClaims:
                 for _ in range(MOST_LOOKS):
                     if not await self._look(partition, []):
                         break
+
+    async def tidy(self) -> None:
+        """Forgets workers that have nothing and were not heard of for long. Raises JobsUnavailable."""
+        for partition in range(self._partitions.number):
+            await self._partitions.run(TIDY, partition, round(FORGOTTEN_S * 1000))
 
     async def _look(self, partition: int, asks: Sequence[ClaimAsk], works: list[ClaimedWork] | None = None) -> bool:
         """Claims, and does a little of what time has made due; returns whether there is more to do."""
@@ -157,12 +166,19 @@ class RedisClaims:
         results = [NOT_OURS] * len(works)
         for partition in range(self._partitions.number):
             places = [place for place, work in enumerate(works) if self._partitions.of_work(work) == partition]
-            if places:
-                claims = [part for place in places for part in self._partitions.claim_of(works[place])]
+            for first in range(0, len(places), RENEWED_AT_ONCE):
+                some = places[first : first + RENEWED_AT_ONCE]
+                claims = [part for place in some for part in self._partitions.claim_of(works[place])]
                 _, _, told = await self._partitions.run(RENEW, partition, self._replica, *claims)
-                for place, answer in zip(places, told, strict=True):
+                for place, answer in zip(some, told, strict=True):
                     results[place] = read_result(answer)
         return results
+
+
+def _some(rooms: Mapping[str, int]) -> list[ClaimAsk]:
+    """Returns asks for about as many as one script gives."""
+    left = {segment: room for segment, room in rooms.items() if room > 0}
+    return [ClaimAsk(segment, min(room, max(8, CLAIMED_AT_ONCE // len(left)))) for segment, room in left.items()]
 
 
 def read_result(told: bytes) -> WriteResult:

@@ -19,6 +19,7 @@ Accept = Literal["fsync", "replicated", "fast"]
 
 WAIT_MS: Final = 1500
 """A server that has not made a write safe by then is taken for one that cannot."""
+OLDEST: Final = (6, 2)
 WAITAOF_SINCE: Final = (7, 2)
 CALM_S: Final = 5.0
 """Seconds after which what is written is safe on a server that writes to its disk every second."""
@@ -44,6 +45,9 @@ class JobDurability:
         worst = -1
         for key in self._keys:
             about = await self._about(key)
+            version = tuple(map(int, about.get("redis_version", "0.0").split(".")[:2]))
+            if version < OLDEST:
+                raise StoreUnusable(f"the Redis for jobs is {version[0]}.{version[1]}; they need Redis 6.2, or Valkey")
             policy = about.get("maxmemory_policy", "noeviction")
             if policy != "noeviction":
                 raise StoreUnusable(
@@ -53,8 +57,7 @@ class JobDurability:
             worth = await self._worth(key, about)
             if worth > worst:
                 worst = worth
-                has_wait = tuple(map(int, about.get("redis_version", "0.0").split(".")[:2])) >= WAITAOF_SINCE
-                self._waits_for_disk = self._accept != "fast" and has_wait and worth in (1, 2)
+                self._waits_for_disk = self._accept != "fast" and version >= WAITAOF_SINCE and worth in (1, 2)
         self._waits_for_replica = self._accept == "replicated"
         self.calm_s = 0.0 if worst in (0, 3) else CALM_S
         disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
@@ -102,12 +105,8 @@ class JobDurability:
 
     async def _about(self, key: bytes) -> dict[str, str]:
         """Returns what a server says of itself."""
-        text: dict[str, str] = {}
-        for section in (b"server", b"memory", b"persistence"):
-            told = await self._ask(key, b"INFO", section)
-            pairs = (line.partition(":") for line in told.decode().splitlines())
-            text.update({name: value for name, _, value in pairs})
-        return text
+        told = (await self._ask(key, b"INFO")).decode()
+        return {name: value for name, _, value in (line.partition(":") for line in told.splitlines())}
 
     async def _worth(self, key: bytes, about: dict[str, str]) -> int:
         """Returns 0 for a server that writes each command to disk before it answers, up to 3 for one that never does."""

@@ -55,7 +55,7 @@ from gateway.store.redis_link.link import BackgroundTasks, Link
 from gateway.words import Lane
 
 LEASE_S = 15.0
-CHECK_S = 60.0
+CHECK_S = 600.0
 """Seconds after which the settings of the Redis are looked at again."""
 LAST_S = 5.0
 """Seconds that what is under way has at the end."""
@@ -114,15 +114,15 @@ class RedisJobStore:
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
-        task = self._background.start(self._claims.claim(asks))
+        has_left = asyncio.Event()
+        task = self._background.start(self._claim(asks, has_left))
         try:
-            works = await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._unclaim)
+            has_left.set()
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._background.start(self._unclaim(task.result()))
             raise
-        for work in works:
-            self._places.learn(work.job.id, self._partitions.of_work(work))
-        return works
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
         """Extends claims, and says what has been asked of their jobs meanwhile."""
@@ -284,6 +284,7 @@ class RedisJobStore:
                 await self._claims.look()
             if time.monotonic() - self._checked_at > CHECK_S:
                 self._checked_at = time.monotonic()
+                await self._claims.tidy()
                 try:
                     await self._durability.check()
                     self.promise = self._durability.promise
@@ -295,16 +296,19 @@ class RedisJobStore:
         if self._problem:
             raise JobsUnavailable(f"Jobs cannot be kept now: {self._problem}.")
 
-    def _unclaim(self, task: asyncio.Task[list[ClaimedWork]]) -> None:
+    async def _claim(self, asks: Sequence[ClaimAsk], has_left: asyncio.Event) -> Sequence[ClaimedWork]:
+        works = await self._claims.claim(asks)
+        for work in works:
+            self._places.learn(work.job.id, self._partitions.of_work(work))
+        if has_left.is_set():
+            await self._unclaim(works)
+        return works
+
+    async def _unclaim(self, works: Sequence[ClaimedWork]) -> None:
         """Gives back, uncounted, what was claimed for somebody who has left."""
-
-        async def give_back(works: Sequence[ClaimedWork]) -> None:
-            for work in works:
-                with suppress(JobsUnavailable):
-                    await self.give_back(work, run_at=None, is_attempt=False)
-
-        if not task.cancelled() and task.exception() is None and task.result():
-            self._background.start(give_back(task.result()))
+        for work in works:
+            with suppress(JobsUnavailable):
+                await self.give_back(work, run_at=None, is_attempt=False)
 
     def _ready(self) -> None:
         for wake in self._wakes:

@@ -38,12 +38,13 @@ end
 
 -- Gives what is ready, at most so many; returns how many.
 local function claim(queue, way, room)
-  local stream, given = stream_of(queue, way), 0
-  while given < room and redis.call('EXISTS', stream) == 1 do
+  local stream, given, looked = stream_of(queue, way), 0, 0
+  while given < room and looked < room + 50 and redis.call('EXISTS', stream) == 1 do
     local got = redis.call('XREADGROUP', 'GROUP', 'workers', worker, 'COUNT', room - given, 'STREAMS', stream, '>')
     if not got then
       break
     end
+    looked = looked + #got[1][2]
     for _, entry in ipairs(got[1][2]) do
       local job = load(entry[2][2])
       local piece = job and job.pieces[entry[2][4]]
