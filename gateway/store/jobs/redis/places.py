@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.policy.jobs.job import ChunkResult, LineResult
+from gateway.policy.jobs.job import ChunkResult, ClaimedWork, LineResult
 from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions
 
@@ -29,6 +29,10 @@ class JobPlaces:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known[job_id] = partition
+
+    def learn_work(self, work: ClaimedWork) -> None:
+        """Remembers where a claimed job is."""
+        self.learn(work.job.id, self._partitions.of_work(work))
 
     async def find(self, job_id: str, tenant: str | None) -> int | None:
         """Returns the partition of a job; None: there is none, or it is another tenant's. Raises JobsUnavailable."""

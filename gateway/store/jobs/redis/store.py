@@ -46,6 +46,7 @@ from gateway.store.jobs.redis.commits import RedisCommits
 from gateway.store.jobs.redis.dead_letters import RedisDeadLetters
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.files import RedisJobFiles
+from gateway.store.jobs.redis.heard_claims import HeardClaims
 from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
 from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
@@ -97,6 +98,7 @@ class RedisJobStore:
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
+        self._heard = HeardClaims(self._claims, self._writes, self._places, self._background)
         self._commits = RedisCommits(self._partitions, self._background)
         self._ticking: asyncio.Task[None] | None = None
         self._checked_at = time.monotonic()
@@ -114,15 +116,7 @@ class RedisJobStore:
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> Sequence[ClaimedWork]:
         """Gives pieces that are due, and those whose workers were not heard of for a lease: of the highest lane first."""
-        has_left = asyncio.Event()
-        task = self._background.start(self._claim(asks, has_left))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            has_left.set()
-            if task.done() and not task.cancelled() and task.exception() is None:
-                self._background.start(self._unclaim(task.result()))
-            raise
+        return await self._heard.claim(asks)
 
     async def renew(self, works: Sequence[ClaimedWork]) -> Sequence[WriteResult]:
         """Extends claims, and says what has been asked of their jobs meanwhile."""
@@ -295,20 +289,6 @@ class RedisJobStore:
     def _refuse_if_unfit(self) -> None:
         if self._problem:
             raise JobsUnavailable(f"Jobs cannot be kept now: {self._problem}.")
-
-    async def _claim(self, asks: Sequence[ClaimAsk], has_left: asyncio.Event) -> Sequence[ClaimedWork]:
-        works = await self._claims.claim(asks)
-        for work in works:
-            self._places.learn(work.job.id, self._partitions.of_work(work))
-        if has_left.is_set():
-            await self._unclaim(works)
-        return works
-
-    async def _unclaim(self, works: Sequence[ClaimedWork]) -> None:
-        """Gives back, uncounted, what was claimed for somebody who has left."""
-        for work in works:
-            with suppress(JobsUnavailable):
-                await self.give_back(work, run_at=None, is_attempt=False)
 
     def _ready(self) -> None:
         for wake in self._wakes:
