@@ -39,7 +39,7 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
-from gateway.store.jobs.redis import lists, records
+from gateway.store.jobs.redis import places, records
 from gateway.store.jobs.redis.acceptance import RedisAcceptance
 from gateway.store.jobs.redis.claims import RedisClaims
 from gateway.store.jobs.redis.commits import RedisCommits
@@ -195,12 +195,12 @@ class RedisJobStore:
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         if query.after is None:
-            return await lists.page_of(self._partitions, query, None)
+            return await places.page_of(self._partitions, query, None)
         row = await self._places.row(query.after, query.tenant, b"s")
         return (
             JobPage([], has_more=False)
             if row is None
-            else await lists.page_of(self._partitions, query, records.seq_of(row[0]))
+            else await places.page_of(self._partitions, query, records.seq_of(row[0]))
         )
 
     async def add_file(self, file: StoredFile) -> None:
@@ -245,7 +245,7 @@ class RedisJobStore:
 
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
-        return await lists.forget_ended(self._partitions, before, most)
+        return await places.forget_ended(self._partitions, before, most)
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Registers `wake`, called when work became ready by this replica; what others make ready the next claim finds."""
