@@ -1,8 +1,8 @@
 """Where jobs are, by their ids, and what is read of them there without a script.
 
 All that a tenant has is in one partition; a job that follows from another's end, and has no tenant, is beside that one. Whoever
-does not name a tenant asks all partitions, unless this process has met the job before. Lists are newest first; long work is done
-in many short scripts.
+does not name a tenant asks all partitions, unless this process has met the job before. Lists are newest first; long work is
+done in many short scripts.
 """
 
 from __future__ import annotations
