@@ -142,7 +142,7 @@ class JobWork:
         checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
         ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
         deliveries = Deliveries(store, self.hooks, self.hook_urls, self._clock, draw)
-        parts = self._parts = self._make_parts(store)
+        parts = self._parts = self._make_parts(store, chunks)
 
         replays = ReplayJobs(store, Again(store, self._blobs, clock, default), clock)
 
@@ -160,8 +160,8 @@ class JobWork:
                 if parts is None or await parts.wind_up(running):
                     await ends.run(running)
                     chunks.forget(work.job.id)
-            elif parts is None or await parts.run(running):
-                await chunks.run(running)
+            else:
+                await (chunks if parts is None else parts).run(running)
 
         def segments() -> Sequence[SegmentRules]:
             hooks = delivery_segments(self.hooks, self.hook_urls, store)
@@ -177,10 +177,10 @@ class JobWork:
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always)
         return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
 
-    def _make_parts(self, store: JobStore) -> NativeParts | None:
+    def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
         if self._native is None:
             return None
-        return NativeParts(store, self._blobs, *self._native, self._policies, self._clock, self.rules_of)
+        return NativeParts(store, self._blobs, *self._native, self._policies, self._clock, self.rules_of, chunks.run)
 
     def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
         """Returns what signs the deliveries of a key, none where it is gone."""

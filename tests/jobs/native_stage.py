@@ -171,9 +171,9 @@ class NativeStage(Stage):
         store: Any = Mortal(self.store, life, WRITES)
         batches: ProviderBatches = cast(Any, Mortal(self.provider, life, EFFECTS))
         server = CallServer(self.make_call, self.serve, self.clock)
-        chunks = ChunkRunner(store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
+        chunks = self.chunks = ChunkRunner(store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
         parts = self.parts = NativeParts(
-            store, self.blobs, batches, self.accounts, self.policies, self.clock, self._rules_of
+            store, self.blobs, batches, self.accounts, self.policies, self.clock, self._rules_of, chunks.run
         )
 
         async def run(running: RunningWork) -> None:
@@ -183,8 +183,8 @@ class NativeStage(Stage):
             elif work.piece == FINALISE:
                 if await parts.wind_up(running):
                     await self._put_together(store, running)
-            elif await parts.run(running):
-                await chunks.run(running)
+            else:
+                await parts.run(running)
 
         self.worker = JobWorker(store, run, self.clock, lambda: self.rules.segments, self.meter)
         return self.worker

@@ -223,6 +223,26 @@ def test_a_provider_that_is_taken_out_of_the_config_loses_its_parts() -> None:
     run(story)
 
 
+def test_what_comes_back_all_at_once_runs_a_few_chunks_at_a_time() -> None:
+    """As any other batch does; and a provider that takes no files is not asked for every chunk."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, Lies(no_files_api=True), native_rules(part_lines=5))
+        await stage.accept_batch(100)
+        stage.worker.start()
+        await asyncio.sleep(0.1)
+        most = 0
+        while len(stage.tries) < 100:
+            most = max(most, stage.chunks.chunks)
+            await asyncio.sleep(0.02)
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, len(stage.tries), most) == (100, 100, 4)
+
+    run(story)
+
+
 def test_a_worker_that_stops_in_good_order_leaves_its_parts_to_the_next() -> None:
     """Whatever it was about."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from math import inf
 
@@ -53,6 +53,10 @@ LAG_S = 3600.0
 """A provider's clock may be so far behind ours."""
 SPENT_S = 300.0
 """A part of a key that has spent its budget is put off for so long."""
+REFUSED_S = 600.0
+"""A provider that refuses a file is given no other for so long."""
+TURN_S = 10.0
+"""A chunk whose batch has enough of them running here comes back after so long."""
 SHOWN_S = 1200.0
 """A part that nobody here has looked at for so long is with another worker, or over."""
 
@@ -69,8 +73,14 @@ class NativeParts:
         policies: Policies,
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
+        run_here: Callable[[RunningWork], Awaitable[None]],
     ) -> None:
-        """`rules_of` gives the rules in force for a job."""
+        """`rules_of` gives the rules in force for a job; `run_here` runs a chunk through the gateway."""
+        self._run_here = run_here
+        self._here: Counter[str] = Counter()
+        """By batch, how many of its chunks run here now."""
+        self._refused: dict[str, tuple[float, str]] = {}
+        """Providers that take no files, until when that is believed, and what they said."""
         self._store = store
         self._blobs = blobs
         self._batches = batches
@@ -87,11 +97,26 @@ class NativeParts:
         self._seen = {name: seen for name, seen in self._seen.items() if seen[1] >= oldest}
         return Counter(str(phase) for phase, _ in self._seen.values())
 
-    async def run(self, running: RunningWork) -> bool:
+    async def run(self, running: RunningWork) -> None:
+        """Does what is due of a chunk: of its part at a provider, or here, where not more than usual run at a time."""
+        job = running.work.job
+        if NATIVE not in job.marks:
+            await self._run_here(running)
+        elif await self._is_over(running):
+            if self._here[job.id] >= self._rules_of(job).batches.parallel_chunks:
+                await self._give_back(running, self._clock.wall() + TURN_S)
+                return
+            self._here[job.id] += 1
+            try:
+                await self._run_here(running)
+            finally:
+                self._here[job.id] -= 1
+                if not self._here[job.id]:
+                    del self._here[job.id]
+
+    async def _is_over(self, running: RunningWork) -> bool:
         """Does what is due of a chunk's part. Returns whether the chunk is to run here; if not, its claim has ended."""
         job, chunk = running.work.job, running.work.piece
-        if NATIVE not in job.marks:
-            return True
         try:
             mark = job.marks.get(part_mark(chunk))
             part = parts.of_mark(mark) if mark else await self._begun(running, chunk)
@@ -147,6 +172,9 @@ class NativeParts:
             if now >= self._ends_at(job):
                 raise NoPart("its time there would be over")
             target = target_of(policy, job, chunk, self._rules_of(job).batches)
+            until, said = self._refused.get(target.provider, (0.0, ""))
+            if now < until:
+                raise NoPart(said)
         except NoPart as why:
             return await self._kept(running, chunk, parts.given_up(here, str(why)))
         key = key_named(policy, job.key)
@@ -199,6 +227,8 @@ class NativeParts:
             is_gone = refused.status in (404, 410)
             is_there = part.phase in (PartPhase.WORKING, PartPhase.CANCELLING, PartPhase.FETCHING)
             event = Gone() if is_gone and is_there else Refused(str(refused), refused.code in FULL)
+            if part.phase is PartPhase.UPLOADING:
+                self._refused[provider.name] = self._clock.wall() + REFUSED_S, str(refused)
         least_s = AZURE_POLL_S if provider.dialect == "azure" else LEAST_POLL_S
         return await self._kept(running, chunk, parts.advanced(part, event, self._clock.wall(), least_s))
 
