@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -73,13 +73,17 @@ class Life:
 
 @asynccontextmanager
 async def life(
-    config: Path, *arguments: str, words: str = "listens on", before: Callable[[], None] | None = None
+    config: Path,
+    *arguments: str,
+    words: str = "listens on",
+    before: Callable[[], None] | None = None,
+    command: str = "serve",
 ) -> AsyncIterator[Life]:
     """A gateway on a free port, once it has said these words; `before` is done in its process first."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gateway.app", "gateway.cli.main", "tests.e2e.lives"])
     said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
-    process = context.Process(target=_serve, args=(config, said, arguments, before), daemon=True)
+    process = context.Process(target=_serve, args=(command, config, said, arguments, before), daemon=True)
     process.start()
     one = Life(process, said)
     try:
@@ -91,6 +95,11 @@ async def life(
         if process.exitcode is None:
             process.kill()
         process.join()
+
+
+def work(config: Path, *, words: str = "listens on") -> AbstractAsyncContextManager[Life]:
+    """A worker that takes no calls, once it has said these words."""
+    return life(config, words=words, command="work")
 
 
 def share_nothing() -> None:
@@ -123,11 +132,13 @@ def lose_patience() -> None:
         setattr(heartbeat, name, getattr(heartbeat, name) / 20)
 
 
-def _serve(config: Path, said: Path, arguments: tuple[str, ...], before: Callable[[], None] | None) -> None:
+def _serve(
+    command: str, config: Path, said: Path, arguments: tuple[str, ...], before: Callable[[], None] | None
+) -> None:
     os.setsid()
     if before is not None:
         before()
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    sys.exit(main(["serve", "--config", str(config), "--port", "0", *arguments]))
+    sys.exit(main([command, "--config", str(config), "--port", "0", *arguments]))
