@@ -97,7 +97,8 @@ class CallJobs:
             is_ok = outcome is Outcome.DONE
             state = JobState.SUCCEEDED if is_ok else JobState.FAILED
             tally = _tally(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
-            await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True))
+            is_dead = served.error is not None and served.error.error_class in self._rules_of(job).batches.brake_classes
+            await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead))
         elif outcome is Outcome.INTERRUPTED:
             await self._give_back(running, None, None, is_attempt=False)
         elif outcome is Outcome.PUT_OFF:
@@ -109,7 +110,9 @@ class CallJobs:
                 await self._give_back(running, now + wait_s, served.error, is_attempt=True)
             else:
                 tally = _tally(is_ok=False, cost_usd=served.cost_usd)
-                await self._finish(running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True))
+                await self._finish(
+                    running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True, is_dead=True)
+                )
 
     async def _stopped(self, running: RunningWork) -> None:
         """The job is to end, or is paused: its call was broken off."""

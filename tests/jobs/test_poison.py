@@ -126,3 +126,23 @@ def test_a_call_that_kills_its_workers_is_a_dead_letter_and_others_are_not() -> 
         assert (group.number, group.error_class, group.samples[0].job_id) == (1, "worker_crashed", "deadly")
 
     run(story)
+
+
+def test_calls_out_of_attempts_and_those_that_an_operator_has_to_mend_are_dead_letters() -> None:
+    """What the caller has to mend is its own."""
+
+    async def story(clock: LoopClock) -> None:
+        wanted = {"job_500": 500, "job_401": 401, "job_400": 400}
+        stage = Stage(clock, script=lambda request, _try: wanted[request.id])
+        stage.worker.start()
+        await stage.accept(*wanted)
+        for name in wanted:
+            await stage.end_of(name)
+        await stage.worker.aclose()
+        found = {group.samples[0].job_id: group.samples[0] for group in await stage.store.dead.groups(1)}
+
+        assert sorted(found) == ["job_401", "job_500"]
+        assert (found["job_500"].attempts, len(found["job_500"].trail)) == (3, 3)
+        assert (found["job_401"].attempts, found["job_401"].error_class) == (1, "auth")
+
+    run(story)

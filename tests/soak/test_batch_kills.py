@@ -14,9 +14,6 @@ from tests.soak.conftest import Report
 pytestmark = pytest.mark.soak
 
 LINES, KILLS = 10_000, 100
-GIVEN_UP = 2
-"""Lines that may be taken for the cause: those of a chunk whose worker was killed six times in a row before any of them ended.
-Nobody inside can tell such kills from a line that crashes its worker, and here a life is shorter than a second."""
 WINDOW = 200
 """Lines that one gateway has begun and not committed, at most."""
 
@@ -28,7 +25,6 @@ async def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path, report: R
 
     report(f"{found.sentence()} (seed {seed})")
     assert found.files is not None
-    assert found.files.codes().keys() <= {"worker_crashed"}
-    assert len(found.files.errors) <= GIVEN_UP
+    assert not found.files.errors
     assert "Traceback" not in found.said
     assert 0 < found.extra <= KILLS * WINDOW

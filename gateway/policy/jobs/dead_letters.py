@@ -32,7 +32,7 @@ _MASKS: Final = (
     (re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|“[^”]*”"), '"…"'),
     (re.compile(r"https?://\S+"), "<url>"),
     (re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{6,}"), "<id>"),
-    (re.compile(r"\b[0-9a-fA-F]{8,}\b"), "<id>"),
+    (re.compile(r"\b[a-fA-F]{16,}\b|\b\d{8}(?:-\d{4}){3}-\d{12}\b"), "<id>"),
     (re.compile(r"\d+(?:[.,:]\d+)*"), "#"),
 )
 

@@ -1,0 +1,113 @@
+"""Dead letters over the wire and at a terminal: a job fails for good, an operator looks, has it run again, and throws away."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.jobs.dead import keeping
+from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import QUICK, ask, end_of, new_job, policies, take, with_jobs
+from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, Running, chat, get, until
+from tests.e2e.test_jobs_cli import run
+
+ADMIN = f"authorization: Bearer {ADMIN_KEY}"
+SECRET = "a-secret-of-the-prompt-77c1"
+
+
+async def failed_jobs(gateway: Running, number: int) -> list[str]:
+    """Has so many jobs fail for good; returns their ids."""
+    ids = []
+    body = {**chat(), "messages": [{"role": "user", "content": SECRET}]}
+    for _ in range(number):
+        gateway.script("e500")
+        job = await take(gateway.url, new_job(body=body, max_attempts=1))
+        assert (await end_of(gateway.url, job["id"]))["status"] == "failed"
+        ids.append(job["id"])
+    return ids
+
+
+@pytest.fixture
+async def gateway(start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """A gateway with jobs, in which a failure of the provider is one of the job."""
+    monkeypatch.setattr(keeping, "COUNT_S", 0.05)
+    folder = policies(tmp_path, jobs=QUICK, retries={"attempts": 1})
+    return await start(with_jobs(tmp_path, policies=folder, admin={"key": ADMIN_KEY}))
+
+
+async def test_a_job_that_failed_is_looked_at_replayed_and_succeeds(
+    gateway: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its prompt is shown only when it is asked for; the metrics tell of it and of its success."""
+    where = ("--url", gateway.url, "--admin-key", ADMIN_KEY)
+    (failed,) = await failed_jobs(gateway, 1)
+    listed = await ask(gateway.url, get("/admin/dlq", ADMIN))
+    (group,) = orjson.loads(listed.body)["groups"]
+    (letter,) = group["samples"]
+    shown = await ask(gateway.url, get(f"/admin/dlq/{letter['id']}", ADMIN))
+    told = orjson.loads(shown.body)
+    assert (group["class"], group["letters"], letter["job"], letter["state"]) == ("server_error", 1, failed, "dead")
+    assert [(one["class"], one["target"]) for one in told["trail"]] == [("server_error", "main/gpt-4o")]
+    assert SECRET.encode() not in listed.body + shown.body
+    page = await ask(gateway.url, get(f"/admin/dlq?group={group['group']}&limit=1", ADMIN))
+    assert orjson.loads(page.body)["data"] == [
+        {**letter, "age_seconds": orjson.loads(page.body)["data"][0]["age_seconds"]}
+    ]
+
+    code, output, _ = await run(capsys, "dlq", "ls", *where)
+    assert (code, output.split("\n")[1].split()[1:5]) == (0, ["call", "server_error", "gpt-4o", "1"])
+    code, output, _ = await run(capsys, "dlq", "show", letter["id"], "--payload", *where)
+    assert (code, SECRET in output, "main/gpt-4o" in output) == (0, True, True)
+    code, output, _ = await run(capsys, "dlq", "stats", *where)
+    assert (code, output.split("\n")[1].split()[:3]) == (0, ["call", "server_error", "1"])
+    code, output, _ = await run(capsys, "dlq", "replay", "--dry-run", *where)
+    assert (code, output.startswith("1 letters would run again; ")) == (0, True)
+
+    await until(lambda: 'gateway_dlq_depth{class="server_error",kind="call"} 1.0' in metrics_of(gateway))
+    code, output, _ = await run(capsys, "dlq", "replay", "--group", group["group"], *where)
+    replay = re.match(r"job_gw\w+", output)
+    assert code == 0
+    assert replay is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while told["state"] in ("dead", "replaying"):
+            await asyncio.sleep(0.02)
+            told = orjson.loads((await ask(gateway.url, get(f"/admin/dlq/{letter['id']}", ADMIN))).body)
+    assert told["state"] == "replayed_ok"
+    again = await end_of(gateway.url, told["replay_job"])
+    assert (again["status"], again["model"]) == ("succeeded", "gpt-4o")
+    assert orjson.loads((await ask(gateway.url, get("/admin/dlq", ADMIN))).body) == {"depth": 0, "groups": []}
+    assert 'gateway_dlq_replays_total{class="server_error",outcome="ok"} 1.0' in metrics_of(gateway)
+    assert SECRET not in gateway.log.getvalue()
+
+
+def metrics_of(gateway: Running) -> str:
+    from prometheus_client import generate_latest
+
+    return generate_latest(gateway.gateway.registry).decode()
+
+
+async def test_letters_are_thrown_away_only_by_those_who_mean_it(
+    gateway: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is meant has to be said, and that it is; what makes no sense is refused."""
+    where = ("--url", gateway.url, "--admin-key", ADMIN_KEY)
+    await failed_jobs(gateway, 2)
+    for words, why in (
+        (("purge", "--yes"), "purge what?"),
+        (("purge", "--all"), "give --yes"),
+        (("replay",), "replay what?"),
+        (("replay", "--all", "--rate", "0"), "'rate' must be a number"),
+        (("show", "dl_gwnonsense"), "no such dead letter"),
+    ):
+        code, _, errors = await run(capsys, "dlq", *words, *where)
+        assert (code, why in errors) == (2, True), errors
+    code, output, _ = await run(capsys, "dlq", "purge", "--class", "timeout", "--yes", *where)
+    assert (code, output) == (0, "0 purged\n")
+    code, output, _ = await run(capsys, "dlq", "purge", "--all", "--yes", *where)
+    assert (code, output) == (0, "2 purged\n")
+    code, output, _ = await run(capsys, "dlq", "ls", *where)
+    assert (code, output) == (0, "no dead letters\n")
