@@ -59,3 +59,27 @@ def test_a_lines_result_does_not_wait_where_nothing_else_runs() -> None:
         assert at == pytest.approx(0.111, abs=1e-6)
 
     run(story)
+
+
+def test_a_commit_that_is_a_defect_is_no_reason_to_pay_again_and_again() -> None:
+    """The chunk rests, as after any other defect, instead of running its lines over and over."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = Stage(clock, rules=RULES)
+        commit = stage.store.commit
+
+        async def defective(work: ClaimedWork, results: Sequence[LineResult], *rest: Any) -> WriteResult:
+            if clock.monotonic() - START_S < 5:
+                raise ValueError
+            return await commit(work, results, *rest)
+
+        kept: Any = stage.store
+        kept.commit = defective
+        stage.worker.start()
+        await stage.accept_batch(3)
+        job = await stage.end_of("batch_1")
+
+        assert (job.tally.completed, len(stage.tries)) == (3, 6)
+        await stage.worker.aclose()
+
+    run(story)

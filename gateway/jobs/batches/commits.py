@@ -35,6 +35,7 @@ class LineCommits:
         self._dead: list[DeadLetter] = []
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._defect: Exception | None = None
         self.kept = 0
         """The lines whose results the store has."""
 
@@ -44,8 +45,8 @@ class LineCommits:
 
     @property
     def is_idle(self) -> bool:
-        """Tells whether nothing waits, and no commit is under way."""
-        return not self._results and self._task is None
+        """Tells whether nothing waits, no commit is under way, and none has failed."""
+        return not self._results and self._task is None and self._defect is None
 
     def add(self, result: LineResult) -> None:
         """Takes the result of a line."""
@@ -56,7 +57,13 @@ class LineCommits:
         self._dead.append(letter)
 
     def start(self, *, at_once: bool) -> None:
-        """Commits what has come on the next beat, with what comes until then; `at_once`: now."""
+        """Commits what has come on the next beat, with what comes until then; `at_once`: now.
+
+        Raises what a commit has failed with, other than for want of a store: its lines have no results, and not at once
+        another chance.
+        """
+        if self._defect is not None:
+            raise self._defect
         if self._results and self._task is None:
             self._hurry.clear()
             self._task = asyncio.create_task(self._commit())
@@ -87,6 +94,8 @@ class LineCommits:
                 self.kept += len(results)
                 if self._running.meter is not None:
                     self._running.meter.lines(results)
+        except Exception as defect:  # noqa: BLE001  # it belongs to the chunk, which is given back for it
+            self._defect = defect
         finally:
             self._task = None
             self._news.set()
