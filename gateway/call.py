@@ -168,8 +168,8 @@ class Call:
     """The usage event of its stream, where that was not passed on."""
     group_most: int = 0
     """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
-    grouped: int = 0
-    """So many calls were one request, this one among them; 0: it was sent alone."""
+    joined: tuple[Call, int] | None = None
+    """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
     objects: Concern | None = None
     """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
 

@@ -23,8 +23,8 @@ def answer_headers(call: Call, now: float) -> list[tuple[bytes, bytes]]:
         _tell_source(headers, replay, is_served=not attempts)
     if call.denied is not None:
         headers.append((b"x-gateway-retry-denied", call.denied.encode()))
-    if call.grouped:
-        headers.append((b"x-gateway-grouped", b"%d" % call.grouped))
+    if call.joined is not None:
+        headers.append((b"x-gateway-grouped", b"%d" % call.joined[1]))
     if attempts:
         last = attempts[-1]
         cost_usd = last.cost_usd if len(attempts) == 1 else known_usd(attempts)

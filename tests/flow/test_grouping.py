@@ -130,7 +130,7 @@ def test_calls_within_the_window_are_one_request() -> None:
         assert len(accounts) == 11
         assert sum(one.usage.input for one in accounts if one.usage) == 66  # as the provider counted them
         assert sum(one.cost_usd or 0 for one in accounts) == pytest.approx(66e-3)
-        assert all(one.outcome == "ok" and one.call.grouped == 11 for one in accounts)
+        assert all(one.outcome == "ok" and one.call.joined is not None and one.call.joined[1] == 11 for one in accounts)
         told = dict(answers[0][1].headers)
         assert told[b"x-gateway-grouped"] == b"11"
         assert told[b"x-gateway-attempts"] == b"p0/m:200"
@@ -214,7 +214,7 @@ def test_without_the_rules_each_goes_alone_and_as_it_came() -> None:
         answers = await stage.ask_all("a", "b")
         assert stage.provider.sizes == [1, 1]
         assert {one["input"] for one in stage.provider.sent} == {"a", "b"}
-        assert all(call.grouped == 0 and b"x-gateway-grouped" not in dict(reply.headers) for call, reply in answers)
+        assert all(call.joined is None and b"x-gateway-grouped" not in dict(reply.headers) for call, reply in answers)
         assert stage.clock.now < 1000.102
 
     play(story, None)

@@ -143,7 +143,15 @@ class Stage:
     async def make_call(self, request: StoredRequest) -> Call:
         """Returns what stands for a call: just what jobs read of one."""
         call = SimpleNamespace(
-            id=request.id, request=request, attempts=[], outcome="", usage=None, held=None, task=None, settled=False
+            id=request.id,
+            request=request,
+            attempts=[],
+            outcome="",
+            usage=None,
+            held=None,
+            joined=None,
+            task=None,
+            settled=False,
         )
         return cast(Call, call)
 

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
+import orjson
 import pytest
 
+from gateway.call import Call
+from gateway.jobs.ports import StoredRequest
 from gateway.policy.jobs.job import JobFlag, JobState
 from gateway.policy.limits.rules import Limits
+from gateway.words import Endpoint
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.limited import LimitedStage, in_window
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider
 
 TOLD = Limits(requests_per_min=600, request_burst=10)
+EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 LINES = 600
 LEARNED = Limits(untold_burst_s=5.0)
 """As the config compiles it where nothing is written down."""
@@ -144,3 +149,40 @@ def test_live_calls_beside_a_batch_at_the_limit_wait_no_longer() -> None:
     assert beside.used >= 0.97
     assert beside.p99 <= 1.10 * alone.p99
     assert beside.second_after_s <= 15
+
+
+@dataclass
+class GroupedStage(LimitedStage):
+    """Its lines are embeddings, eight in one request."""
+
+    async def make_call(self, request: StoredRequest) -> Call:
+        """Returns the call of a line."""
+        body = orjson.dumps({"model": "m", "input": request.id})
+        call = await super().make_call(request._replace(body=body))
+        call.endpoint, call.group_most = EMBEDDINGS, 8
+        return call
+
+
+def test_lines_that_go_together_stop_as_fast_as_others() -> None:
+    """What waits in the delay queue is the group: its lines have cost nothing, and are not sent any more."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = GroupedStage(
+            clock,
+            provider=provider(limits=[Refill("requests", 60, 1)]),
+            limits=Limits(requests_per_min=60, request_burst=1),
+        )
+        stage.worker.start()
+        await stage.accept_batch(1000, deadline=clock.wall() + 86_400)
+        await asyncio.sleep(4)
+        await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+        cancelled_at, before = clock.now, len(stage.upstream.served_at)
+        job = await stage.end_of("batch_1")
+
+        assert before >= 4
+        assert job.state is JobState.CANCELLED
+        assert max(stage.upstream.served_at) <= cancelled_at + 1.0
+        assert clock.now - cancelled_at <= 5
+        await stage.close()
+
+    run(story)

@@ -94,6 +94,8 @@ class Group:
             idempotency_key=None,
             replay=None,
         )
+        for call in calls:
+            call.joined = self.call, len(calls)
         return self.call
 
 

@@ -76,7 +76,10 @@ class Groups:
         finally:
             if timer is not None:
                 timer.cancel()
-        return await self._attempts.first_answer(call) if answer is None else answer
+        if answer is not None:
+            return answer
+        call.joined = None
+        return await self._attempts.first_answer(call)
 
     def _join(self, member: Member, rules: GroupRules) -> tuple[Group, Callable[[], None]]:
         """Puts a call into the group of its kind; returns that, and how to leave it."""
@@ -204,7 +207,6 @@ def _note_attempts(member: Member, group: Group, share: float) -> None:
         replace(one, cost_usd=None if one.cost_usd is None else one.cost_usd * share) for one in joined.attempts
     ]
     call.queue_s, call.backoff_s, call.denied = joined.queue_s, joined.backoff_s, joined.denied
-    call.grouped = len(group.members)
 
 
 def _answer(member: Member, answer: FirstAnswer | None) -> None:

@@ -218,12 +218,11 @@ class _Chunk:
         return lines if is_ours else []
 
     def _held(self) -> list[int]:
-        """Returns the lines whose calls wait in the delay queue."""
+        """Returns the lines whose own calls wait in the delay queue."""
         return [number for number, calls in self._calls.items() if calls and calls[-1].held is not None]
 
     def _do_others_wait(self) -> bool:
-        depth = self._runner.store.depth()
-        return any(of.number for (_, _, state), of in depth.items() if state == "ready")
+        return any(of.number for (_, _, state), of in self._runner.store.depth().items() if state == "ready")
 
     async def _next_news(self) -> None:
         clock = self._runner.clock
@@ -323,8 +322,9 @@ class _Chunk:
 
     def _stop_held(self) -> None:
         """Stops the lines that have not been sent anywhere; they have cost nothing."""
-        for number in self._held():
-            self._tasks[number].cancel("shutdown")
+        for number, calls in self._calls.items():
+            if calls and (calls[-1].joined or calls[-1:])[0].held is not None:
+                self._tasks[number].cancel("shutdown")
 
     async def _stop_lines(self) -> None:
         tasks = list(self._tasks.values())
