@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import openai
 import orjson
 import pytest
 import yaml
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
+from gateway.jobs.one_call import CallServer, TryResult
+from gateway.jobs.ports import StoredRequest
 from gateway.policy.jobs.dead_letters import LetterPage
 from gateway.policy.jobs.job import ClaimAsk, JobEnd, JobError, JobState
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
-from tests.e2e.batches import calls_in
+from tests.e2e.batch_kills import sdk_of
+from tests.e2e.batches import BATCH_ENDS, BatchFiles, becomes, begin, calls_in, check_end, line, names
 from tests.e2e.durable import ask, with_jobs
 from tests.e2e.harness import ADMIN_KEY, get, post
 from tests.e2e.lives import life
@@ -30,6 +37,7 @@ ADMIN = f"authorization: Bearer {ADMIN_KEY}"
 LETTERS, PAGE_S = 100_000, 0.010
 REPLAYED, RATE, OFF = 10_000, 50.0, 0.02
 KILLS = 5
+LINES, MOST_CRASHES = 10_000, 5
 BODY = b'{"model":"gpt-4o","messages":[{"role":"user","content":"%d"}]}'
 
 
@@ -108,6 +116,46 @@ async def test_a_replay_at_a_rate_survives_kills(tmp_path: Path, report: Report)
     assert set(asked_of) == {str(one) for one in range(number)}
     assert len(asked_of) - number <= KILLS * 10
     assert all(abs(rate - RATE) <= OFF * RATE for rate in rates)
+
+
+async def test_a_line_that_kills_its_gateway_is_found(tmp_path: Path, report: Report) -> None:
+    """After at most five crashes; all others are answered."""
+    custom_ids = names(int(os.environ.get("LINES", LINES)))
+    deadly = custom_ids[len(custom_ids) // 3]
+    provider = EmulatorServer(EmulatorConfig(ttft_s=0.02, output_tokens=4))
+    await provider.start()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path, admin={"key": ADMIN_KEY})(provider.base_url))))
+    batch_id, crashes, files = "", 0, BatchFiles((), ())
+    told: dict[str, Any] = {}
+    while not told:
+        async with life(config, before=partial(die_of, deadly)) as served, sdk_of(served) as sdk:
+            try:
+                batch_id = batch_id or (await begin(sdk, map(line, custom_ids))).id
+                batch = await becomes(sdk, batch_id, lambda batch: batch.status in BATCH_ENDS, 600)
+                files = await check_end(sdk, batch, custom_ids)
+                told = orjson.loads((await ask(served.url, get("/admin/dlq", ADMIN))).body)
+            except openai.APIConnectionError:
+                crashes += 1
+                assert crashes <= MOST_CRASHES
+    await provider.stop()
+
+    report(f"{len(custom_ids)} lines, one of which kills its gateway: {crashes} crashes, {len(files.output)} answered")
+    assert [one["custom_id"] for one in files.errors] == [deadly]
+    assert files.codes() == {"worker_crashed": 1}
+    assert [group["class"] for group in told["groups"]] == ["worker_crashed"]
+
+
+def die_of(name: str) -> None:
+    """Have the process die of a line with this name in its request."""
+    serve = CallServer.serve
+
+    async def served(server: CallServer, request: StoredRequest, *rest: Any) -> TryResult:
+        if orjson.loads(request.body)["messages"][0]["content"] == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await serve(server, request, *rest)
+
+    setattr(CallServer, "serve", served)  # noqa: B010 - it is no attribute for anybody else to set
 
 
 async def rate_of(url: str, replay: str, seconds: float) -> float:
