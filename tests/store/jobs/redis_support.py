@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
 
+from redis import Redis
+
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.job import Following, Job, JobDepth, JobPage, JobQuery, nothing_follows
 from gateway.store.jobs.redis.durability import JobDurability
@@ -83,3 +85,12 @@ async def job_lender(url: str) -> AsyncIterator[JobLender]:
         yield JobLender(link, url, await partitions_of(link, is_cluster="+cluster" in url))
     finally:
         await link.aclose()
+
+
+def end_leases(url: str, namespace: str) -> None:
+    """Makes all claims as old as if nobody had been heard of for a lease."""
+    with Redis.from_url(url) as client:
+        for key in client.scan_iter(match=f"{namespace}:*:r:*", count=1000):
+            for pending in client.xpending_range(key, "workers", "-", "+", 1000):
+                entry, worker = pending["message_id"], pending["consumer"]
+                client.xclaim(key, "workers", worker, 0, [entry], idle=15_001, justid=True)

@@ -26,7 +26,7 @@ from gateway.policy.jobs.job import (
 )
 from gateway.store.jobs.redis.partitions import job_script
 from tests.store.conformance import Wall
-from tests.store.jobs.redis_support import JobLender, PromptJobStore
+from tests.store.jobs.redis_support import JobLender, PromptJobStore, end_leases
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, pieces
 from tests.store.jobs.test_following import TOLD, following
 
@@ -40,11 +40,7 @@ def two(job_lends: JobLender, wall: Wall) -> tuple[Jobs, Jobs]:
 
 def let_leases_end(lends: JobLender) -> None:
     """Makes all claims as old as if nobody had been heard of for a lease."""
-    with Redis.from_url(lends.url) as client:
-        for key in client.scan_iter(match=f"{lends.namespace}:*:r:*", count=1000):
-            for pending in client.xpending_range(key, "workers", "-", "+", 1000):
-                entry, worker = pending["message_id"], pending["consumer"]
-                client.xclaim(key, "workers", worker, 0, [entry], idle=15_001, justid=True)
+    end_leases(lends.url, lends.namespace)
 
 
 def streams(lends: JobLender) -> dict[bytes, int]:
