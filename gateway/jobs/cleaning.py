@@ -6,7 +6,7 @@ A little at a time, so that a store with a million old jobs serves all the while
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
@@ -23,8 +23,21 @@ log = logging.getLogger("gateway.jobs")
 class JobCleaning:
     """Clears away what durable work leaves behind."""
 
-    def __init__(self, store: JobStore, blobs: Blobs, clock: Clock, keep_s: Callable[[], float]) -> None:
-        """`keep_s` tells for how many seconds jobs are kept after their end."""
+    def __init__(
+        self,
+        store: JobStore,
+        blobs: Blobs,
+        clock: Clock,
+        keep_s: Callable[[], float],
+        remembered: Callable[[], Sequence[str]] = tuple,
+        forget: Callable[[str], None] = lambda _id: None,
+    ) -> None:
+        """`keep_s` tells for how many seconds jobs are kept after their end.
+
+        `remembered` are the ids of jobs of which this process remembers something, `forget` does away with that.
+        """
+        self._remembered = remembered
+        self._forget = forget
         self._store = store
         self._blobs = blobs
         self._clock = clock
@@ -52,3 +65,7 @@ class JobCleaning:
             await self._store.forget_garbage(garbage)
             if len(garbage) < AT_ONCE:
                 break
+        for job_id in self._remembered():  # another process may have ended it
+            job = await self._store.find(job_id, None)
+            if job is None or job.state.is_end:
+                self._forget(job_id)

@@ -171,7 +171,8 @@ class JobWork:
             return default().keep_jobs_s
 
         sweep = BlobSweep(store, self._blobs, self._clock)
-        cleaning = JobCleaning(store, self._blobs, self._clock, keep_s)
+        seen = chunks.brakes
+        cleaning = JobCleaning(store, self._blobs, self._clock, keep_s, lambda: seen.job_ids, chunks.forget)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         changed = self.service.watchers.changed
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always)

@@ -93,8 +93,20 @@ def test_the_redis_forgets_nothing_and_has_room(services: dict[str, dict[str, An
     told = dict(zip(command[1::2], command[2::2], strict=True))
 
     assert told["--appendonly"] == "yes"
+    assert told["--appendfsync"] in ("everysec", "always")  # jobs are acknowledged by it
     assert told["--maxmemory-policy"] == "noeviction"
     assert int(told["--maxmemory"].removesuffix("gb")) * 2**30 >= 2 * (bounds.records + sum(bounds.answers.values()))
+
+
+def test_files_of_batches_are_in_a_folder_that_all_replicas_have(services: dict[str, dict[str, Any]]) -> None:
+    """The one that the image has made for its user: a volume takes its owner from there."""
+    jobs = compiled(CONFIG, WEB_KEY=SECRET).jobs.settings
+
+    assert jobs.redis is not None
+    assert jobs.works
+    for service in replicas(services).values():
+        assert jobs.files.startswith("/var/lib/gateway/")
+        assert "files:/var/lib/gateway" in service["volumes"]
 
 
 def test_no_replica_starts_without_a_key() -> None:
@@ -131,12 +143,12 @@ def test_only_this_machine_reaches_what_is_published(services: dict[str, dict[st
 
 
 def test_replicas_may_do_no_more_than_they_need(services: dict[str, dict[str, Any]]) -> None:
-    """Nothing to write to, no capability, none to be had."""
+    """Nothing to write to but the files of batches, no capability, none to be had."""
     for one in replicas(services).values():
         assert one["read_only"] is True
         assert one["cap_drop"] == ["ALL"]
         assert one["security_opt"] == ["no-new-privileges:true"]
-        assert all(volume.endswith(":ro") for volume in one["volumes"])
+        assert all(name.endswith(":ro") or name == "files:/var/lib/gateway" for name in one["volumes"])
 
 
 def test_who_is_waited_for_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:

@@ -56,3 +56,21 @@ async def test_only_so_much_is_done_at_a_time() -> None:
 
     assert store.asked == 2 * MOST_STEPS
     assert AT_ONCE * MOST_STEPS * 60 * 24 > 1_000_000
+
+
+async def test_what_this_process_remembers_of_a_job_goes_when_another_has_ended_it() -> None:
+    """It would stay for ever: nobody here hears of the end."""
+    clock = FakeClock()
+    store, forgotten = MemoryJobStore(clock.wall), list[str]()
+    now = clock.wall()
+    await store.accept([NewJob(batch(kind=JobKind.CALL, state=JobState.QUEUED, run_at=now, deadline=now + DAY_S))])
+    (work,) = await store.claim([ClaimAsk("slow", 1)])
+    remembered = [work.job.id, "batch_gone"]
+    cleaning = JobCleaning(store, MemoryBlobs(), clock, lambda: DAY_S, lambda: remembered, forgotten.append)
+
+    await cleaning.run_once()
+    assert forgotten == ["batch_gone"]
+    await store.finish(work, JobEnd(JobState.SUCCEEDED))
+    await cleaning.run_once()
+
+    assert forgotten == ["batch_gone", work.job.id, "batch_gone"]

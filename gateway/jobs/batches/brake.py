@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.job_ports import JobStore
@@ -56,6 +57,11 @@ class Brakes:
         """Returns the brake of a batch; one that is new here is on if the batch's mark says so, of whatever process."""
         noted = job.marks.get(marks.BRAKED_BY, "")
         return self._brakes.setdefault(job.id, Brake(error_class=noted, noted=noted))
+
+    @property
+    def job_ids(self) -> Sequence[str]:
+        """Returns the ids of the batches that have one."""
+        return list(self._brakes)
 
     async def note(self, store: JobStore, running: RunningWork) -> None:
         """Has the batch's mark say what its brake does, where that has changed: it is shown by any process."""
