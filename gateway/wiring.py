@@ -20,10 +20,11 @@ from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
 from gateway.job_ports import Blobs, JobStore
+from gateway.jobs.ends import CountedEnds
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.jobs.work import JobWork
-from gateway.policy.jobs.job import Following, Job, NewJob
+from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.jobs.rules import IN_REDIS, JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
@@ -90,7 +91,7 @@ def build_jobs(
         pipeline.handle,
         make_call,
         price_of=lambda call: admission.costs.usd(call, call.model.plan[0]),
-        open_store=partial(_open_store, settings, clock.wall, following),
+        open_store=partial(_open_store, settings, clock.wall, CountedEnds(following, meter)),
         # others may have taken jobs that are to run here
         has_jobs=lambda: works if settings.redis is not None else has_jobs(settings.store),
         nothing=None if settings.redis is not None else lambda: no_jobs(clock.wall),
@@ -104,7 +105,8 @@ def build_jobs(
     )
 
 
-async def _open_store(settings: JobSettings, wall: Callable[[], float], following: Following) -> JobStore:
+async def _open_store(settings: JobSettings, wall: Callable[[], float], following: CountedEnds) -> JobStore:
+    following.start()
     bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
     if settings.redis is None:
         store = await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)

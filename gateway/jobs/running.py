@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
 from gateway.job_ports import JobStore
+from gateway.jobs.ends import STOPPED
 from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import ClaimedWork, JobEnd, JobState, WriteResult
@@ -102,7 +103,7 @@ class RunningWork:
             self.held_bytes += len(end.answer.body)
         is_ours = self.is_over = await self.write(lambda: store.finish(self.work, end))
         job = self.work.job
-        if is_ours and self.meter is not None:
+        if is_ours and self.meter is not None and end.state not in STOPPED:
             now = self._clock.wall()
             self.meter.ended(job, end.state, now - (job.started_at or now))
             if CLASS in job.about:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from pathlib import Path
 
 import orjson
@@ -11,8 +12,8 @@ import pytest
 
 from gateway.jobs.dead import keeping
 from tests.e2e.conftest import StartGateway
-from tests.e2e.durable import QUICK, ask, end_of, new_job, policies, take, with_jobs
-from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, Running, chat, get, until
+from tests.e2e.durable import QUICK, WEB, ask, end_of, new_job, policies, take, with_jobs
+from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, Running, chat, get, post, until
 from tests.e2e.test_jobs_cli import run
 
 ADMIN = f"authorization: Bearer {ADMIN_KEY}"
@@ -111,3 +112,16 @@ async def test_letters_are_thrown_away_only_by_those_who_mean_it(
     assert (code, output) == (0, "2 purged\n")
     code, output, _ = await run(capsys, "dlq", "ls", *where)
     assert (code, output) == (0, "no dead letters\n")
+
+
+async def test_jobs_that_the_store_ends_are_counted_once(gateway: Running) -> None:
+    """Cancelled before anybody began them, or past their deadlines."""
+    job = await take(gateway.url, new_job(delay="1h"))
+    for _ in range(2):
+        await ask(gateway.url, post(f"/v1/jobs/{job['id']}/cancel", {}, WEB))
+    await take(gateway.url, new_job(run_at=time.time() + 0.2, deadline=time.time() + 0.1))
+
+    def is_told(outcome: str) -> bool:
+        return f'gateway_jobs_total{{kind="call",outcome="{outcome}"}} 1.0' in metrics_of(gateway)
+
+    await until(lambda: is_told("cancelled") and is_told("expired"))
