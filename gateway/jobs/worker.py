@@ -21,7 +21,7 @@ from gateway.job_ports import JobStore
 from gateway.jobs.ports import JobMeter
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, ClaimedWork
+from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, WriteResult
 from gateway.policy.jobs.rules import SegmentRules
 
 log = logging.getLogger("gateway.jobs")
@@ -113,6 +113,9 @@ class JobWorker:
                 pause_s = LOOK_S
             except JobsUnavailable:  # the store has logged why
                 works, pause_s = (), min(LONGEST_PAUSE_S, 2 * pause_s)
+            except Exception:
+                log.exception("no work could be claimed")
+                works, pause_s = (), min(LONGEST_PAUSE_S, 2 * pause_s)
             for work in works:
                 self._begin(work)
             if not works:
@@ -147,6 +150,9 @@ class JobWorker:
 
     def _begin(self, work: ClaimedWork) -> None:
         running = RunningWork(work, self._clock, self._meter, self._changed)
+        before = self._running.get((work.job.id, work.piece))
+        if before is not None:  # its lease ended while this process stood still, and nobody was faster
+            before.note(WriteResult(is_ours=False))
         if self._meter is not None and work.job.revision <= 1 and work.job.started_at is not None:
             self._meter.began(work.job, work.job.started_at - work.job.run_at)
         self._running[work.job.id, work.piece] = running
@@ -166,7 +172,8 @@ class JobWorker:
             run_at = self._clock.wall() + LONGEST_PAUSE_S
             await running.write(lambda: self._store.give_back(work, run_at=run_at, is_attempt=True))
         finally:
-            self._running.pop((work.job.id, work.piece), None)
+            if self._running.get((work.job.id, work.piece)) is running:
+                del self._running[work.job.id, work.piece]
             if not self._running:
                 self._is_busy.clear()
             self._wake.set()  # there is room for another
@@ -182,6 +189,9 @@ class JobWorker:
             try:
                 results = await self._store.renew([running.work for running in present])
             except JobsUnavailable:
+                continue
+            except Exception:
+                log.exception("claims could not be renewed")
                 continue
             for running, result in zip(present, results, strict=True):
                 if running.task is not None and not running.task.done():
