@@ -5,6 +5,8 @@
 -- works (id, piece, fence, claims, text of the job, payload), depths, since when the first of them are ready, when the first
 -- of those is ready that wait for their time, and how many jobs are open.
 local worker, lease_ms, is_look, lanes = ARGV[3], ARGV[4], ARGV[5] == '1', tokens_of(ARGV[7])
+-- Behind so many bytes of payloads nothing more is given: an answer that takes too long to arrive is given to nobody.
+local MOST_BYTES, given_bytes = 4194304, 0
 local promoted = promote(tonumber(ARGV[6]))
 write_counts()
 local works = {}
@@ -33,30 +35,32 @@ local function give(job, piece, was)
   end
   save(job)
   local payload = redis.call('HGET', job.at, 'x') or ''
+  given_bytes = given_bytes + #payload
   works[#works + 1] = { job.id, piece.n, string.format('%.0f', piece.fence), piece.claims, job.s, payload }
 end
 
 -- Gives what is ready, at most so many; returns how many.
 local function claim(queue, way, room)
   local stream, given, looked = stream_of(queue, way), 0, 0
-  while given < room and looked < room + 50 and redis.call('EXISTS', stream) == 1 do
-    local got = redis.call('XREADGROUP', 'GROUP', 'workers', worker, 'COUNT', room - given, 'STREAMS', stream, '>')
+  while
+    given < room and given_bytes < MOST_BYTES and looked < room + 50 and redis.call('EXISTS', stream) == 1
+  do
+    local got = redis.call('XREADGROUP', 'GROUP', 'workers', worker, 'COUNT', 1, 'STREAMS', stream, '>')
     if not got then
       break
     end
-    looked = looked + #got[1][2]
-    for _, entry in ipairs(got[1][2]) do
-      local job = load(entry[2][2])
-      local piece = job and job.pieces[entry[2][4]]
-      if not piece or piece.state ~= 'r' or piece.ref ~= way .. entry[1] then
-        redis.call('XACK', stream, 'workers', entry[1])
-        redis.call('XDEL', stream, entry[1])
-      elseif is_late(job) then
-        withhold(job, piece)
-      else
-        give(job, piece, 'r')
-        given = given + 1
-      end
+    looked = looked + 1
+    local entry = got[1][2][1]
+    local job = load(entry[2][2])
+    local piece = job and job.pieces[entry[2][4]]
+    if not piece or piece.state ~= 'r' or piece.ref ~= way .. entry[1] then
+      redis.call('XACK', stream, 'workers', entry[1])
+      redis.call('XDEL', stream, entry[1])
+    elseif is_late(job) then
+      withhold(job, piece)
+    else
+      give(job, piece, 'r')
+      given = given + 1
     end
   end
   return given
@@ -83,7 +87,7 @@ local function take_over(queue, way, room)
       if job.h[ENDS_AS] ~= '-' then
         redis.call('ZADD', BASE .. ':due', 0, job.id)
       end
-    elseif given < room then
+    elseif given < room and given_bytes < MOST_BYTES then
       redis.call('XCLAIM', stream, 'workers', worker, 0, pending[1], 'JUSTID')
       give(job, piece, 'c')
       given = given + 1
