@@ -6,8 +6,6 @@ about a claim that has ended changes nothing; one that is repeated because its a
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -28,8 +26,7 @@ T = TypeVar("T")
 MOST_KNOWN = 4096
 """Jobs of which this process remembers how it last saw them, and writes without an answer that it remembers."""
 MOST_TRIES = 100
-PAUSE_S = 0.002
-"""Before a step that somebody was ahead of is tried again, up to so long, by chance."""
+"""Of each round of tries about one job one is written, so that nobody waits for ever."""
 
 
 class LetterMoved(Exception):
@@ -136,7 +133,7 @@ class RedisSteps:
         seen: RedisJob | None,
     ) -> T | None:
         is_fresh = False
-        for tries in range(MOST_TRIES):
+        for _ in range(MOST_TRIES):
             if seen is None:
                 (seen,), is_fresh = await self.look(partition, [job_id]), True
                 if seen is None:
@@ -164,8 +161,6 @@ class RedisSteps:
                 return result
             if effects.replays_letter and seen.writes == writes:
                 raise LetterMoved
-            if tries > 2:
-                await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311
         raise JobsUnavailable("Jobs cannot be kept now: too many write about one of them at once.")
 
     async def _replayed_by(self, partition: int, job: RedisJob) -> LetterSeen | None:
