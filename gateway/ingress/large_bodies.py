@@ -20,6 +20,7 @@ from gateway.ingress.peek import (
     read_form,
     written_twice,
 )
+from gateway.policy.openai.json_edit import Field
 from gateway.policy.openai.json_text import MalformedJson
 from gateway.policy.openai.large_body import PEEKED_BYTES, Large, is_parsed, large_of
 from gateway.policy.openai.multipart import MultipartError, digest_in_steps, find_in_steps
@@ -49,8 +50,26 @@ class LargeBodies:
             try:
                 return await _peek_json(body, max_values, endpoint)
             except MalformedJson as problem:
-                why = "it starts with a byte order mark; send plain UTF-8" if body.startswith(_MARKS) else str(problem)
-                raise InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json") from None
+                raise _malformed(body, problem) from None
+
+    async def find_field(self, body: bytes, name: str, max_values: int) -> Field | None:
+        """Returns the place of a field of the object that the body is; None: it has no such field.
+
+        Raises InvalidRequest, also where the field is written twice, and BodyTooComplex.
+        """
+        async with self._turn:
+            try:
+                outline = await _in_steps(read_outline(body, max_values, counts_numbers=False))
+            except MalformedJson as problem:
+                raise _malformed(body, problem) from None
+        if name in outline.repeated:
+            raise written_twice(name)
+        return outline.spans.get(name)
+
+
+def _malformed(body: bytes, problem: MalformedJson) -> InvalidRequest:
+    why = "it starts with a byte order mark; send plain UTF-8" if body.startswith(_MARKS) else str(problem)
+    return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
 
 
 async def _peek_json(body: bytes, max_values: int, endpoint: Endpoint) -> Peeked:

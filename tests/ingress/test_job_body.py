@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import orjson
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.ingress.jobs.job_body import MOST_REST_BYTES, split_job
+from gateway.ingress.jobs.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
+from gateway.ingress.large_bodies import LargeBodies
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
 VALUE = st.recursive(
@@ -29,13 +31,18 @@ def test_the_request_is_cut_out_as_it_was_written(
     others = orjson.dumps(rest)[1:-1]
     raw = b'{"body" : %b, %b}' % (written, others) if is_first else b'{%b, "body":%b }' % (others, written)
 
-    asked, found = split_job(raw)
+    for split in (split_job, split_slowly):
+        asked, found = split(raw)
+        assert found == written
+        assert asked == {**rest, "body": None}
 
-    assert found == written
-    assert asked == {**rest, "body": None}
+
+def split_slowly(raw: bytes) -> Parts:
+    """As large bodies are."""
+    return asyncio.run(split_large_job(raw, LargeBodies(), 1_000_000))
 
 
-def test_a_request_of_megabytes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_of_megabytes_is_not_parsed_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is it written again: what it says is found out where a plain call's body is read."""
     parsed: list[int] = []
     real = orjson.loads
@@ -47,11 +54,23 @@ def test_a_request_of_megabytes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(orjson, "loads", loads)
     body = b'{"model": "m", "input": "%b", "n": 1.10}' % (b"x" * 4_000_000)
 
-    asked, found = split_job(b'{"endpoint": "/v1/embeddings", "body": %b}' % body)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    raw = b'{"endpoint": "/v1/embeddings", "body": %b}' % body
+    asked, found = await split_large_job(raw, LargeBodies(), 1_000_000)
+    beside.cancel()
 
     assert found == body
     assert asked["endpoint"] == "/v1/embeddings"
     assert sum(parsed) < 1000
+    assert turns > 4_000_000 // 100_000
 
 
 @pytest.mark.parametrize(
@@ -75,10 +94,10 @@ def test_a_request_of_megabytes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_is_no_job_is_refused(raw: bytes, param: str | None) -> None:
     """With the field's name."""
-    with pytest.raises(InvalidRequest) as refused:
-        split_job(raw)
-
-    assert refused.value.param == param
+    for split in (split_job, split_slowly):
+        with pytest.raises(InvalidRequest) as refused:
+            split(raw)
+        assert refused.value.param == param
 
 
 @given(
@@ -88,5 +107,6 @@ def test_what_is_no_job_is_refused(raw: bytes, param: str | None) -> None:
 )
 def test_whatever_comes_is_a_job_or_refused(pieces: list[bytes]) -> None:
     """No bytes are a defect."""
-    with suppress(InvalidRequest):
-        split_job(b'{"endpoint":"/v1/x",' + b"".join(pieces))
+    for split in (split_job, split_slowly):
+        with suppress(InvalidRequest):
+            split(b'{"endpoint":"/v1/x",' + b"".join(pieces))

@@ -9,21 +9,34 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.errors import InvalidRequest
+from gateway.ingress.large_bodies import LargeBodies
+from gateway.ingress.peek import written_twice
 from gateway.policy.openai.json_edit import Field, find_fields
 from gateway.policy.openai.sse import json_object
 
 EXAMPLE = '{"endpoint": "/v1/chat/completions", "body": {…}}'
 MOST_REST_BYTES = 65_536
 """Of all that is not the request: some times, keys and metadata."""
+Parts = tuple[dict[str, Any], bytes]
+"""The fields beside `body`, with `endpoint` among them, and `body`."""
 
 
-def split_job(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """Returns the fields beside `body`, with `endpoint` among them, and `body`. Raises InvalidRequest."""
+def split_job(raw: bytes) -> Parts:
+    """Takes a small body apart. Raises InvalidRequest."""
     places = _places_of_body(raw)
     if len(places) > 1:
-        raise InvalidRequest("The field 'body' is written more than once; write it once.", param="body")
-    start, end = (places[0].start, places[0].end) if places else (len(raw), len(raw))
-    body, rest = raw[start:end], raw[:start] + (b"null" if places else b"") + raw[end:]
+        raise written_twice("body")
+    return _split(raw, places[0] if places else None)
+
+
+async def split_large_job(raw: bytes, bodies: LargeBodies, max_values: int) -> Parts:
+    """Takes a large body apart, a piece at a time. Raises InvalidRequest, BodyTooComplex."""
+    return _split(raw, await bodies.find_field(raw, "body", max_values))
+
+
+def _split(raw: bytes, place: Field | None) -> Parts:
+    start, end = (place.start, place.end) if place is not None else (len(raw), len(raw))
+    body, rest = raw[start:end], raw[:start] + (b"null" if place is not None else b"") + raw[end:]
     if len(rest) > MOST_REST_BYTES:
         raise InvalidRequest(
             f"The fields beside 'body' have more than {MOST_REST_BYTES} bytes; send {EXAMPLE}.", param="body"

@@ -14,9 +14,10 @@ from gateway.clock import Clock
 from gateway.ingress import parse
 from gateway.ingress.admin.operations import read_bytes
 from gateway.ingress.jobs.events import EventReaders
-from gateway.ingress.jobs.job_body import split_job
+from gateway.ingress.jobs.job_body import Parts, split_job, split_large_job
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
+from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import MakeCall, StoredRequest
@@ -44,6 +45,7 @@ class JobRoutes:
         self._clock = clock
         self._forwarded = request_headers()
         self._readers = readers
+        self._large_bodies = LargeBodies()
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes, with and without `/v1`."""
@@ -60,7 +62,7 @@ class JobRoutes:
     async def create(self, request: Request) -> Response:
         """Takes a job: 202, or 200 for one that is there already."""
         index, key, credential = self._caller(request)
-        asked, body = split_job(await read_bytes(request, self._policies.current.server.max_body_bytes))
+        asked, body = await self._split(await read_bytes(request, self._policies.current.server.max_body_bytes))
         options = read_options(asked, self._clock.wall())
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         stored = StoredRequest(
@@ -122,6 +124,12 @@ class JobRoutes:
         await self._jobs.find(job_id, tenant)  # what is not there is said before the stream begins
         changes = partial(self._jobs.changes, job_id, tenant)
         return self._readers.follow(request, tenant, "job", changes, show_job)
+
+    async def _split(self, raw: bytes) -> Parts:
+        server = self._policies.current.server
+        if len(raw) <= server.small_body_bytes:
+            return split_job(raw)
+        return await split_large_job(raw, self._large_bodies, server.max_json_values)
 
     def _caller(self, request: Request) -> tuple[dict[bytes, bytes], Key, bytes | None]:
         index = parse.index_headers(request.scope["headers"])
