@@ -53,6 +53,8 @@ class Lies:
     always_down_after_s: float | None = None
     ignores_cancel: int = 0
     keeps_no_metadata: bool = False
+    loses_errors: bool = False
+    """It names error files, and does not give them."""
 
 
 @dataclass
@@ -153,7 +155,8 @@ class ScriptedBatches:
 
     async def content(self, provider: Provider, file_id: str) -> AsyncIterator[bytes]:
         self._arrive("content")
-        if file_id in self.removed:
+        is_lost = self.lies.loses_errors and file_id in [batch.errors for batch in self.batches.values()]
+        if file_id in self.removed or is_lost:
             raise ProviderRefused(404, "", "no such file")
         text = self.files[file_id][1]
         half = len(text) // 2

@@ -110,6 +110,22 @@ def test_no_line_is_lost_to_a_provider_that(lie: str) -> None:
     run(story)
 
 
+def test_answers_stay_where_the_file_of_errors_is_not_given() -> None:
+    """Only the lines that it would have told of run here; the others have been paid for."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, Lies(bad=5, loses_errors=True))
+        stage.worker.start()
+        await stage.accept_batch(25)
+
+        job = await stage.ended()
+
+        assert (job.state, job.tally.completed, len(stage.tries)) == (JobState.SUCCEEDED, 25, 6)
+        assert stage.accounts.usd == pytest.approx(19 * PRICE_USD)
+
+    run(story)
+
+
 def test_what_is_not_done_in_time_is_taken_back() -> None:
     """By half of its window; what was done by then is kept, and the rest runs here."""
 

@@ -22,6 +22,7 @@ from gateway.policy.jobs.ids import line_id
 from gateway.policy.jobs.job import FINALISE, LineResult
 from gateway.policy.native.lines import ProviderAnswer, read_answer
 from gateway.policy.native.part import Part
+from gateway.policy.native.remote import ProviderRefused
 from gateway.policy.retry.budgets import cost_usd
 from gateway.policy.snapshot import PolicySnapshot, Provider, Rates
 
@@ -61,7 +62,7 @@ class ProviderAnswers:
             if file_id:
                 try:
                     await self._read(taking, self._batches.content(provider, file_id), policy, part)
-                except Unreachable:
+                except (Unreachable, ProviderRefused):
                     await self._commit(taking, policy, part)
                     raise
         await self._commit(taking, policy, part)
