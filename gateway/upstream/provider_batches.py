@@ -27,6 +27,7 @@ from gateway.upstream.wire import auth_header
 
 ANSWER_S: Final = 60.0
 IDLE_S: Final = 60.0
+MOST_REASON_BYTES: Final = 65_536
 MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 KEPT_S: Final = 14 * 86_400
 """The files of a batch are removed once its answers are here; what is forgotten goes after so long. Azure takes no less."""
@@ -250,10 +251,10 @@ def _refusal(provider: Provider, status: int, text: bytes) -> ProviderRefused | 
         else:
             message = str(error)
     except orjson.JSONDecodeError:
-        message = text[:200].decode(errors="replace")
+        message = text[:MOST_REASON_BYTES].decode(errors="replace")
     secrets = secrets_of(provider)
-    why = f"{provider.name} answered {status} {code} {message}"[:300]
-    why = secrets.text(why) if secrets is not None else why
+    why = f"{provider.name} answered {status} {code} {message}"
+    why = (secrets.text(why) if secrets is not None else why)[:300]  # what is cut first is no secret any more
     if status >= 500 or (status in _UNSURE and code not in FULL):
         return Unreachable(why)
     return ProviderRefused(status, code, why)

@@ -167,3 +167,15 @@ async def test_an_id_is_one_step_of_a_path() -> None:
 
     assert content == b"text"
     assert wire.requests[0].url.raw_path == b"/v1/files/..%2Fmodels%3Fx%3D1/content"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("status", [400, 500])
+async def test_no_part_of_a_secret_is_told_where_a_message_is_cut(status: int, form: str) -> None:
+    """Whatever stands in front of it, and however it comes."""
+    for before in range(150, 320, 7):
+        message = "x" * before + SECRET
+        wire = Wire(always(status, {"error": {"message": message}} if form == "json" else message.encode()))
+        with pytest.raises((ProviderRefused, Unreachable)) as told:
+            await wire.batches.look(OPENAI, "batch_1")
+        assert SECRET[:8] not in str(told.value)
