@@ -80,6 +80,9 @@ def build_jobs(
     if not settings.is_on:
         return None
     works = only_works or settings.works
+    if settings.redis is not None:
+        # loaded before any call is served: later it would keep the loop from the limits' Redis, which has 50 ms
+        import gateway.store.jobs.redis.opening  # noqa: F401  # a gateway without it does not load it
     leaving = policies.current.webhook_settings
 
     def following(ended: Job) -> Sequence[NewJob]:
