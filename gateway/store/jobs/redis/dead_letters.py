@@ -36,7 +36,7 @@ class RedisDeadLetters:
         """Returns the groups with the most letters, the largest first, each with its newest letters."""
         groups: dict[str, DeadGroup] = {}
         for partition in range(self._partitions.number):
-            _, _, rows = await self._partitions.run(GROUPS, partition, samples)
+            _, _, rows = await self._partitions.run(GROUPS, partition, samples, MOST_GROUPS)
             for name, about, number, size, oldest, newest, texts in rows:
                 kind, error_class, model, template = orjson.loads(about)
                 letters = [read_letter(text) for text in texts]

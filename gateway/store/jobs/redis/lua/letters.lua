@@ -1,6 +1,6 @@
 -- Dead letters, as arguments: LETTER of them each.
 --   BASE:dead hash: letter by id, its group in front of the JSON; BASE:g:GROUP zset of open letters by when
---   BASE:groups hash: what is common to a group; BASE:dead_bytes hash: bytes by group, '*' in all
+--   BASE:groups hash: what is common to a group; BASE:sizes zset of groups by their open letters; BASE:dead_bytes hash: bytes by group, '*' in all
 --   BASE:dead_at zset of all letters by when; BASE:dead_big zset of those that have bytes
 local LETTER = 7
 
@@ -38,7 +38,8 @@ local function drop_letter(id)
   if is_open then
     redis.call('ZREM', BASE .. ':g:' .. group, id)
     redis.call('HINCRBY', BASE .. ':dead_bytes', group, 0 - bytes)
-    if redis.call('EXISTS', BASE .. ':g:' .. group) == 0 then
+    if tonumber(redis.call('ZINCRBY', BASE .. ':sizes', -1, group)) < 1 then
+      redis.call('ZREM', BASE .. ':sizes', group)
       redis.call('HDEL', BASE .. ':dead_bytes', group)
       redis.call('HDEL', BASE .. ':groups', group)
     end
@@ -62,6 +63,7 @@ local function keep_letter(letter)
   end
   if is_open then
     redis.call('ZADD', BASE .. ':g:' .. group, letter.when, letter.id)
+    redis.call('ZINCRBY', BASE .. ':sizes', 1, group)
     redis.call('HINCRBY', BASE .. ':dead_bytes', group, bytes)
     redis.call('HSET', BASE .. ':groups', group, letter.about)
   end

@@ -1,16 +1,17 @@
--- Reads groups of letters. ARGV behind the usual: how many of the newest letters of each.
+-- Reads the largest groups of letters: there may be as many groups as letters. ARGV behind the usual: how many of the newest
+-- letters of each, how many groups.
 -- Returns now, and for each: its id, what is common to them, how many, their bytes, when the oldest and the newest came, letters.
 local rows, samples = {}, tonumber(ARGV[3])
-local groups = redis.call('HGETALL', BASE .. ':groups')
-for at = 1, #groups, 2 do
-  local list, newest = BASE .. ':g:' .. groups[at], {}
+for _, group in ipairs(redis.call('ZREVRANGE', BASE .. ':sizes', 0, ARGV[4] - 1)) do
+  local list, newest = BASE .. ':g:' .. group, {}
   if samples > 0 then
     for _, id in ipairs(redis.call('ZREVRANGE', list, 0, samples - 1)) do
       newest[#newest + 1] = letter_of(id)
     end
   end
   rows[#rows + 1] = {
-    groups[at], groups[at + 1], redis.call('ZCARD', list), redis.call('HGET', BASE .. ':dead_bytes', groups[at]) or '0',
+    group, redis.call('HGET', BASE .. ':groups', group), redis.call('ZCARD', list),
+    redis.call('HGET', BASE .. ':dead_bytes', group) or '0',
     redis.call('ZRANGE', list, 0, 0, 'WITHSCORES')[2], redis.call('ZRANGE', list, -1, -1, 'WITHSCORES')[2], newest,
   }
 end
