@@ -15,7 +15,7 @@ from gateway.job_ports import Blobs, BlobWriter, JobStore
 from gateway.policy.jobs.errors import FileTooLarge, JobsUnavailable, TenantStorageFull
 from gateway.policy.jobs.ids import DRAW_BYTES, FILE, new_id
 from gateway.policy.jobs.job import FileQuery, StoredFile
-from gateway.policy.jobs.rules import Jobs
+from gateway.policy.jobs.rules import Jobs, JobSettings
 
 NOT_THERE = "There is no such file; GET /v1/files lists yours."
 
@@ -45,14 +45,12 @@ class FileService:
     async def begin(self, tenant: str) -> FileUpload:
         """Begins an upload; `discard` has to follow in any case. Raises JobsUnavailable, TenantStorageFull."""
         store = await self._open_store()
-        room, settings = await self._room(store, tenant), self._jobs().settings
-        if room <= 0:
-            raise _full(settings.max_bytes_per_tenant)
+        if await self._room(store, tenant) <= 0:
+            raise _full(self._jobs().settings.max_bytes_per_tenant)
         file_id = new_id(FILE, self._draw(DRAW_BYTES))
+        kept = await store.file_bytes(tenant), await store.file_bytes(None)
         writer = await self._blobs.writer(blob_of(file_id))
-        return FileUpload(
-            file_id, tenant, writer, self._coming, min(settings.max_file_bytes, room), settings.max_file_bytes
-        )
+        return FileUpload(file_id, tenant, writer, self._coming, kept, self._jobs().settings)
 
     async def keep(
         self, upload: FileUpload, filename: str, purpose: str, expires_after_s: float | None = None
@@ -103,7 +101,7 @@ class FileService:
         """Returns how many bytes more the tenant may have. Raises JobsUnavailable where nobody may have any."""
         settings = self._jobs().settings
         if await store.file_bytes(None) + self._coming.total() > settings.max_bytes:
-            raise JobsUnavailable("Files cannot be stored now: there is no room left for them.")
+            raise _no_room()
         return settings.max_bytes_per_tenant - await store.file_bytes(tenant) - self._coming[tenant]
 
 
@@ -111,21 +109,35 @@ class FileUpload:
     """A file that is coming in."""
 
     def __init__(
-        self, file_id: str, tenant: str, writer: BlobWriter, coming: Counter[str], most: int, max_file_bytes: int
+        self,
+        file_id: str,
+        tenant: str,
+        writer: BlobWriter,
+        coming: Counter[str],
+        kept: tuple[int, int],
+        settings: JobSettings,
     ) -> None:
-        """`most` bytes are taken; `max_file_bytes` tells which bound that is."""
+        """`kept` are the bytes of the tenant's files, and of all, that were there when it began."""
         self.id = file_id
         self.tenant = tenant
         self.writer = writer
         self.bytes = 0
         self._coming = coming
-        self._most = most
-        self._max_file_bytes = max_file_bytes
+        self._kept_of_tenant, self._kept = kept
+        self._settings = settings
 
     async def write(self, data: bytes) -> None:
-        """Adds bytes. Raises FileTooLarge, TenantStorageFull, JobsUnavailable."""
-        if self.bytes + len(data) > self._most:
-            raise too_large(self._max_file_bytes) if self._most == self._max_file_bytes else _full(self._most)
+        """Adds bytes, if there is room for them beside all that comes at the same time.
+
+        Raises FileTooLarge, TenantStorageFull, JobsUnavailable.
+        """
+        settings, more = self._settings, len(data)
+        if self.bytes + more > settings.max_file_bytes:
+            raise too_large(settings.max_file_bytes)
+        if self._kept_of_tenant + self._coming[self.tenant] + more > settings.max_bytes_per_tenant:
+            raise _full(settings.max_bytes_per_tenant)
+        if self._kept + self._coming.total() + more > settings.max_bytes:
+            raise _no_room()
         self.bytes += len(data)
         self._coming[self.tenant] += len(data)
         await self.writer.write(data)
@@ -153,6 +165,10 @@ def _full(most: int) -> TenantStorageFull:
     return TenantStorageFull(
         f"Your files take all the room they may ({most} bytes); delete some (DELETE /v1/files/{{id}}).", param="file"
     )
+
+
+def _no_room() -> JobsUnavailable:
+    return JobsUnavailable("Files cannot be stored now: there is no room left for them.")
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

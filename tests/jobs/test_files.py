@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, TenantStorageFull
 from gateway.policy.jobs.ids import FILE, is_ours, new_id
 from gateway.policy.jobs.job import NewJob
 from gateway.store.blobs.directory import DirectoryBlobs
@@ -263,6 +263,24 @@ async def test_a_tenants_files_take_no_more_room_than_they_may(tmp_path: Path) -
         assert await edge.store.file_bytes("web") <= 2500
         assert len(refused) >= 3
         assert not edge.files._coming
+
+
+async def test_uploads_that_come_at_once_take_no_more_room_than_there_is(tmp_path: Path) -> None:
+    """However many have begun: what they write counts while it comes, and the refusal names the bound."""
+    for bounds, refusal in (
+        ({"max_bytes_per_tenant": 2500}, TenantStorageFull),
+        ({"max_bytes": 2500}, JobsUnavailable),
+    ):
+        async with job_edge(tmp_path, settings=bounds) as edge:
+            uploads = [await edge.files.begin("web") for _ in range(100)]
+            for upload in uploads[:2]:
+                await upload.write(b"x" * 1000)
+            for upload in uploads[2:]:
+                with pytest.raises(refusal, match="2500" if refusal is TenantStorageFull else "room"):
+                    await upload.write(b"x" * 1000)
+            for upload in uploads:
+                await upload.discard()
+            assert not edge.files._coming
 
 
 async def test_a_store_without_room_is_a_503(tmp_path: Path) -> None:
