@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
+import pytest
 from redis import Redis
 
 from gateway.policy.jobs.dead_letters import derived_letter_id
-from gateway.policy.jobs.job import ClaimAsk, JobQuery
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import ClaimAsk, JobQuery, JobState
 from gateway.store.jobs.redis import dead_letters
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
@@ -59,3 +62,34 @@ async def test_groups_beyond_those_that_are_listed_cost_nothing(job_lends: JobLe
     assert await jobs.store.dead.groups(0) == []
     with Redis.from_url(job_lends.url) as client:
         assert [*client.scan_iter(match=f"{job_lends.namespace}:*:sizes")] == []
+
+
+async def test_what_one_server_cannot_do_now_holds_up_no_other(job_lends: JobLender, wall: Wall) -> None:
+    """While one of a cluster is away, the others' jobs are claimed, and what time makes of them is done."""
+    job_lends.partitions = 8
+    jobs = Jobs(job_lends.make(wall=wall), wall)
+    store: Any = jobs.store
+    partitions = store._partitions
+    tenants = {partitions.of_tenant(f"tenant-{number}"): f"tenant-{number}" for number in range(200)}
+    late = [(await jobs.call(tenant=tenant, deadline=wall() + 5)).id for tenant in tenants.values()]
+    wall.advance(10)
+    names = [(await jobs.call(tenant=tenant)).id for tenant in tenants.values()]
+    run, away = partitions.run, {3}
+
+    async def lame(script: Any, partition: int, *args: Any) -> Any:
+        if partition in away:
+            raise JobsUnavailable("away")
+        return await run(script, partition, *args)
+
+    partitions.run = lame
+    await jobs.tick()
+    found = await jobs.store.claim([ClaimAsk("fast", 100)])
+    assert len(found) == len(names) - 1
+    assert await jobs.store.claim([ClaimAsk("fast", 100)]) == []
+    away.clear()
+    assert ids(await jobs.store.claim([ClaimAsk("fast", 100)])) == [*{*names} - {*ids(found)}]
+    away.update(range(8))
+    with pytest.raises(JobsUnavailable):
+        await jobs.store.claim([ClaimAsk("fast", 100)])
+    away.clear()
+    assert {(await jobs.get(name)).state for name in late} == {JobState.EXPIRED}

@@ -73,38 +73,54 @@ class RedisClaims:
         return sum(self._open) - self._open[partition]
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimedWork]:
-        """Claims the first of what is ready, partition by partition."""
+        """Claims the first of what is ready, partition by partition. Raises JobsUnavailable where none can be asked."""
         rooms: Counter[str] = Counter()
         for ask in asks:
             rooms[ask.segment] += ask.most
         works: list[ClaimedWork] = []
+        away = 0
         self._first += 1
-        try:
-            for place in range(self._partitions.number):
-                partition = (self._first + place) % self._partitions.number
-                while asked := _some(rooms):
-                    before = len(works)
-                    await self._look(partition, asked, works)
-                    given = Counter(work.job.segment for work in works[before:])
-                    rooms.subtract(given)
-                    if all(given[ask.segment] < ask.most for ask in asked):
-                        break
-        except JobsUnavailable:
-            if not works:  # what was given is not lost
-                raise
+        for place in range(self._partitions.number):
+            try:
+                await self._claim_from((self._first + place) % self._partitions.number, rooms, works)
+            except JobsUnavailable:  # those on other servers are not held up, and what was given is not lost
+                away += 1
+                if away == self._partitions.number and not works:
+                    raise
         return works
+
+    async def _claim_from(self, partition: int, rooms: Counter[str], works: list[ClaimedWork]) -> None:
+        """Adds to the works what a partition has, as far as there is room. Raises JobsUnavailable."""
+        while asked := _some(rooms):
+            before = len(works)
+            try:
+                await self._look(partition, asked, works)
+            finally:
+                given = Counter(work.job.segment for work in works[before:])
+                rooms.subtract(given)
+            if all(given[ask.segment] < ask.most for ask in asked):
+                break
 
     def is_silent(self) -> bool:
         """Tells whether nobody has looked for a while."""
         return self._is_hasty or min(self._looked_at) + SILENT_S < time.monotonic()
 
     async def look(self) -> None:
-        """Does what time has made due. Raises JobsUnavailable."""
+        """Does what time has made due. Raises JobsUnavailable where some of it could not be done."""
+        refusal: JobsUnavailable | None = None
         for partition in range(self._partitions.number):
-            if self._is_hasty or self._looked_at[partition] + SILENT_S < time.monotonic():
-                for _ in range(MOST_LOOKS):
-                    if not await self._look(partition, []):
-                        break
+            try:
+                await self._look_on(partition)
+            except JobsUnavailable as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    async def _look_on(self, partition: int) -> None:
+        if self._is_hasty or self._looked_at[partition] + SILENT_S < time.monotonic():
+            for _ in range(MOST_LOOKS):
+                if not await self._look(partition, []):
+                    break
 
     async def tidy(self) -> None:
         """Forgets workers that have nothing and were not heard of for long. Raises JobsUnavailable."""
