@@ -19,6 +19,8 @@ T = TypeVar("T")
 START_S = 1000.0
 LOOK_OUTSIDE_S = 0.05
 """The longest look at what is outside of time, in seconds of the world."""
+MOST_LOOKS_OUTSIDE = 2400
+"""So many looks in a row without news, two minutes or less, are a run that hangs."""
 WALL_S = 1_800_000_000.0
 """What the wall clock is ahead of the monotonic one (keep in step with `FakeClock`)."""
 _GRAIN_S = 1e-9  # the loop's own resolution: what is due within it is due
@@ -34,15 +36,22 @@ class _Nothing(selectors.SelectSelector):
         super().__init__()
         self.now = START_S
         self.asked = 0
+        self._looks = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if self.asked:
-            return super().select(timeout if timeout is not None and timeout <= 0 else LOOK_OUTSIDE_S)
+            return self._look_outside(timeout)
         if timeout is None:
             raise AssertionError("nothing is left that could happen")
         if timeout > 0:
             self.now += timeout + _GRAIN_S
         return []
+
+    def _look_outside(self, timeout: float | None) -> list[Any]:
+        news = super().select(timeout if timeout is not None and timeout <= 0 else LOOK_OUTSIDE_S)
+        self._looks = 0 if news else self._looks + 1
+        assert self._looks < MOST_LOOKS_OUTSIDE, "whoever was asked outside of time does not answer"
+        return news
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -20,10 +20,11 @@ from gateway.jobs.ports import StoredRequest
 from gateway.policy.batches import marks
 from gateway.policy.jobs import ids
 from gateway.policy.jobs.ids import derived_file_id, new_id
-from gateway.policy.jobs.job import FINALISE, FileQuery, JobEnd, JobFlag, JobState, StoredAnswer
+from gateway.policy.jobs.job import FINALISE, FileQuery, JobEnd, JobFlag, JobState, LineResult, StoredAnswer
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import few_lines
-from tests.jobs.town import KINDS, Process, Town, town
+from tests.jobs.town import KINDS, Process, Town, Where, town
+from tests.store.redis_servers import RedisServer
 
 LINES = 60
 WINDOW = 8
@@ -33,12 +34,12 @@ Tell = Callable[[Story], None]
 
 
 @pytest.fixture(params=list(KINDS))
-def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Tell:
+def tell(request: pytest.FixtureRequest, tmp_path: Path, _redis_process: RedisServer) -> Tell:
     """Tells a story of processes that share a store."""
 
     def told(story: Story) -> None:
         async def whole(clock: LoopClock) -> None:
-            async with town(request.param, clock, tmp_path) as one:
+            async with town(request.param, clock, Where(tmp_path, _redis_process.url)) as one:
                 await story(one)
 
         run(whole)
@@ -118,15 +119,20 @@ def test_cancel_reverted(tell: Tell) -> None:
 
 
 def test_duplicate_execution(tell: Tell) -> None:
-    """A line runs again only if it was in flight: what has its result is not asked for again, crash after crash."""
+    """A line runs again only if it was in flight: what has its result is not asked for again, crash after crash.
+
+    Nor is a result counted again that was committed twice, because the first answer of the store was lost.
+    """
 
     async def story(here: Town) -> None:
         process, in_flight = here.start(), 0
+        process.view.asks_twice = "commit"
         await process.accept_batch(LINES, id=BATCH)
         for calls in (15, 35, 50):
             await here.paid(calls)
             await here.kill(process)
             process = here.process()
+            process.view.asks_twice = "commit"
             job = await process.store.find(BATCH, "t")
             process.worker.start()
             assert job is not None
@@ -161,19 +167,22 @@ def test_cancel_racing_completion(tell: Tell) -> None:
     tell(story)
 
 
-def test_recovery_crash_loop(tell: Tell) -> None:
-    """What kills its worker each time is given up; others beside it get their answers, and no process dies for ever.
+@pytest.mark.parametrize("after_s", [0.0, 0.3])
+def test_recovery_crash_loop(tell: Tell, after_s: float) -> None:
+    """What kills its worker each time is given up, a call and a line; others beside them get their answers.
 
-    Lines that do so are told of in `test_poison`.
+    Alone each takes five crashes or fewer, as `test_poison` tells; what dies beside something else that is deadly takes its
+    own as well.
     """
 
     async def story(here: Town) -> None:
         first = here.process()
         await first.accept("job_deadly", "job_fine")
+        await first.accept_batch(24, id=BATCH)
         deaths = 0
         while True:
             process = here.process()
-            process.script = _deadly(process)
+            process.script = _deadly(process, after_s)
             process.worker.start()
             ends = asyncio.ensure_future(_all_end(process))
             while not process.is_dead and not ends.done():  # noqa: ASYNC110 - the dead set no event
@@ -183,19 +192,22 @@ def test_recovery_crash_loop(tell: Tell) -> None:
             ends.cancel()
             deaths += 1
             await here.kill(process)
-        deadly, fine = ends.result()
+        deadly, fine, batch = ends.result()
+        errors = await process.file_of(BATCH, "errors")
 
-        assert deaths <= 3
+        assert deaths <= 8
         assert (deadly.state, deadly.last_error.error_class) == (JobState.FAILED, "worker_crashed")
         assert fine.state is JobState.SUCCEEDED
+        assert await here.is_whole(process, batch, 24) == (23, 1)
+        assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [("c13", "worker_crashed")]
 
     tell(story)
 
 
-def _deadly(process: Process) -> Callable[[StoredRequest, int], float]:
+def _deadly(process: Process, after_s: float) -> Callable[[StoredRequest, int], float]:
     def answer(request: StoredRequest, _try: int) -> float:
-        if request.id == "job_deadly":
-            asyncio.get_running_loop().call_later(0.3, process.kill)
+        if request.id == "job_deadly" or request.id.endswith("000013"):
+            asyncio.get_running_loop().call_later(after_s, process.kill)
             return 10.0
         return 0.1
 
@@ -203,7 +215,7 @@ def _deadly(process: Process) -> Callable[[StoredRequest, int], float]:
 
 
 async def _all_end(process: Process) -> list[Any]:
-    return [await process.end_of(job) for job in ("job_deadly", "job_fine")]
+    return [await process.end_of(job) for job in ("job_deadly", "job_fine", BATCH)]
 
 
 def test_replicas_execute_once(tell: Tell) -> None:
@@ -336,16 +348,26 @@ def test_zombie_owner_burns_inference(tell: Tell) -> None:
         zombie = here.start(script=lambda _request, _try: 300.0)
         await zombie.accept_batch(LINES, id=BATCH)
         await here.paid(WINDOW)
-        other = here.process()
+        other = here.process(script=lambda _request, _try: 5.0)
         zombie.worker._is_draining = True  # it claims nothing more: what is asked is what becomes of what it had
         await here.kept.lose_workers()
         other.worker.start()
         await asyncio.sleep(2)
         broken_off = list(zombie.broken_off)
+        before = await other.store.find(BATCH, "t")
+        stale = next(work for work in zombie.view.claims if work.piece == other.view.claims[0].piece)
+        late = [
+            await zombie.store.commit(stale, [LineResult(stale.piece, False, b"late", 0, 0, 0, 0.0, 0)]),
+            await zombie.store.note(stale, {"late": 1}),
+            await zombie.store.give_back(stale, run_at=None, is_attempt=True),
+        ]
+        after = await other.store.find(BATCH, "t")
         done = await other.end_of(BATCH)
 
         assert len(broken_off) == WINDOW
         assert zombie.running == 0
+        assert [write.is_ours for write in late] == [False] * 3
+        assert after == before
         assert await here.is_whole(other, done, LINES) == (LINES, 0)
 
     tell(story)

@@ -10,6 +10,7 @@ from gateway.jobs.batches.poison import MOST_CRASHES, WINDOW
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.jobs.dead_letters import LetterKind
 from gateway.policy.jobs.job import JobState
+from gateway.policy.jobs.rules import JobRules, SegmentRules
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.lives import Lives
 from tests.jobs.stage import Stage, few_lines
@@ -144,5 +145,32 @@ def test_calls_out_of_attempts_and_those_that_an_operator_has_to_mend_are_dead_l
         assert sorted(found) == ["job_401", "job_500"]
         assert (found["job_500"].attempts, len(found["job_500"].trail)) == (3, 3)
         assert (found["job_401"].attempts, found["job_401"].error_class) == (1, "auth")
+
+    run(story)
+
+
+@pytest.mark.parametrize("deadly_after_s", [0.0, 0.05])
+@pytest.mark.parametrize("place", [0, 10, 20])
+def test_calls_claimed_beside_one_that_kills_its_process_are_served(place: int, deadly_after_s: float) -> None:
+    """However soon it kills: from the third claim on each runs alone, and only what died alone is given up."""
+
+    async def story(clock: LoopClock) -> None:
+        def script(request: StoredRequest, _try: int) -> float:
+            if request.id == "deadly":
+                clock.call_at(clock.monotonic() + deadly_after_s, lives.die)
+            return 0.2
+
+        rules = JobRules(segments=(SegmentRules("all", concurrency=100),))
+        stage = Stage(clock, script=script, rules=rules)
+        lives = Lives(stage)
+        names = [f"job_{number}" for number in range(20)]
+        await stage.accept(*names[:place], "deadly", *names[place:])
+        for name in (*names, "deadly"):
+            await lives.until_end(name)
+        await lives.aclose()
+
+        assert [(await stage.end_of(name)).state for name in names] == [JobState.SUCCEEDED] * 20
+        assert (await stage.end_of("deadly")).state is JobState.FAILED
+        assert lives.crashes <= 5
 
     run(story)

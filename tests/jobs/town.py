@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import orjson
 
@@ -21,20 +21,44 @@ from gateway.call import Call, Reply
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.running import RunningWork
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.ids import derived_file_id
 from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job
 from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.store.jobs.redis.opening import partitions_of
 from gateway.store.jobs.sqlite.store import SqliteJobStore
+from gateway.store.redis_link.job import Part
+from gateway.store.redis_link.link import Link, Script
 from tests.flow.virtual import LoopClock, VirtualLoop
 from tests.jobs.stage import Stage, few_lines
+from tests.store.jobs.redis_support import PATIENT_S, JobLender, end_leases
 from tests.store.sqlite_support import connect_hastily
+
+
+class Where(NamedTuple):
+    """What is there to keep things in: a folder, and a server."""
+
+    folder: Path
+    redis_url: str
 
 
 class Kept(Protocol):
     """What outlives processes: a store of jobs that can be opened anew."""
 
     store: JobStore
+
+    def replica(self) -> JobStore | None:
+        """Another process's own way to what is kept; None: there is one for all."""
+        ...
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Is held while the store is asked: it sees to it that virtual time waits for the world."""
+        ...
+
+    async def begin(self) -> None:
+        """Opens it."""
+        ...
 
     async def lose_workers(self) -> None:
         """All who had claims are known to be dead when this returns."""
@@ -43,10 +67,23 @@ class Kept(Protocol):
     async def aclose(self) -> None: ...
 
 
-class KeptInMemory:
+class _KeptAsOne:
+    """All processes see it through the same store."""
+
+    def replica(self) -> None:
+        pass
+
+    def asked(self) -> AbstractContextManager[None]:
+        return outside()
+
+    async def begin(self) -> None:
+        pass
+
+
+class KeptInMemory(_KeptAsOne):
     """The reference, as if it were not lost with its process: what a file does when it is opened, it does here."""
 
-    def __init__(self, clock: LoopClock, _folder: Path) -> None:
+    def __init__(self, clock: LoopClock, _where: Where) -> None:
         self._clock = clock
         self.store: Any = MemoryJobStore(clock.wall)
 
@@ -63,12 +100,12 @@ class KeptInMemory:
         await self.store.aclose()
 
 
-class KeptInFile:
+class KeptInFile(_KeptAsOne):
     """A file; who opens it knows that everybody who had it before is dead."""
 
-    def __init__(self, clock: LoopClock, folder: Path) -> None:
+    def __init__(self, clock: LoopClock, where: Where) -> None:
         self._open: Callable[[], JobStore] = lambda: SqliteJobStore(
-            str(folder / "jobs.db"), clock.wall, connect=connect_hastily
+            str(where.folder / "jobs.db"), clock.wall, connect=connect_hastily
         )
         self.store: JobStore = self._open()
 
@@ -82,11 +119,60 @@ class KeptInFile:
             await self.store.aclose()
 
 
-KINDS: dict[str, Callable[[LoopClock, Path], Kept]] = {"memory": KeptInMemory, "sqlite": KeptInFile}
+class KeptInRedis:
+    """A server that every process is a replica on; a claim is lost when its lease is over."""
+
+    def __init__(self, clock: LoopClock, where: Where) -> None:
+        self._clock = clock
+        self._where = where
+        self._link = OutsideLink(SharedState(where.redis_url, namespace="town", timeout_s=PATIENT_S))
+
+    async def begin(self) -> None:
+        with outside():
+            await self._link.start()
+            partitions = await partitions_of(self._link, is_cluster=False)
+        self._lends = JobLender(self._link, self._where.redis_url, partitions)
+        self._replicas: list[JobStore] = []
+        self.store: JobStore = self._lends.make(wall=self._clock.wall)
+
+    def replica(self) -> JobStore:
+        self._replicas.append(self._lends.make(wall=self._clock.wall, is_replica=True))
+        return self._replicas[-1]
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Time passes for it: it waits by itself before it tries a step again that somebody else was faster with."""
+        return nullcontext()
+
+    async def lose_workers(self) -> None:
+        end_leases(self._lends.url, self._lends.namespace)
+
+    async def aclose(self) -> None:
+        for store in (*self._replicas, self.store):
+            await store.aclose()
+        await self._link.aclose()
+
+
+class OutsideLink(Link):
+    """Time stands still while a command is under way, whoever waits for it or has left."""
+
+    def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
+        asked = super()._ask(parts, key, script)
+        if not asked.done():
+            held = ExitStack()
+            held.enter_context(outside())
+            asked.add_done_callback(lambda _: held.close())
+        return asyncio.shield(asked)
+
+
+KINDS: dict[str, Callable[[LoopClock, Where], Kept]] = {
+    "memory": KeptInMemory,
+    "sqlite": KeptInFile,
+    "redis": KeptInRedis,
+}
 """The stores that the scenarios are told of."""
 
 
-def outside() -> Any:
+def outside() -> AbstractContextManager[None]:
     """Time stands still inside of it."""
     return cast("VirtualLoop", asyncio.get_running_loop()).outside()
 
@@ -97,27 +183,36 @@ class View:
     def __init__(self, kept: Kept, over: asyncio.Event) -> None:
         """Whoever is dead waits for `over`, and is cancelled then."""
         self._kept = kept
+        self._own = kept.replica()
         self._over = over
         self.is_dead = False
         self.dies_before = self.dies_after = ""
         """The method of the store at which the process dies."""
+        self.asks_twice = ""
+        """The method whose first answer never comes: it is asked once more."""
         self.claims: list[ClaimedWork] = []
         """All that was given to it."""
 
+    @property
+    def _store(self) -> JobStore:
+        return self._own or self._kept.store
+
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Wakes of a store that is opened later are not heard: a worker looks once a second by itself."""
-        self._kept.store.on_ready(wake)
+        self._store.on_ready(wake)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._kept.store, name)
+        found = getattr(self._store, name)
         if not iscoroutinefunction(found):
             return found
 
         async def asked(*given: Any, **named: Any) -> Any:
             self.is_dead = self.is_dead or name == self.dies_before
             await self._live()
-            with outside():
-                result = await getattr(self._kept.store, name)(*given, **named)
+            with self._kept.asked():
+                if name == self.asks_twice:
+                    await getattr(self._store, name)(*given, **named)
+                result = await getattr(self._store, name)(*given, **named)
             self.is_dead = self.is_dead or name == self.dies_after
             await self._live()
             if name == "claim":
@@ -226,17 +321,17 @@ class Town:
 
 
 @asynccontextmanager
-async def town(kind: str, clock: LoopClock, folder: Path) -> AsyncIterator[Town]:
+async def town(kind: str, clock: LoopClock, where: Where) -> AsyncIterator[Town]:
     """An empty store of a kind, and nobody at work."""
-    one = Town(clock, KINDS[kind](clock, folder))
+    one = Town(clock, KINDS[kind](clock, where))
+    await one.kept.begin()
+    lasting = asyncio.all_tasks()
     try:
         yield one
     finally:
         one.over.set()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        while left:
+        while left := asyncio.all_tasks() - lasting:
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=1)
-            left = asyncio.all_tasks() - {asyncio.current_task()}
         await one.kept.aclose()
