@@ -10,8 +10,12 @@ import pytest
 
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.partial import PartialFile, PartialFiles
+from gateway.jobs.sweeping import BlobSweep
 from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import StoredFile
 from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
+from gateway.store.jobs.memory.store import MemoryJobStore
+from tests.flow.support import FakeClock
 from tests.store.blob_support import blobs_in, put, whole
 from tests.store.redis_servers import RedisServer
 
@@ -219,3 +223,31 @@ async def test_a_partial_file_whose_chunk_goes_while_it_is_read_ends_with_a_whol
 
 async def nothing_is_asked() -> JobStore:
     raise AssertionError
+
+
+async def test_what_nobody_knows_is_found_and_goes_when_it_is_old(redis_url: str, server: RedisServer) -> None:
+    """A process that dies between a blob and the record of it would have its bytes counted for ever."""
+    clock = FakeClock()
+    store = MemoryJobStore(clock.wall)
+    blobs, other = (blobs_in(redis_url, "one") for _ in range(2))
+    known, lost, needed, new = "files/aa/known", "files/aa/lost", "batch/batch_gwGone/index", "files/aa/new"
+    for name in (known, lost, needed, new, *(f"files/zz/{number}" for number in range(300))):
+        await put(blobs, name, b"x" * 1000)
+        if name != new:
+            age(server, blobs._manifest(name))
+    await store.add_file(StoredFile("file-1", "t", "batch", "a", 1000, 0.0, None, known))
+
+    sweep = BlobSweep(store, blobs, clock)
+    while not await sweep.step():
+        pass
+
+    assert not await other.belong_to("another store")
+    assert total(server) == 2000
+    assert [await whole(other, name) for name in (known, new)] == [b"x" * 1000] * 2
+    await asyncio.gather(blobs.aclose(), other.aclose())
+
+
+def age(server: RedisServer, manifest: bytes) -> None:
+    """Makes a blob two hours older."""
+    first, _, at = server.do("GET", manifest).decode().rpartition(" ")
+    server.do("SET", manifest, f"{first} {int(at) - 7200}")

@@ -35,9 +35,10 @@ REMOVING_S = 60
 """A removal that takes longer is done by somebody else."""
 READING_S = 60
 """Whoever reads a blob that is replaced has so long to finish."""
-NAMES_AT_ONCE = 500
+NAMES_AT_ONCE, AGES_AT_ONCE = 500, 100
 STAGE, ROOM, SETTLE = load_script("stage"), load_script("blobs_room"), load_script("blobs_settle")
 DROP, COMMIT, END = load_script("blobs_drop"), load_script("blobs_commit"), load_script("blobs_end")
+AGE = load_script("blobs_age")
 
 
 class RedisBlobs:
@@ -56,8 +57,8 @@ class RedisBlobs:
         self._max_bytes = max_bytes
         self.staged_s = staged_s
         table = self._link.key("blobs")
-        self._kept, self._open, self._due, self._total = (
-            table + use for use in (b":kept", b":open", b":due", b":total")
+        self._kept, self._open, self._due, self._total, self._owner = (
+            table + use for use in (b":kept", b":open", b":due", b":total", b":owner")
         )
         self._starting: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
@@ -75,7 +76,7 @@ class RedisBlobs:
         manifest = await self.ask(lambda: self._link.command(b"GET", place))
         if manifest is None:
             raise FileNotFoundError(name)
-        nonce, _, size = manifest.split()
+        nonce, _, size, *_ = manifest.split()
         end = int(size) if length is None else min(int(size), start + length)
         for first in range(start // PART_BYTES, -(-end // PART_BYTES), AT_ONCE):
             numbers = range(first, min(first + AT_ONCE, -(-end // PART_BYTES)))
@@ -96,23 +97,33 @@ class RedisBlobs:
             await self.run(DROP, (self._kept, self._open, self._due), (REMOVING_S, *some))
             await asyncio.gather(*(self.settle(f"{name}:") for name in some))
 
-    async def belong_to(self, _store: str) -> bool:
-        """Returns False: blobs in a Redis have no date by which they could be told from new ones."""
-        return False
+    async def belong_to(self, store: str) -> bool:
+        """Tells whether the blobs of the namespace are this store's alone; those that were nobody's are its from now on."""
+        await self.ask(lambda: self._link.command(b"SET", self._owner, store, b"NX"))
+        owner: bytes | None = await self.ask(lambda: self._link.command(b"GET", self._owner))
+        return owner == store.encode()
 
-    async def old_names(self, _least_age_s: float, _most: int) -> AsyncIterator[Sequence[str]]:
-        """Yields nothing."""
-        nothing: Sequence[Sequence[str]] = ()
-        for names in nothing:
-            yield names
+    async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
+        """Yields the names of blobs that got theirs so long ago, by the clock of the server. Raises JobsUnavailable."""
+        cursor = b"0"
+        while True:
+            cursor, names = await self._scan(cursor, most)
+            old: list[str] = []
+            for at in range(0, len(names), AGES_AT_ONCE):
+                some = names[at : at + AGES_AT_ONCE]
+                ages = await asyncio.gather(*(self.run(AGE, (self._manifest(name),), (least_age_s,)) for name in some))
+                old += [name for name, is_old in zip(some, ages, strict=True) if is_old]
+            if old:
+                yield old
+            if cursor == b"0":
+                return
 
     async def remove_below(self, folder: str) -> None:
         """Removes all blobs whose names begin with `folder` and a slash. Raises JobsUnavailable."""
         pattern, cursor, found = f"{check_name(folder)}/*", b"0", set[str]()
-        while True:  # the table may grow and shrink meanwhile: what is there all the time is found, perhaps twice
-            scan = (b"HSCAN", self._kept, cursor, b"MATCH", pattern, b"COUNT", 1000)
-            cursor, rows = await self.ask(lambda scan=scan: self._link.command(*scan))  # type: ignore[misc]  # mypy cannot infer a lambda's default
-            found.update(name.decode() for name in rows[::2])
+        while True:
+            cursor, names = await self._scan(cursor, 1000, pattern)
+            found.update(names)
             if cursor == b"0":
                 break
         await self.remove(sorted(found))
@@ -162,6 +173,15 @@ class RedisBlobs:
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Does work that nobody waits for; what cannot be done now is done by whoever writes next."""
         self._background.start(_quietly(work))
+
+    async def _scan(self, cursor: bytes, count: int, pattern: str = "*") -> tuple[bytes, list[str]]:
+        """Returns the next names of the table, and where it goes on; b"0" is its end.
+
+        It may grow and shrink meanwhile: what is there all the time is found, perhaps twice.
+        """
+        scan = (b"HSCAN", self._kept, cursor, b"MATCH", pattern, b"COUNT", count)
+        cursor, rows = await self.ask(lambda: self._link.command(*scan))
+        return cursor, [name.decode() for name in rows[::2]]
 
     async def _parts(self, place: bytes, numbers: range) -> Sequence[bytes | None]:
         asked = [self.ask(lambda number=number: self._link.command(b"HGET", place, number)) for number in numbers]  # type: ignore[misc]  # mypy cannot infer a lambda's default

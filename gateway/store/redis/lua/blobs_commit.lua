@@ -1,4 +1,4 @@
--- Gives a blob its name. KEYS: its manifest, its parts. ARGV: its nonce, how many parts, how many bytes, for how many milliseconds
+-- Gives a blob its name, and notes when. KEYS: its manifest, its parts. ARGV: its nonce, how many parts, how many bytes, for how many milliseconds
 -- those may go on who read what was there before. Returns 0 where parts have gone, because the writer took too long.
 local count = tonumber(ARGV[2])
 if count > 0 and redis.call('HLEN', KEYS[2]) ~= count + 1 then -- the nonce is a field, too
@@ -6,7 +6,7 @@ if count > 0 and redis.call('HLEN', KEYS[2]) ~= count + 1 then -- the nonce is a
 end
 local before = redis.call('GET', KEYS[1])
 redis.call('PERSIST', KEYS[2])
-redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3])
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. math.floor(now_s('')))
 local nonce = before and string.match(before, '^%S+')
 if nonce and nonce ~= ARGV[1] then
   redis.call('PEXPIRE', KEYS[1] .. ':' .. nonce, ARGV[4])

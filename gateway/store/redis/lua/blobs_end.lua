@@ -3,7 +3,7 @@
 local kept = redis.call('GET', KEYS[1])
 local nonce, bytes
 if kept then
-  nonce, bytes = string.match(kept, '^(%S+) %d+ (%d+)$')
+  nonce, bytes = string.match(kept, '^(%S+) %d+ (%d+)')
 end
 if ARGV[1] == '' then
   if kept then
