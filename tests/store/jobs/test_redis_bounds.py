@@ -14,7 +14,7 @@ from gateway.policy.jobs.job import ClaimAsk, JobQuery, JobState
 from gateway.store.jobs.redis import dead_letters
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
-from tests.store.jobs.support import Jobs, ids
+from tests.store.jobs.support import Jobs, ids, key
 from tests.store.jobs.test_dead_letters import dead_call
 from tests.store.jobs.test_redis_leases import let_leases_end
 
@@ -93,3 +93,25 @@ async def test_what_one_server_cannot_do_now_holds_up_no_other(job_lends: JobLen
         await jobs.store.claim([ClaimAsk("fast", 100)])
     away.clear()
     assert {(await jobs.get(name)).state for name in late} == {JobState.EXPIRED}
+
+
+async def test_a_job_does_not_grow_each_time_another_takes_its_place(job_lends: JobLender, wall: Wall) -> None:
+    """It may be debounced a thousand times; its keys go with it."""
+    jobs = Jobs(job_lends.make(wall=wall), wall)
+    more = {"debounce_key": key("d"), "debounce_wait_s": 60.0, "debounce_max_s": 600.0}
+
+    def kept() -> dict[bytes, bytes | None]:
+        with Redis.from_url(job_lends.url) as client:
+            found = [*client.scan_iter(match=f"{job_lends.namespace}:*:[jwd]:*")]
+            return {name: client.hget(name, "k") if b":j:" in name else client.get(name) for name in found}
+
+    sizes = []
+    for _ in range(5):
+        await jobs.accept(jobs.new(run_at=wall() + 60, state=JobState.SCHEDULED, more=more))
+        sizes.append(sum(len(value or b"") for value in kept().values()))
+    assert (len(kept()), len({*sizes})) == (2, 1)
+
+    wall.advance(700)
+    await jobs.finish(await jobs.claim())
+    wall.advance(1)
+    assert (await jobs.store.forget_ended(wall(), 10), kept()) == (1, {})

@@ -79,6 +79,17 @@ local function replaced(old, new)
   return { id = old.id, at = old.at, h = h, pieces = {} }
 end
 
+-- Notes under which dedupe and debounce keys a job is known, each once: one that is debounced comes again and again.
+local function note_names(job, names)
+  local known_as = redis.call('HGET', job.at, 'k') or ''
+  for _, name in ipairs(tokens_of(names)) do
+    if not string.find(known_as .. ' ', ' ' .. name .. ' ', 1, true) then
+      known_as = known_as .. ' ' .. name
+    end
+  end
+  redis.call('HSET', job.at, 'k', known_as)
+end
+
 -- Takes a job, whatever the bounds. Returns its id, what has become of it (new, known, conflict or replaced), and its text.
 local function take(new)
   local id, is_other = known(new)
@@ -130,7 +141,7 @@ local function take(new)
     names = names .. ' w' .. new.debounce
   end
   if names ~= '' then
-    redis.call('HSET', job.at, 'k', (redis.call('HGET', job.at, 'k') or '') .. names)
+    note_names(job, names)
   end
   local piece = { n = new.n, ready_at = exact(math.max(now, run_at)), claims = 0, fence = 0, turn = '0', ref = '' }
   local is_held = new.n ~= '-2' and (h[PAUSED] == '1' or h[ENDS_AS] ~= '-')
