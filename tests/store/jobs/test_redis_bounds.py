@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from gateway.policy.jobs.job import ClaimAsk, JobQuery, JobState
 from gateway.store.jobs.redis import dead_letters
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
-from tests.store.jobs.support import Jobs, ids, key
+from tests.store.jobs.support import DAY_S, Jobs, ids, key
 from tests.store.jobs.test_dead_letters import dead_call
 from tests.store.jobs.test_redis_leases import let_leases_end
 
@@ -115,3 +116,22 @@ async def test_a_job_does_not_grow_each_time_another_takes_its_place(job_lends: 
     await jobs.finish(await jobs.claim())
     wall.advance(1)
     assert (await jobs.store.forget_ended(wall(), 10), kept()) == (1, {})
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+async def test_a_clock_that_differs_from_the_servers_puts_nothing_off(
+    job_lends: JobLender, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """What is due at once is; what is to wait waits as long as it was told to."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    store = job_lends.make()
+    jobs = Jobs(store, Wall())
+    now = time.time()
+    await jobs.call(created_at=now, run_at=now, deadline=now + DAY_S)
+    work = await jobs.claim()
+    await jobs.give_back(work, run_at=time.time() + 60)
+    ((_, depth),) = (await store.look()).items()
+
+    assert depth.number == 1
+    assert 50 < depth.oldest_at - real() < 70

@@ -73,6 +73,10 @@ class JobPartitions:
         """Returns the server's time, as estimated from its last answer: behind it by no more than a round trip."""
         return time.monotonic() + self._ahead_s if self._wall is None else self._wall()
 
+    def by_server(self, at: float) -> float:
+        """Returns what the server's clock shows when this process's shows `at`: the two need not agree."""
+        return at + self.now() - time.time() if self._wall is None else at
+
     def key(self, partition: int, use: str) -> bytes:
         """Returns a key of the partition."""
         return self._bases[partition] + b":" + use.encode()

@@ -41,7 +41,8 @@ class RedisWrites:
         def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
             kept.job = transitions.tried(kept.job, error, is_attempt=is_attempt)
             claims = kept.pieces[work.piece].claims - 1
-            pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
+            ready_at = now if run_at is None else max(now, self._partitions.by_server(run_at))
+            pieces.put(kept, work.piece, ready_at, now, claims=max(0, claims))
             pieces.stop_if_asked(kept, now)
 
         def was_done(job: records.RedisJob) -> bool:

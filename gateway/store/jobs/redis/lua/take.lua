@@ -111,6 +111,10 @@ local function take(new)
   end
   local h = job.h
   local run_at = tonumber(h[RUN_AT])
+  if run_at > now and run_at <= tonumber(h[CREATED]) then -- at once, by a clock that is ahead of this one
+    run_at = now
+    h[RUN_AT] = exact(now)
+  end
   h[STATE] = run_at > now and 'scheduled' or 'queued'
   if h[KIND] == 'batch' then
     redis.call('ZADD', BASE .. ':b:' .. h[TENANT], score_of(h[SEQ]), job.id)
