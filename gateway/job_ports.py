@@ -331,7 +331,7 @@ class Blobs(Protocol):
         ...
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether all blobs are those of the store of this identity; those that were nobody's are its from now on.
+        """Tells whether all blobs are those of the store of this identity: no other has ever asked.
 
         False also where they are not to be searched. Raises JobsUnavailable.
         """

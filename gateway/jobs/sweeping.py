@@ -1,7 +1,8 @@
 """Removes blobs that nobody knows: what a process leaves behind that dies between a blob and the record of it.
 
-Only where the blobs are this store's alone, for another store's look just like them; only what is old, for a record may be on
-its way; a few at a time. What is known, in whatever state, is left to `JobCleaning`.
+Only where the blobs are this store's alone, for another store's look just like them: once a second one has asked, neither
+removes any. Only what is old, for a record may be on its way; a few at a time. What is known, in whatever state, is left to
+`JobCleaning`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ AT_ONCE = 500
 """Blobs that one step looks at."""
 PASS_EVERY_S = 3600.0
 """Between two passes over all blobs."""
-LEAST_AGE_S = 3600.0
+LEAST_AGE_S = 2 * PASS_EVERY_S
+"""Longer than from one pass to the next: by then each store that has blobs there has asked whose they are."""
 log = logging.getLogger("gateway.jobs")
 
 
@@ -53,9 +55,10 @@ class BlobSweep:
 
         Raises JobsUnavailable.
         """
+        if not await self._blobs.belong_to(await self._store.identity()):
+            self._pass = None
+            return True
         if self._pass is None:
-            if not await self._blobs.belong_to(await self._store.identity()):
-                return True
             self._pass = self._blobs.old_names(LEAST_AGE_S, AT_ONCE)
         names = await anext(self._pass, None)
         if names is None:

@@ -241,13 +241,14 @@ async def test_what_nobody_knows_is_found_and_goes_when_it_is_old(redis_url: str
     while not await sweep.step():
         pass
 
-    assert not await other.belong_to("another store")
     assert total(server) == 2000
+    assert not await other.belong_to("another store")
+    assert not await blobs.belong_to(await store.identity())
     assert [await whole(other, name) for name in (known, new)] == [b"x" * 1000] * 2
     await asyncio.gather(blobs.aclose(), other.aclose())
 
 
 def age(server: RedisServer, manifest: bytes) -> None:
-    """Makes a blob two hours older."""
+    """Makes a blob three hours older."""
     first, _, at = server.do("GET", manifest).decode().rpartition(" ")
-    server.do("SET", manifest, f"{first} {int(at) - 7200}")
+    server.do("SET", manifest, f"{first} {int(at) - 10_800}")

@@ -30,8 +30,8 @@ T = TypeVar("T")
 PIECE_BYTES = 262_144
 """Of one read or write."""
 THREADS = 4
-OWNER = ".store"
-"""The file that says which store of jobs knows the blobs of the folder."""
+OWNERS = ".store"
+"""The file that says which stores of jobs know blobs of the folder."""
 NEW = ".new"
 """The folder of files that have no name yet; no blob's name begins with a dot."""
 
@@ -80,7 +80,7 @@ class DirectoryBlobs:
             await self.run(lambda: self._unlink(paths), "removed")
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether the folder is this store's alone, by a word in it; one that has none yet is its from now on."""
+        """Tells whether the folder is this store's alone, by a file in it that names all that have asked."""
         return await self.run(lambda: self._is_of(store), "read")
 
     async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
@@ -198,18 +198,11 @@ class DirectoryBlobs:
     def _is_of(self, store: str) -> bool:
         if not self.root.is_dir():
             return False
-        owner = self.root / OWNER
-        if not owner.exists():
-            new = self._create()
-            try:
-                new.file.append(store.encode())
-                new.file.sync()
-                with contextlib.suppress(FileExistsError):
-                    os.link(new.path, owner)  # it is whole, and the first one stays
-            finally:
-                _discard(new)
-            _sync_folder(self.root)
-        return owner.read_text(encoding="utf-8") == store
+        owners = self.root / OWNERS
+        if not owners.exists() or store not in owners.read_text(encoding="utf-8").split():
+            with owners.open("a", encoding="utf-8") as file:
+                file.write(f"{store}\n")
+        return owners.read_text(encoding="utf-8").split() == [store]
 
     def _unlink(self, paths: Sequence[Path]) -> None:
         for path in paths:

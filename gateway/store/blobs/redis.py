@@ -57,8 +57,8 @@ class RedisBlobs:
         self._max_bytes = max_bytes
         self.staged_s = staged_s
         table = self._link.key("blobs")
-        self._kept, self._open, self._due, self._total, self._owner = (
-            table + use for use in (b":kept", b":open", b":due", b":total", b":owner")
+        self._kept, self._open, self._due, self._total, self._owners = (
+            table + use for use in (b":kept", b":open", b":due", b":total", b":owners")
         )
         self._starting: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
@@ -98,10 +98,9 @@ class RedisBlobs:
             await asyncio.gather(*(self.settle(f"{name}:") for name in some))
 
     async def belong_to(self, store: str) -> bool:
-        """Tells whether the blobs of the namespace are this store's alone; those that were nobody's are its from now on."""
-        await self.ask(lambda: self._link.command(b"SET", self._owner, store, b"NX"))
-        owner: bytes | None = await self.ask(lambda: self._link.command(b"GET", self._owner))
-        return owner == store.encode()
+        """Tells whether the blobs of the namespace are this store's alone, by a set that names all that have asked."""
+        await self.ask(lambda: self._link.command(b"SADD", self._owners, store))
+        return {*await self.ask(lambda: self._link.command(b"SMEMBERS", self._owners))} == {store.encode()}
 
     async def old_names(self, least_age_s: float, most: int) -> AsyncIterator[Sequence[str]]:
         """Yields the names of blobs that got theirs so long ago, by the clock of the server. Raises JobsUnavailable."""
