@@ -135,6 +135,27 @@ def test_the_folder_can_be_applied_as_a_whole() -> None:
         assert sorted(one["kind"] for one in built) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service"]
 
 
+def test_one_gateway_can_keep_its_jobs_on_a_volume(tmp_path: Path) -> None:
+    """What `kubernetes-single` changes: one pod at a time, and a volume where its config says that state and jobs are."""
+    folder = DEPLOY / "kubernetes-single"
+    (patch,) = document(folder / "kustomization.yaml")["patches"]
+    changes = {one["path"]: one["value"] for one in yaml.safe_load(patch["patch"])}
+    (claim,) = documents(folder / "volume.yaml")
+    (url,) = changes["/spec/template/spec/containers/0/env"]
+    mount = changes["/spec/template/spec/containers/0/volumeMounts/-"]
+    volume = changes["/spec/template/spec/volumes/-"]
+
+    assert (changes["/spec/replicas"], changes["/spec/strategy"]) == (1, {"type": "Recreate"})
+    assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    assert url["value"].startswith(f"sqlite:///{mount['mountPath']}/")
+    kubectl = tool("kubectl")
+    if kubectl:
+        built = {one["kind"]: one for one in yaml.safe_load_all(run([kubectl, "kustomize", str(folder)]))}
+        assert built["Deployment"]["spec"]["replicas"] == 1
+        assert len(built["Deployment"]["spec"]["template"]["spec"]["volumes"]) == 2
+        assert "PersistentVolumeClaim" in built
+
+
 @pytest.mark.parametrize("file", WORKLOADS)
 def test_the_config_is_good(file: str, tmp_path: Path) -> None:
     """With its policy files, with and without a Redis; whatever the ConfigMap holds is mounted."""
