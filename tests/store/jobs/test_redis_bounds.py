@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from gateway.policy.jobs.job import ClaimAsk, JobQuery, JobState
 from gateway.store.jobs.redis import dead_letters
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender
-from tests.store.jobs.support import DAY_S, Jobs, ids, key
+from tests.store.jobs.support import DAY_S, OURS, Jobs, ids, key, line
 from tests.store.jobs.test_dead_letters import dead_call
 from tests.store.jobs.test_redis_leases import let_leases_end
 
@@ -135,3 +136,17 @@ async def test_a_clock_that_differs_from_the_servers_puts_nothing_off(
 
     assert depth.number == 1
     assert 50 < depth.oldest_at - real() < 70
+
+
+async def test_a_commit_has_an_answer_whatever_happens(job_lends: JobLender, wall: Wall) -> None:
+    """A defect of one is told to all that went with it: nobody waits for ever with a claim that is kept young."""
+    jobs = Jobs(job_lends.make(wall=wall), wall)
+    await jobs.running_batch()
+    one, other = await jobs.claim_all()
+    store: Any = jobs.store
+    with patch.object(store._partitions, "run", side_effect=ZeroDivisionError("a defect")):
+        told = await asyncio.wait_for(
+            asyncio.gather(*(jobs.store.commit(work, [line(0)]) for work in (one, other)), return_exceptions=True), 5
+        )
+    assert [type(error) for error in told] == [ZeroDivisionError] * 2
+    assert await jobs.store.commit(one, [line(0)]) == OURS

@@ -58,6 +58,10 @@ class RedisCommits:
                     for _, answer in some:
                         if not answer.done():
                             answer.set_exception(JobsUnavailable(error.message))
+                except Exception as defect:  # noqa: BLE001  # theirs all, who would wait for ever
+                    for _, answer in some:
+                        if not answer.done():
+                            answer.set_exception(defect)
                 else:
                     for (_, answer), one in zip(some, told, strict=True):
                         if not answer.done():
