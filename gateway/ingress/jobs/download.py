@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.errors import CallerFault
+from gateway.ingress.jobs.own_routes import head_alone
 from gateway.ingress.render import error_body, new_request_id
 from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.file_service import FileService
@@ -54,7 +55,7 @@ async def download_partial(request: Request, files: PartialFiles, file: PartialF
     headers = {"accept-ranges": "none", "cache-control": "no-store", **_headers(file.filename)}
     kind = "application/octet-stream"
     if request.method == "HEAD":
-        response = Response(headers=headers, media_type=kind)
+        response = head_alone(headers, kind)
     else:
         response = StreamingResponse(files.read(file), headers=headers, media_type=kind)
     response.raw_headers.append(INCOMPLETE)

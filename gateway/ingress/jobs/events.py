@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.ingress.jobs.own_routes import head_alone
 from gateway.policy.jobs.errors import TooManyReaders
 from gateway.policy.jobs.job import Job
 
@@ -40,7 +41,7 @@ class EventReaders:
         """
         headers = {"cache-control": "no-cache"}
         if request.method == "HEAD":
-            return Response(headers=headers, media_type="text/event-stream")
+            return head_alone(headers, "text/event-stream")
         self._refuse_more(tenant)
         events = _events(event, changes(_last_seen(request)), show)
         return FollowedEvents(self.open, tenant, events, headers=headers, media_type="text/event-stream")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -71,6 +71,13 @@ def limit_of(request: Request, usual: int, most: int) -> int:
     if not said.isdecimal() or not said.isascii() or len(said) > 9 or not 1 <= int(said) <= most:
         raise InvalidRequest(f"The parameter 'limit' must be a whole number from 1 to {most}.", param="limit")
     return int(said)
+
+
+def head_alone(headers: Mapping[str, str], media_type: str) -> Response:
+    """Returns the answer to a HEAD where nobody knows how long the body would be: it says nothing of that (RFC 9110, 8.6)."""
+    response = Response(headers=headers, media_type=media_type)
+    del response.headers["content-length"]
+    return response
 
 
 def states_of(request: Request) -> list[JobState]:
