@@ -122,7 +122,7 @@ class Running:
         """Stop the gateway and the emulator, and read the call log."""
         await self.gateway.stop()
         await self.emulator.stop()
-        self.records = [orjson.loads(line) for line in self.log.getvalue().splitlines()]
+        self.records = [orjson.loads(line) for line in self.log.getvalue().split("\n") if line]
 
 
 async def start_gateway(
