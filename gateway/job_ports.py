@@ -87,6 +87,8 @@ class JobStore(Protocol):
     """A claim ends after so long without `renew`; infinite where a crash of the worker is a crash of the store."""
     promise: str
     """What is true when `accept` returns, for `/readyz`: such as "on disk"."""
+    calm_s: float
+    """Seconds after which what was written stays, even if the store dies: what it was made of may be removed then."""
 
     @property
     def dead(self) -> DeadLetters:
@@ -213,9 +215,7 @@ class JobStore(Protocol):
         ...
 
     async def find_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, until they are forgotten: of removed, replaced and expired
-        files, of chunks of ended jobs.
-        """
+        """Returns names of blobs of removed, replaced and expired files, of chunks of ended jobs, until forgotten."""
         ...
 
     async def forget_garbage(self, names: Sequence[str]) -> None:

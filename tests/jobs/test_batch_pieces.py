@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -453,3 +454,45 @@ async def test_files_that_cannot_be_written_are_tried_again(
     job = await bench.finalise()
 
     assert (job.state, job.marks[marks.ERRORS][0]["code"]) == (JobState.FAILED, "server_error")
+
+
+class Waiting(FakeClock):
+    """A clock on which nothing is over until it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = asyncio.Event()
+        self.slept_s = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        await self.over.wait()
+
+
+async def test_an_end_that_the_store_forgets_is_written_once_more(policies: Policies) -> None:
+    """A server may lose its last seconds: what the files are made of stays until the end of the batch is safe."""
+    bench = Bench(policies)
+    await bench.accept(lines(20))
+    await bench.check()
+    for _ in range(2):
+        await bench.run_chunk()
+    work = await bench.claim()
+    forgetful = deepcopy(bench.store)
+    setattr(bench.store, "calm_s", 5.0)  # noqa: B010  # of a server that writes to its disk now and then
+    clock = Waiting()
+    ends = BatchEnds(bench.store, bench.blobs, clock, lambda _job: RULES)
+    ending = asyncio.create_task(ends.run(RunningWork(work, clock)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (await bench.job()).state.is_end
+
+    bench.store = forgetful
+    await BatchEnds(forgetful, bench.blobs, bench.clock, lambda _job: RULES).run(RunningWork(work, bench.clock))
+
+    job = await bench.job()
+    assert (job.state, job.tally.completed) == (JobState.SUCCEEDED, 20)
+    assert len(await bench.file(job.marks[marks.OUTPUT_FILE])) == 20
+    clock.over.set()
+    await ending
+    assert clock.slept_s == 5.0
+    assert not any(name.startswith(marks.batch_folder(ID)) for name in bench.blobs.names)

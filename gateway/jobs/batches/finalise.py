@@ -154,7 +154,11 @@ class BatchEnds:
         return part.id
 
     async def _clear_away(self, job: Job) -> None:
-        """Removes the index and the chunks, also those of workers that died or lost their claim; what stays is bytes."""
+        """Removes the index and the chunks, also those of workers that died or lost their claim; what stays is bytes.
+
+        Not before the end of the batch is safe: a store that forgets it has the files written once more.
+        """
+        await self._clock.sleep(self._store.calm_s)
         try:
             await self._blobs.remove_below(marks.batch_folder(job.id))
         except JobsUnavailable:

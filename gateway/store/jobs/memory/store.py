@@ -48,6 +48,7 @@ class MemoryJobStore:
     """Implements `gateway.job_ports.JobStore`."""
 
     lease_s = inf
+    calm_s = 0.0
     promise = "kept in memory: lost with the process"
     is_well = True
 

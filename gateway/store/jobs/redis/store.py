@@ -84,7 +84,7 @@ class RedisJobStore:
         second ago. That of a tenant is always exact.
         """
         self.lease_s = lease_s
-        self.promise = durability.promise
+        self.promise, self.calm_s = durability.promise, durability.calm_s
         self._links = links
         self._durability = durability
         self._wakes: list[Callable[[], None]] = []
@@ -281,7 +281,7 @@ class RedisJobStore:
                 await self._claims.tidy()
                 try:
                     await self._durability.check()
-                    self.promise = self._durability.promise
+                    self.promise, self.calm_s = self._durability.promise, self._durability.calm_s
                     self._problem = ""
                 except StoreUnusable as error:
                     self._problem = str(error)

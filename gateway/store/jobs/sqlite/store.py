@@ -54,6 +54,7 @@ class SqliteJobStore:
     """Implements `gateway.job_ports.JobStore` on a file, for one event loop; the constructor raises StoreUnusable."""
 
     lease_s = inf
+    calm_s = 0.0
     promise = "on disk"
 
     def __init__(
