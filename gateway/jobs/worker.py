@@ -32,8 +32,10 @@ LONGEST_PAUSE_S = 10.0
 """The longest wait before a store that cannot be asked is asked again."""
 MOST_HELD_BYTES = 256 * 1024 * 1024
 """Of requests that were claimed, and of answers that wait for the store: with so many nothing more is claimed."""
-MOST_AT_ONCE, LEAST_GUESSED_BYTES = 64, 65_536
-"""Pieces of a segment in one claim, whose requests nobody knows yet: each is taken to be as large as the largest here."""
+GUESSED_BYTES = 20_000_000
+"""Of a request that is to be claimed, and that nobody knows yet: as large as one may be by default, or as the largest here. So
+small ones are claimed a few at a time, one claim after the other.
+"""
 RENEWALS = 3
 """A claim is renewed so often within its lease."""
 
@@ -129,19 +131,19 @@ class JobWorker:
         rest = list(room.values())[-1]
         for segment, _, _ in self._store.depth():
             room.setdefault(segment, rest)  # a config that has gone named it: its jobs go on with the share of the last
-        most_at_once = self._may_hold()
-        asks = [
-            ClaimAsk(segment, min(most - busy[segment], most_at_once))
-            for segment, most in room.items()
-            if most > busy[segment] and most_at_once
-        ]
-        return await self._store.claim(asks) if asks else ()
+        free = {segment: most - busy[segment] for segment, most in room.items() if most > busy[segment]}
+        fitting = self._fitting()
+        if not free or not fitting:
+            return ()
+        each = max(
+            1, fitting // len(free)
+        )  # no segment waits for another to leave room, so one more of each may be held
+        return await self._store.claim([ClaimAsk(segment, min(most, each)) for segment, most in free.items()])
 
-    def _may_hold(self) -> int:
-        """Returns how many pieces of each segment may be claimed now, as far as memory goes."""
+    def _fitting(self) -> int:
+        """Returns how many pieces may be claimed now, as far as memory goes."""
         held = [running.held_bytes for running in self._running.values()]
-        free_bytes = MOST_HELD_BYTES - sum(held)
-        return max(0, min(MOST_AT_ONCE, free_bytes // max(LEAST_GUESSED_BYTES, *held, 0)))
+        return max(0, (MOST_HELD_BYTES - sum(held)) // max(GUESSED_BYTES, *held, 0))
 
     async def _sleep_until_woken(self, longest_s: float) -> None:
         timer = self._clock.call_at(self._clock.monotonic() + longest_s, self._wake.set)

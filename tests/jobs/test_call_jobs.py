@@ -293,6 +293,7 @@ def test_nothing_begins_while_the_process_has_no_room() -> None:
 def test_no_more_requests_are_held_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bytes count, and those of answers that the store has not taken yet."""
     monkeypatch.setattr(worker_module, "MOST_HELD_BYTES", 1_000_000)
+    monkeypatch.setattr(worker_module, "GUESSED_BYTES", 200_000)
 
     async def story(clock: LoopClock) -> None:
         rules = JobRules(segments=(SegmentRules("all", concurrency=100),))
@@ -314,7 +315,27 @@ def test_no_more_requests_are_held_than_memory_has_room_for(monkeypatch: pytest.
 
         for number in range(40):
             assert (await stage.end_of(f"job_{number}")).state is JobState.SUCCEEDED
-        assert most <= 15 * 200_000  # of the first claim nobody knows how large its requests are
+        assert most <= 1_000_000
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_a_backlog_of_large_requests_does_not_fill_the_memory_at_once() -> None:
+    """As it is met by a process that was killed for its memory, and starts again."""
+
+    async def story(clock: LoopClock) -> None:
+        segments = (SegmentRules("fast", concurrency=400), SegmentRules("slow", concurrency=100))
+        stage = Stage(clock, rules=JobRules(segments=segments), script=lambda _request, _try: 60.0)
+        large = bytes(20_000_000)
+        for segment in ("fast", "slow"):
+            jobs = [stage.new_job(f"{segment}_{number}", segment=segment) for number in range(80)]
+            await stage.store.accept([replace(job, payload=large) for job in jobs])
+        stage.worker.start()
+        await asyncio.sleep(5)
+
+        at_most = worker_module.MOST_HELD_BYTES // len(large) + len(segments) - 1
+        assert 10 <= stage.worker.running <= at_most
         await stage.worker.aclose()
 
     run(story)
