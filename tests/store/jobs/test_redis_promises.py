@@ -142,6 +142,7 @@ async def test_jobs_on_replicas_are_there_after_a_failover(wall: Wall, monkeypat
     with redis_watched() as watched:
         async with opened(watched.url, wall, accept="replicated") as jobs:
             assert jobs.store.promise == "on a replica"
+            assert jobs.store.calm_s == durability.CALM_S
 
             async def takes(name: str) -> bool:
                 try:

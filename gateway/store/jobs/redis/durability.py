@@ -59,7 +59,8 @@ class JobDurability:
                 worst = worth
                 self._waits_for_disk = self._accept != "fast" and version >= WAITAOF_SINCE and worth in (1, 2)
         self._waits_for_replica = self._accept == "replicated"
-        self.calm_s = 0.0 if worst in (0, 3) else CALM_S
+        is_last_word = worst in (0, 3) and not self._waits_for_replica  # a replica is a moment behind
+        self.calm_s = 0.0 if is_last_word else CALM_S
         disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
         self.promise = disk[0 if self._waits_for_disk else worst]
         if self._waits_for_replica:
