@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -169,6 +170,9 @@ class JobWorker:
             await self._run(running)
         except asyncio.CancelledError:
             log.debug("job %s: its piece %d was broken off", work.job.id, work.piece)
+            if running.is_ours and not running.is_over:  # most runners have given it back; then this changes nothing
+                with suppress(JobsUnavailable):
+                    await self._store.give_back(work, run_at=None, is_attempt=False)
         except Exception:
             log.exception("job %s: its piece %d failed here and is given back", work.job.id, work.piece)
             run_at = self._clock.wall() + LONGEST_PAUSE_S

@@ -99,3 +99,25 @@ def test_a_defect_of_the_store_does_not_end_the_worker() -> None:
         await worker.aclose()
 
     run(story)
+
+
+def test_what_a_runner_leaves_when_it_is_broken_off_is_given_back() -> None:
+    """Nobody has to wait until its lease is over, and nobody died."""
+
+    async def story(clock: LoopClock) -> None:
+        store = MemoryJobStore(clock.wall)
+
+        async def piece(_running: RunningWork) -> None:
+            await asyncio.sleep(600)
+
+        worker = worker_of(store, clock, piece)
+        worker.start()
+        await store.accept([Stage(clock).new_job()])
+        await asyncio.sleep(5)
+        await worker.drain(10.0)
+        await worker.aclose()
+
+        (work,) = await store.claim([ClaimAsk("all", 1)])
+        assert (work.claims, work.job.attempts) == (1, 0)
+
+    run(story)
