@@ -52,6 +52,8 @@ class Lies:
     list_lags_s: float = 0.0
     always_down_after_s: float | None = None
     ignores_cancel: int = 0
+    cancels_s: float = 60.0
+    """A batch is cancelling for so long."""
     keeps_no_metadata: bool = False
     loses_errors: bool = False
     """It names error files, and does not give them."""
@@ -193,7 +195,7 @@ class ScriptedBatches:
         if lies.invalid or batch.is_full:
             return "failed"
         if batch.cancelled_at is not None and batch.cancelled_at - batch.made_at < lies.works_s:
-            return "cancelling" if self.clock.wall() - batch.cancelled_at < 60 else "cancelled"
+            return "cancelling" if self.clock.wall() - batch.cancelled_at < lies.cancels_s else "cancelled"
         if lies.expires_after_s is not None and age_s >= lies.expires_after_s:
             return "expired"
         return "completed" if age_s >= lies.works_s else "in_progress"

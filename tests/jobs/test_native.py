@@ -14,6 +14,7 @@ from gateway.policy.jobs.job import JobFlag, JobState
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.native_provider import Lies
 from tests.jobs.native_stage import PRICE_USD, NativeStage, native_rules
+from tests.sweeps import sampled
 
 
 def test_a_batch_is_done_at_the_provider_for_half_the_price() -> None:
@@ -307,12 +308,13 @@ def _check(stage: NativeStage) -> None:
     assert stage.left_behind == set()
 
 
-def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing() -> None:
-    """Every step in turn, those between an effect and its note among them."""
-    steps = run(lambda clock: _told(clock, [])).life.steps
+@pytest.mark.parametrize("works_s", sampled([10.0, 100.0], lambda works_s: works_s == 10.0))
+def test_a_death_between_any_two_steps_submits_nothing_twice_and_loses_nothing(works_s: float) -> None:
+    """Every step in turn, those between an effect and its note among them; a long wait only has the same looks more often."""
+    steps = run(lambda clock: _told(clock, [], works_s=works_s)).life.steps
 
     for last in range(1, steps + 1):
-        stage = run(lambda clock, last=last: _told(clock, [last]))  # type: ignore[misc]  # bound at once
+        stage = run(lambda clock, last=last: _told(clock, [last], works_s=works_s))  # type: ignore[misc]  # bound at once
 
         _check(stage)
         tally = run_tally(stage)
@@ -335,12 +337,15 @@ def test_fifty_deaths_in_a_row_submit_nothing_twice_and_lose_nothing(seed: int) 
     assert run_tally(stage).cost_usd == pytest.approx(12 * PRICE_USD)
 
 
-def test_deaths_while_a_batch_is_cancelled_lose_nothing_that_was_paid_for() -> None:
-    """Every step of the way back in turn."""
-    steps = run(lambda clock: _told(clock, [12], cancel_at=1)).life.steps
+@pytest.mark.parametrize("cancels_s", sampled([5.0, 60.0], lambda cancels_s: cancels_s == 5.0))
+def test_deaths_while_a_batch_is_cancelled_lose_nothing_that_was_paid_for(cancels_s: float) -> None:
+    """Every step of the way back in turn; a long wait only has the same looks more often."""
+    steps = run(lambda clock: _told(clock, [12], cancel_at=1, cancels_s=cancels_s)).life.steps
 
     for last in range(1, steps + 1):
-        stage = run(lambda clock, last=last: _told(clock, [12, last], cancel_at=1))  # type: ignore[misc]  # bound at once
+        stage = run(
+            lambda clock, last=last: _told(clock, [12, last], cancel_at=1, cancels_s=cancels_s)  # type: ignore[misc]  # bound at once
+        )
 
         assert len(stage.provider.batches) <= 2
         assert run_tally(stage).completed == len(stage.lines["batch_1"]) == len(stage.provider.served)
