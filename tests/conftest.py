@@ -4,7 +4,7 @@ collector runs; how many examples a property test looks at."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +14,16 @@ from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, 
 settings.register_profile("fast", max_examples=30)
 settings.register_profile("full", max_examples=500)
 settings.load_profile("fast")  # `make soak` looks at `full`
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the collector of garbage: nearly all that it would look at, again and again, lives to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -306,7 +306,7 @@ class TwoStores(RuleBasedStateMachine):
 
 TestTwoStores = TwoStores.TestCase
 TestTwoStores.settings = settings(
-    max_examples=2 * settings.default.max_examples // 3,  # 20, and in the soak ten times as many and more
+    max_examples=2 * settings().max_examples // 3,  # 20, and in the soak ten times as many and more
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],  # to shrink a failure takes minutes: add Phase.shrink when there is one

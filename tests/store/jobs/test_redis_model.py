@@ -88,7 +88,7 @@ def _server(redis_url: str) -> Iterator[Any]:
 
 TestRedisBesideMemory = RedisBesideMemory.TestCase
 TestRedisBesideMemory.settings = settings(
-    max_examples=settings.default.max_examples // 4,  # 7, and in the soak ten times as many and more
+    max_examples=settings().max_examples // 4,  # 7, and in the soak ten times as many and more
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],  # as beside SQLite
