@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
-settings.register_profile("fast", max_examples=30)
+settings.register_profile("fast", max_examples=20)
 settings.register_profile("full", max_examples=500)
 settings.load_profile("fast")  # `make soak` looks at `full`
 

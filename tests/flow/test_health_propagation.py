@@ -612,7 +612,7 @@ def test_a_client_that_leaves_during_the_backoff_leaves_nothing() -> None:
     run(story)
 
 
-@pytest.mark.parametrize("leaves_after_s", [0.02, 0.11, 0.14, 0.21, 0.26])
+@pytest.mark.parametrize("leaves_after_s", sampled([0.02, 0.11, 0.14, 0.21, 0.26], lambda at: at in (0.02, 0.14, 0.26)))
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_in_any_attempt_leaves_nothing(leaves_after_s: float, stream: bool) -> None:
     """And nobody is blamed for it."""
@@ -949,7 +949,7 @@ def test_long_streams_end_well_behind_an_ejection() -> None:
 # Everything at once.
 
 
-@pytest.mark.parametrize("seed", sampled(range(12), lambda seed: seed < 6))
+@pytest.mark.parametrize("seed", sampled(range(12), lambda seed: seed < 3))
 def test_whatever_happens_nothing_is_left(seed: int) -> None:
     """Mixed faults, streams, clients that leave, short deadlines, all lanes, reloads, drains: every call is settled once."""
 
