@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,9 @@ import pytest
 from gateway.errors import StoreUnusable
 from gateway.policy.jobs.job import (
     FINALISE,
-    ChunkPlan,
-    ClaimAsk,
-    ClaimedWork,
     JobFlag,
     JobQuery,
     JobState,
-    Stage,
-    StoredAnswer,
 )
 from gateway.store.jobs.sqlite.schema import APPLICATION_ID, JOBS_FILE
 from gateway.store.jobs.sqlite.store import SqliteJobStore
@@ -31,6 +26,7 @@ from gateway.store.sqlite.opening import open_file
 from gateway.store.sqlite.schema import STATE_FILE
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, pieces
+from tests.store.jobs.telling import check_told, run_the_rest, worker
 from tests.store.sqlite_support import Disk, connect_hastily, exit_code, in_a_child
 
 
@@ -266,8 +262,6 @@ async def test_an_idle_store_writes_nothing(path: str, wall: Wall) -> None:
 
 # A process that dies.
 
-LINES, PER_CHUNK = 400, 20
-
 
 def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
     """Ten times at a random moment, in the middle of accepts, commits and ends: nothing is lost, nothing is there twice."""
@@ -284,74 +278,8 @@ def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
             told += [one for one in lines if one.endswith("\n")]
         assert exit_code(pid) == -signal.SIGKILL
 
-    asyncio.run(check(path, [one.split() for one in told]))
+    asyncio.run(check_told(path, [one.split() for one in told]))
+    asyncio.run(run_the_rest(path))
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()
-
-
-def worker(path: str, life: int, writable: int) -> Callable[[], None]:
-    """Takes jobs and a batch, runs whatever there is, and tells what it was told to be kept."""
-
-    async def live() -> None:
-        jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
-
-        def tell(*words: object) -> None:
-            os.write(writable, (" ".join(map(str, words)) + "\n").encode())
-
-        async def accept(lane: int) -> None:
-            for number in range(10_000):
-                job = await jobs.call(id=f"call-{life}-{lane}-{number}", payload=b"x" * 1000)
-                tell("accepted", job.id)
-
-        async def run(_: int) -> None:
-            while True:
-                for work in await jobs.store.claim([ClaimAsk("fast", 3)]):
-                    await run_piece(jobs, work, tell)
-
-        await jobs.accept(jobs.new_batch(id="batch"))
-        await asyncio.gather(*map(accept, range(2)), *map(run, range(3)))
-
-    return lambda: asyncio.run(live())
-
-
-async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) -> None:
-    if work.job.stage is Stage.CHECK:
-        await jobs.store.begin_lines(work, ChunkPlan(LINES, PER_CHUNK, 4), {})
-    elif work.piece == FINALISE:
-        await jobs.finish(work)
-        tell("ended", work.job.id)
-    elif work.job.id == "batch":
-        there = {result.line for result in await jobs.store.results(work)}
-        for number in range(work.piece * PER_CHUNK, (work.piece + 1) * PER_CHUNK):
-            if number not in there:
-                await jobs.store.commit(work, [line(number, str(work.fence))])
-                tell("line", number)
-        await jobs.store.complete_chunk(work, chunk(work.piece))
-    else:
-        await jobs.finish(work, answer=StoredAnswer(200, [], str(work.fence).encode()))
-        tell("ended", work.job.id)
-
-
-async def check(path: str, told: list[list[str]]) -> None:
-    """Compares what was told with what is there, and lets the rest run to its end."""
-    jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
-    for word, name in told:
-        if word == "accepted":
-            await jobs.get(name)
-        elif word == "ended":
-            assert (await jobs.get(name)).state is JobState.SUCCEEDED
-    lines = [name for word, name in told if word == "line"]
-    ended = [name for word, name in told if word == "ended"]
-    assert len(ended) == len(set(ended))
-    assert len(lines) == len(set(lines))
-    batch = await jobs.get("batch")
-    assert batch.tally.completed >= len(lines)
-    jobs_left = await jobs.store.claim([ClaimAsk("fast", 10_000)])
-    while jobs_left:
-        for work in jobs_left:
-            await run_piece(jobs, work, lambda *_: None)
-        jobs_left = await jobs.store.claim([ClaimAsk("fast", 10_000)])
-    batch = await jobs.get("batch")
-    assert (batch.state, batch.tally.completed) == (JobState.SUCCEEDED, LINES)
-    await jobs.store.aclose()

@@ -1,0 +1,90 @@
+"""A process that takes jobs and a batch, runs them, and tells what was promised to it; and what must be there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from gateway.policy.jobs.job import FINALISE, ChunkPlan, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
+from gateway.store.jobs.sqlite.store import SqliteJobStore
+from tests.store.conformance import Wall
+from tests.store.jobs.support import Jobs, chunk, line
+
+LINES, PER_CHUNK = 400, 20
+
+
+def worker(path: str, life: int, writable: int) -> Callable[[], None]:
+    """Takes jobs and a batch, runs whatever there is, and tells what it was told to be kept."""
+
+    async def live() -> None:
+        jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
+
+        def tell(*words: object) -> None:
+            os.write(writable, (" ".join(map(str, words)) + "\n").encode())
+
+        async def accept(lane: int) -> None:
+            for number in range(10_000):
+                job = await jobs.call(id=f"call-{life}-{lane}-{number}", payload=b"x" * 1000)
+                tell("accepted", job.id)
+
+        async def run(_: int) -> None:
+            while True:
+                for work in await jobs.store.claim([ClaimAsk("fast", 3)]):
+                    await run_piece(jobs, work, tell)
+
+        await jobs.accept(jobs.new_batch(id="batch"))
+        tell("accepted", "batch")
+        await asyncio.gather(*map(accept, range(2)), *map(run, range(3)))
+
+    return lambda: asyncio.run(live())
+
+
+async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) -> None:
+    if work.job.stage is Stage.CHECK:
+        await jobs.store.begin_lines(work, ChunkPlan(LINES, PER_CHUNK, 4), {})
+    elif work.piece == FINALISE:
+        await jobs.finish(work)
+        tell("ended", work.job.id)
+    elif work.job.id == "batch":
+        there = {result.line for result in await jobs.store.results(work)}
+        for number in range(work.piece * PER_CHUNK, (work.piece + 1) * PER_CHUNK):
+            if number not in there:
+                await jobs.store.commit(work, [line(number, str(work.fence))])
+                tell("line", number)
+        await jobs.store.complete_chunk(work, chunk(work.piece))
+    else:
+        await jobs.finish(work, answer=StoredAnswer(200, [], str(work.fence).encode()))
+        tell("ended", work.job.id)
+
+
+async def check_told(path: str, told: list[list[str]]) -> None:
+    """Compares what was told with what is there; raises AssertionError or JobNotFound."""
+    jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
+    names = {word: [name for told_word, name in told if told_word == word] for word in ("accepted", "ended", "line")}
+    for name in names["accepted"]:
+        await jobs.get(name)
+    for name in names["ended"]:
+        assert (await jobs.get(name)).state is JobState.SUCCEEDED
+    for word in ("ended", "line"):
+        assert len(names[word]) == len(set(names[word]))
+    if "batch" in names["accepted"]:
+        assert (await jobs.get("batch")).tally.completed >= len(names["line"])
+    await jobs.store.aclose()
+
+
+async def run_the_rest(path: str) -> None:
+    """Runs what is left to its end: the batch has each line once."""
+    jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
+    while left := await jobs.store.claim([ClaimAsk("fast", 10_000)]):
+        for work in left:
+            await run_piece(jobs, work, lambda *_: None)
+    batch = await jobs.get("batch")
+    assert (batch.state, batch.tally.completed) == (JobState.SUCCEEDED, LINES)
+    await jobs.store.aclose()
+
+
+if __name__ == "__main__":  # a process to be watched from outside: its file, and the descriptor that it tells on
+    os.write(int(sys.argv[2]), f"{os.getpid()}\n".encode())
+    worker(sys.argv[1], 0, int(sys.argv[2]))()
