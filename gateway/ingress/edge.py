@@ -83,6 +83,12 @@ class Edge:
             try:
                 if served.wait_s is not None and self._async_answers is not None:
                     reply = await self._async_answers.respond(call, cycle.index, served.wait_s)
+                elif (
+                    call.idempotency_key is not None
+                    and self._async_answers is not None
+                    and (repeated := await self._async_answers.repeated(call)) is not None
+                ):
+                    reply = repeated
                 elif not call.stream:
                     if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
                         reply = await self._handle_alive(call, served.interim)

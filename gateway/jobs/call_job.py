@@ -16,6 +16,7 @@ from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import POISON
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
+from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 from gateway.words import Usage
@@ -153,6 +154,7 @@ class CallJobs:
 def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
     """Returns the request that a job of kind `call` stands for."""
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in job.about.get("headers", ())]
+    key = job.about.get(IDEMPOTENCY_KEY)
     return StoredRequest(
         id=job.id,
         endpoint=job.about["endpoint"],
@@ -162,6 +164,7 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
         tenant=job.tenant,
         lane=job.lane,
         deadline_s=max(0.0, job.deadline - now),
+        idempotency_key=None if key is None else key.encode("latin-1"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 
 import orjson
@@ -26,8 +27,9 @@ from gateway.policy.jobs.job import (
     NewJob,
     StoredAnswer,
 )
-from gateway.policy.jobs.job_request import URGENT_FROM, JobOptions
+from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
+from gateway.policy.reuse.keys import LARGE_BYTES, fingerprint
 from gateway.policy.webhooks.events import REQUEST_URL
 
 NOT_THERE = "There is no such job; GET /v1/jobs lists yours."
@@ -52,8 +54,10 @@ class JobService:
         self._new_id = new_id
         self.watchers = Watchers(clock, lambda: engine.is_closing)
 
-    async def accept(self, call: Call, options: JobOptions) -> Accepted:
-        """Makes a durable job of a call that the edge has checked.
+    async def accept(self, call: Call, options: JobOptions, job_id: str = "", *, dedupes: bool = True) -> Accepted:
+        """Makes a durable job of a call that the edge has checked, with this id where one is given.
+
+        `dedupes` says whether the call's `Idempotency-Key` is the job's dedupe key where `options` have none.
 
         Raises JobsUnavailable, TooManyJobs, DedupeConflict, and JobNeedsProviderKey where only the caller's own credential
         would open its providers, because no credential is ever stored; WebhookNotAllowed.
@@ -61,7 +65,7 @@ class JobService:
         refuse_callers_credential(call)
         refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
-        (accepted,) = await store.accept([self._new_job(call, options)])
+        (accepted,) = await store.accept([self._new_job(call, options, job_id or self._new_id(), dedupes=dedupes)])
         if accepted.is_conflict:
             raise DedupeConflict(
                 "The dedupe key belongs to a job with another payload; use another key, or wait until it is forgotten.",
@@ -121,16 +125,23 @@ class JobService:
         """Returns a page of a tenant's jobs, or everybody's, newest first."""
         return await (await self._engine.reader()).list_jobs(query)
 
-    def _new_job(self, call: Call, options: JobOptions) -> NewJob:
+    def stands(self, job: Job) -> bool:
+        """Tells whether a job still stands for its key: it may come to something, or has, and is not too old."""
+        is_void = job.state.is_end and job.state is not JobState.SUCCEEDED
+        return not is_void and self._clock.wall() < job.created_at + self._rules().dedupe_for_s
+
+    def _new_job(self, call: Call, options: JobOptions, job_id: str, *, dedupes: bool) -> NewJob:
         rules, now = self._rules(), self._clock.wall()
         debounce = options.debounce
         run_at = now if options.run_at is None else max(now, options.run_at)
         if debounce is not None:
             run_at = max(run_at, now + debounce.wait_s)
-        dedupe_key = options.dedupe_key or (call.idempotency_key or b"").decode("latin-1")
+        key = None if call.idempotency_key is None else call.idempotency_key.decode("latin-1")
+        keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
+        dedupe_key = options.dedupe_key or (key if dedupes else None)
         endpoint = f"/v1{call.endpoint.path}"
         job = Job(
-            id=self._new_id(),
+            id=job_id,
             kind=JobKind.CALL,
             tenant=call.tenant,
             key=call.key.name,
@@ -149,6 +160,7 @@ class JobService:
                 "metadata": dict(options.metadata),
                 "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
                 **({REQUEST_URL: options.webhook} if options.webhook else {}),
+                **keyed,
             },
         )
         return NewJob(
@@ -161,6 +173,17 @@ class JobService:
             debounce_wait_s=debounce.wait_s if debounce else 0.0,
             debounce_max_s=debounce.max_s if debounce else 0.0,
         )
+
+
+def fingerprint_of(call: Call) -> str:
+    """Returns the digest of all that a repetition of the call's key must repeat, in hexadecimal digits.
+
+    What the edge has read of the body may have been freed while the call waited; then it is read once more.
+    """
+    if call.parsed is None and len(call.body) <= LARGE_BYTES:
+        with suppress(ValueError):  # multipart
+            call.parsed = orjson.loads(call.body)
+    return fingerprint(call).hex()
 
 
 def refuse_callers_credential(call: Call) -> None:

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
-from gateway.errors import CallerFault, GatewayError, InternalError
+from gateway.errors import CallerFault, GatewayError, InternalError, KeyReused
 from gateway.flow.settle import known_usd
 from gateway.jobs.ports import MakeCall, ServeCall, StoredRequest
 from gateway.policy.jobs.job import JobError, StoredAnswer
@@ -79,6 +79,11 @@ class CallServer:
                 on_call.append(call)
             reply = await self._serve(call)
             answer = await read_reply(reply)
+        except KeyReused as error:
+            if request.idempotency_key is None:
+                return self._refused(call, error)
+            # The key was another request's when this one was taken as a job, or has become it since: it was taken.
+            return await self.serve(request._replace(idempotency_key=None), on_call)
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)

@@ -33,6 +33,8 @@ class StoredRequest(NamedTuple):
     """So many inputs may go to a provider together with its own; 0: as its model has it."""
     parsed: dict[str, Any] | None = None
     """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
+    idempotency_key: bytes | None = None
+    """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
 
 
 class MakeCall(Protocol):

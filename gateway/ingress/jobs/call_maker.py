@@ -77,6 +77,7 @@ class CallMaker:
             parsed=peeked.parsed,
             large=peeked.large,
             group_most=request.group_most,
+            idempotency_key=request.idempotency_key,
         )
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:

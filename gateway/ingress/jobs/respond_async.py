@@ -15,12 +15,14 @@ import orjson
 from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import AdmissionDenied, GatewayError
+from gateway.flow.reuse.entries import IDEMPOTENT
+from gateway.jobs.degraded import DegradedCalls
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import JobMeter
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import DedupeConflict, JobsUnavailable
 from gateway.policy.jobs.job import Job, StoredAnswer
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job
-from gateway.policy.jobs.job_request import JobOptions, read_option_headers
+from gateway.policy.jobs.job_request import read_option_headers
 
 log = logging.getLogger("gateway.jobs")
 APPLIED = (b"preference-applied", b"respond-async")
@@ -31,6 +33,7 @@ class AsyncAnswers:
 
     def __init__(self, jobs: JobService, clock: Clock, meter: JobMeter | None = None) -> None:
         self._jobs = jobs
+        self._degraded = DegradedCalls(jobs)
         self._meter = meter
         self._clock = clock
 
@@ -52,7 +55,9 @@ class AsyncAnswers:
         if not call.key.accepts_202 or call.lane not in rules.lanes or code not in rules.when:
             raise refusal
         try:
-            job = (await self._jobs.accept(call, JobOptions())).job
+            job = await self._degraded.accept(call, refusal)
+        except (AdmissionDenied, DedupeConflict):
+            raise
         except GatewayError as trouble:
             log.info("call %s cannot become a job: %s", call.id, trouble.message)
             raise refusal from None
@@ -61,6 +66,24 @@ class AsyncAnswers:
             self._meter.degraded(code)
         headers = [*accepted_headers(job), (b"x-gateway-degraded", code.encode())]
         return Reply(202, headers, orjson.dumps(show_job(job)))
+
+    async def repeated(self, call: Call) -> Reply | None:
+        """Returns the place or the answer of the job that the call, sent before with its key, has become; None: none.
+
+        Raises KeyReused where that was another request.
+        """
+        if not call.key.accepts_202 or call.lane not in call.model.jobs.degrade.lanes:
+            return None
+        try:
+            job, answer = await self._degraded.find(call) or (None, None)
+        except JobsUnavailable:  # its record still sees to it that it is not paid for beside an answer
+            return None
+        if job is None:
+            return None
+        if answer is not None:
+            headers = [header for header in stored_headers(job, answer) if header != IDEMPOTENT]
+            return Reply(answer.status, [*headers, IDEMPOTENT], answer.body)
+        return Reply(202, [*accepted_headers(job), IDEMPOTENT], orjson.dumps(show_job(job)))
 
     async def _wait(self, job: Job, wait_s: float) -> tuple[Job, StoredAnswer | None]:
         """Returns the job after `wait_s` or at its end, with its answer, if there is one.

@@ -68,6 +68,12 @@ def derived_replay_id(mark: Mark, letter_id: str, number: int) -> str:
     return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"replay").digest())
 
 
+def derived_call_id(record: bytes, number: int) -> str:
+    """Returns the id of the `number`-th job that stands for a call with an `Idempotency-Key`, always the same."""
+    told = record + b"\0%d" % number
+    return new_id(JOB, blake2b(told, digest_size=DRAW_BYTES, person=b"call").digest())
+
+
 def is_ours(mark: Mark, id: str) -> bool:
     """Returns whether the id is of this kind and looks like one that a gateway made."""
     parts = _ID.fullmatch(id)

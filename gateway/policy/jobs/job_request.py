@@ -33,6 +33,10 @@ OPTIONS: Final = frozenset(
     (b"prefer", b"x-gateway-run-at", b"x-gateway-debounce", b"x-gateway-dedupe", b"x-gateway-priority", WEBHOOK)
 )
 """The headers that make a job of a call, or say how it is to run."""
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+"""In `about`: the key under whose record the job's call is served."""
+FINGERPRINT: Final = "fingerprint"
+"""In `about` of a job with such a key: the digest of its request, in hexadecimal digits."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 

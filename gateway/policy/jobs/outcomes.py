@@ -17,6 +17,7 @@ from gateway.errors import (
     CallerFault,
     DeadlineExceeded,
     GatewayError,
+    KeyInUse,
     ShuttingDown,
 )
 from gateway.policy.jobs.rules import JobRules
@@ -65,7 +66,7 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
     """Returns what one of the gateway's own errors means for the work that met it."""
     if isinstance(error, ShuttingDown):
         return WorkVerdict(Outcome.INTERRUPTED)
-    if isinstance(error, AdmissionDenied | DeadlineExceeded):
+    if isinstance(error, AdmissionDenied | DeadlineExceeded | KeyInUse):  # the key's answer is being made elsewhere
         told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
         return WorkVerdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))
     if isinstance(error, CallerFault) and not error.should_retry:

@@ -13,6 +13,7 @@ from gateway.policy.batches.lines import read_line
 from gateway.policy.jobs.dead_letters import REPLAYS, DeadGroup, DeadLetter, LetterKind, LetterState
 from gateway.policy.jobs.ids import DELIVERY, JOB, Mark, derived_replay_id
 from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob, Stage, Tally
+from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY
 from gateway.policy.webhooks.events import MESSAGE_ID
 from gateway.policy.webhooks.schedule import DEADLINE_S
 
@@ -25,7 +26,8 @@ MOST_RATE: Final = 1000.0
 CLASS: Final = "letter_class"
 """In `about` of a job that replays: the class of its letter."""
 _FILTER: Final = ("id", "group", "kind", "class", "model", "tenant")
-_NOT_AGAIN: Final = ("dedupe_key", "debounce")
+_NOT_AGAIN: Final = ("dedupe_key", "debounce", IDEMPOTENCY_KEY)
+"""Under its key a call would get the answer again of which it died."""
 
 
 @dataclass(frozen=True, slots=True)
