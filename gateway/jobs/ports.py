@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
@@ -128,8 +128,13 @@ class ProviderBatches(Protocol):
         """Returns the id of the input file of that name; older ones than `not_before` are not looked at."""
         ...
 
-    async def create(self, provider: Provider, file_id: str, endpoint: str, part: str) -> RemoteBatch:
-        """Makes a batch that can be told by `part`."""
+    async def create(
+        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
+
+        Raises NeverSent where nothing was asked of the provider.
+        """
         ...
 
     async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:

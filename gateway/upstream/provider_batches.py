@@ -18,7 +18,7 @@ import httpx
 import orjson
 
 from gateway.job_ports import Unreachable
-from gateway.policy.native.remote import FULL, PART, ProviderRefused, RemoteBatch, read_batch
+from gateway.policy.native.remote import FULL, PART, NeverSent, ProviderRefused, RemoteBatch, read_batch
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1.transport import ERRORS
 from gateway.upstream.http1.wire import WireTimeouts
@@ -57,7 +57,7 @@ class HttpProviderBatches:
             "content-type": f"multipart/form-data; boundary={BOUNDARY}",
             "content-length": str(len(before) + size + len(after)),
         }
-        file_id = (await self._ask(provider, "POST", "/files", headers=headers, body=body)).get("id")
+        file_id = (await self._ask(provider, "POST", "/files", headers=headers, body=body, within_s=None)).get("id")
         if not isinstance(file_id, str) or not file_id:
             raise Unreachable("the answer to an upload names no file")
         return file_id
@@ -69,8 +69,13 @@ class HttpProviderBatches:
                 return str(file["id"])
         return None
 
-    async def create(self, provider: Provider, file_id: str, endpoint: str, part: str) -> RemoteBatch:
-        """Makes a batch that can be told by `part`."""
+    async def create(
+        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
+    ) -> RemoteBatch:
+        """Makes a batch that can be told by `part`, unless `may_send`, asked as the last thing before, says no.
+
+        Raises NeverSent where nothing was asked of the provider.
+        """
         asked: dict[str, Any] = {
             "input_file_id": file_id,
             "endpoint": endpoint,
@@ -79,8 +84,17 @@ class HttpProviderBatches:
         }
         if _lets_expire(provider):
             asked["output_expires_after"] = {"anchor": "created_at", "seconds": KEPT_S}
-        headers = {"content-type": "application/json"}
-        batch = read_batch(await self._ask(provider, "POST", "/batches", headers=headers, body=orjson.dumps(asked)))
+        text = orjson.dumps(asked)
+        body = _Timely(text, may_send)
+        headers = {"content-type": "application/json", "content-length": str(len(text))}
+        try:
+            batch = read_batch(
+                await self._ask(provider, "POST", "/batches", headers=headers, body=body, within_s=ANSWER_S)
+            )
+        except Unreachable as why:
+            if body.is_sent:
+                raise
+            raise NeverSent(str(why)) from why
         if batch is None:
             raise Unreachable("the answer tells of no batch")
         return batch
@@ -153,10 +167,11 @@ class HttpProviderBatches:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | httpx.AsyncByteStream = b"",
+        within_s: float | None = ANSWER_S,
     ) -> dict[str, Any]:
-        """Returns the object that is the answer."""
+        """Returns the object that is the answer, which has to be there `within_s`."""
         try:
-            async with asyncio.timeout(ANSWER_S if isinstance(body, bytes) else None):
+            async with asyncio.timeout(within_s):
                 response = await self._send(provider, method, path, query, headers, body)
                 text = await _read(response)
         except TimeoutError:
@@ -214,6 +229,22 @@ class _Upload(httpx.AsyncByteStream):
         async for part in self._content:
             yield part
         yield self._after
+
+
+class _Timely(httpx.AsyncByteStream):
+    """A body that is sent in time or never. The head without it asks for nothing; and it is not sent again on another
+    connection, as a body of bytes would be.
+    """
+
+    def __init__(self, body: bytes, may_send: Callable[[], bool]) -> None:
+        self._body, self._may_send = body, may_send
+        self.is_sent = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self.is_sent or not self._may_send():
+            raise NeverSent("too late to ask: this process has stood still")
+        self.is_sent = True
+        yield self._body
 
 
 def _form(fields: Mapping[str, str], filename: str) -> tuple[bytes, bytes]:

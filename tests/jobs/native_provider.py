@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from gateway.job_ports import Unreachable
-from gateway.policy.native.remote import ProviderRefused, RemoteBatch, read_batch
+from gateway.policy.native.remote import NeverSent, ProviderRefused, RemoteBatch, read_batch
 from gateway.policy.snapshot import Provider
 from tests.flow.virtual import LoopClock
 
@@ -55,6 +55,14 @@ class Lies:
     cancels_s: float = 60.0
     """A batch is cancelling for so long."""
     keeps_no_metadata: bool = False
+    stands_still: Callable[[], Awaitable[None]] | None = None
+    """Where the first request for a batch waits before it is looked at whether it may be sent."""
+    stands_still_sent: Callable[[], Awaitable[None]] | None = None
+    """Where the first one waits on its way."""
+    is_checked: bool = True
+    """It is looked at whether a request may be sent."""
+    no_list: bool = False
+    """It does not list its batches."""
     loses_errors: bool = False
     """It names error files, and does not give them."""
 
@@ -108,9 +116,21 @@ class ScriptedBatches:
         found = [id for id, (name, _, at) in self.files.items() if name == filename and not_before < at <= until]
         return found[-1] if found else None
 
-    async def create(self, provider: Provider, file_id: str, endpoint: str, part: str) -> RemoteBatch:
-        self._arrive("create")
+    async def create(
+        self, provider: Provider, file_id: str, endpoint: str, part: str, may_send: Callable[[], bool]
+    ) -> RemoteBatch:
         lies = self.lies
+        if lies.stands_still is not None:
+            stands_still, lies.stands_still = lies.stands_still, None
+            await stands_still()
+        if lies.is_checked and not may_send():
+            raise NeverSent("too late")
+        if lies.stands_still_sent is not None:
+            stands_still, lies.stands_still_sent = lies.stands_still_sent, None
+            await stands_still()
+        self._arrive("create")
+        if file_id in self.removed:
+            raise ProviderRefused(400, "", "no such file")
         if lies.refuses_create:
             lies.refuses_create -= 1
             raise ProviderRefused(400, "invalid_request", "the file is not ready")
@@ -129,6 +149,8 @@ class ScriptedBatches:
 
     async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
         self._arrive("find_batch")
+        if self.lies.no_list:
+            raise ProviderRefused(403, "", "not for this key")
         until = self.clock.wall() - self.lies.list_lags_s
         for batch in reversed(self.batches.values()):
             is_ours = batch.file == file_id if self.lies.keeps_no_metadata else batch.part == part

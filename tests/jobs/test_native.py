@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -304,7 +305,7 @@ def _check(stage: NativeStage) -> None:
     assert stage.provider.served == {f"batch_req_batch_1{number:06d}": 1 for number in range(12)}
     assert stage.tries == []
     uploads = [name for name, _, _ in stage.provider.files.values() if name != "output.jsonl"]
-    assert len(uploads) == len(set(uploads)) == 2
+    assert len(uploads) == len(set(uploads)) <= 4
     assert stage.left_behind == set()
 
 
@@ -350,3 +351,104 @@ def test_deaths_while_a_batch_is_cancelled_lose_nothing_that_was_paid_for(cancel
         assert len(stage.provider.batches) <= 2
         assert run_tally(stage).completed == len(stage.lines["batch_1"]) == len(stage.provider.served)
         assert (stage.tries, stage.left_behind) == ([], set())
+
+
+@pytest.mark.parametrize("lists_late_s", [0.0, 100.0])
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_worker_that_goes_on_after_another_has_taken_over_submits_nothing(
+    lists_late_s: float, is_checked: bool
+) -> None:
+    """Stopped between its note and its request: by its clocks it is too late; where these have stopped, too, there is no file
+    for its batch any more.
+    """
+
+    async def story(clock: LoopClock) -> None:
+        awakes = asyncio.Event()
+
+        async def stands_still() -> None:
+            while not awakes.is_set():
+                with suppress(asyncio.CancelledError):  # it does not hear that its claim is lost
+                    await awakes.wait()
+
+        lies = Lies(stands_still=stands_still, is_checked=is_checked, list_lags_s=lists_late_s)
+        stage = NativeStage(clock, lies, native_rules(part_lines=25))
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(30)
+        assert stage.parts.phases() == {"creating": 1}
+
+        stage.begin_life().start()
+        await asyncio.sleep(400)
+        assert len(stage.provider.batches) == 1
+        awakes.set()
+        job = await stage.ended()
+
+        assert (len(stage.provider.batches), set(stage.provider.served.values())) == (1, {1})
+        assert (job.tally.completed, stage.tries, stage.left_behind) == (25, [], set())
+
+    run(story)
+
+
+@pytest.mark.parametrize("is_slow_s", [20.0, 100.0])
+def test_a_request_that_is_on_its_way_for_long_is_waited_for(is_slow_s: float) -> None:
+    """Nothing that a list does not show is taken for never asked before that can be so."""
+
+    async def story(clock: LoopClock) -> None:
+        arrives = asyncio.Event()
+        clock.call_at(clock.monotonic() + is_slow_s, arrives.set)
+
+        async def is_slow() -> None:
+            while not arrives.is_set():
+                with suppress(
+                    asyncio.CancelledError
+                ):  # what is on its way goes on, whatever becomes of who has sent it
+                    await arrives.wait()
+
+        stage = NativeStage(clock, Lies(stands_still_sent=is_slow), native_rules(part_lines=25))
+        stage.worker.start()
+        await stage.accept_batch(25)
+        await asyncio.sleep(1)
+        stage.begin_life().start()
+
+        job = await stage.ended()
+
+        assert (len(stage.provider.batches), set(stage.provider.served.values())) == (1, {1})
+        assert (job.tally.completed, stage.tries, stage.left_behind) == (25, [], set())
+
+    run(story)
+
+
+def test_a_provider_that_does_not_list_its_batches_is_asked_for_no_second_one() -> None:
+    """Its answer lost, it cannot be told whether there is one: what it may have done is not done again before the lines are
+    wanted back.
+    """
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, Lies(lost_answers=2, no_list=True, works_s=60), native_rules(part_lines=25))
+        stage.worker.start()
+        await stage.accept_batch(25)
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, len(stage.provider.batches), len(stage.tries)) == (25, 1, 25)
+
+    run(story)
+
+
+def test_a_machine_that_slept_before_its_request_asks_anew() -> None:
+    """Nobody else has had the part meanwhile; it is noted again, and no look for it is needed."""
+
+    async def story(clock: LoopClock) -> None:
+        async def sleeps() -> None:
+            await asyncio.sleep(11)
+
+        stage = NativeStage(clock, Lies(stands_still=sleeps), native_rules(part_lines=25))
+        stage.worker.start()
+        await stage.accept_batch(25)
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, stage.tries, len(stage.provider.batches)) == (25, [], 1)
+        assert "find_batch" not in stage.provider.asked
+
+    run(story)

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from gateway.policy.native import part as parts
 from gateway.policy.native.choice import _turn
-from gateway.policy.native.lines import part_line, read_answer
-from gateway.policy.native.part import (
+from gateway.policy.native.events import (
     BatchThere,
     Done,
     Failed,
     FileThere,
     Gone,
     NotListed,
-    Part,
     PartEvent,
-    PartPhase,
     Refused,
+    Unsent,
 )
+from gateway.policy.native.lines import part_line, read_answer
+from gateway.policy.native.part import Part, PartPhase
 from gateway.policy.native.remote import RemoteBatch, read_batch
 
 JSON = st.recursive(
@@ -56,6 +56,7 @@ EVENTS: st.SearchStrategy[PartEvent] = st.one_of(
     st.just(Gone()),
     st.builds(Failed, st.just("down"), st.floats(0, 1000)),
     st.builds(Refused, st.just("no"), st.booleans()),
+    st.just(Unsent("too late")),
     st.just(Done()),
 )
 ORDER = list(PartPhase)
@@ -70,13 +71,20 @@ def fits(part: Part, event: PartEvent) -> bool:
     """Whether what was asked in this phase can be answered so."""
     match part.phase:
         case PartPhase.UPLOADING:
-            return not isinstance(event, BatchThere | Gone | Done) and (
+            return not isinstance(event, BatchThere | Gone | Done | Unsent) and (
                 part.is_asked or not isinstance(event, NotListed)
             )
         case PartPhase.CREATING:
-            return not isinstance(event, FileThere | Gone | Done)
+            is_for_looks, is_for_asking = isinstance(event, NotListed), isinstance(event, Refused | Unsent)
+            return not isinstance(event, FileThere | Gone | Done) and not (
+                is_for_asking if part.is_asked else is_for_looks
+            )
+        case PartPhase.RECALLING:
+            return isinstance(event, Failed) or (
+                isinstance(event, BatchThere | NotListed) if part.is_asked else isinstance(event, Done | Refused)
+            )
         case PartPhase.WORKING:
-            return not isinstance(event, FileThere | Done)
+            return not isinstance(event, FileThere | Done | Unsent)
         case PartPhase.CANCELLING:
             return isinstance(event, Failed) or (
                 isinstance(event, Done | Refused) is not part.is_asked and not _is_file(event)
@@ -90,8 +98,10 @@ def _is_file(event: PartEvent) -> bool:
 
 @given(st.lists(EVENTS, min_size=1, max_size=300), st.lists(st.booleans(), min_size=300, max_size=300))
 def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[PartEvent], wants: list[bool]) -> None:
-    """Unless the provider has refused, or has not shown one in two looks; and the end stays the end."""
-    part, now, empty_looks, may_exist = begun(), 0.0, 0, False
+    """Unless the provider has refused, or has shown none for long, and none after its file was removed; and the end stays
+    the end.
+    """
+    part, now, asked_at, may_exist = begun(), 0.0, 0.0, False
     for event, is_wanted in zip(events, wants, strict=False):
         now = max(now, part.due)
         part = parts.wanted_back(part, now, "late") if is_wanted else part
@@ -99,24 +109,31 @@ def test_whatever_is_heard_it_asks_for_a_batch_once_and_ends_once(events: list[P
             continue
         if part.phase is PartPhase.CREATING and not part.is_asked:
             assert not may_exist, "a second batch is asked for, and nothing says that there is no first"
-            part, may_exist, empty_looks = parts.asked(part), True, 0
+            part, may_exist, asked_at = parts.asked(part), True, now
         elif part.phase is PartPhase.UPLOADING and not part.is_asked:
             part = parts.asked(part)
         if part.phase is PartPhase.CREATING:
-            empty_looks += isinstance(event, NotListed)
             is_over = isinstance(event, BatchThere) and event.batch.is_over
-            may_exist = may_exist and not isinstance(event, Refused) and empty_looks < parts.EMPTY_LOOKS and not is_over
-        elif isinstance(event, BatchThere) and event.batch.is_over:
+            may_exist = may_exist and not isinstance(event, Refused | Unsent) and not is_over
+        elif (part.phase is PartPhase.RECALLING and part.is_asked and isinstance(event, NotListed)) or (
+            isinstance(event, BatchThere) and event.batch.is_over
+        ):
             may_exist = False
         before = part
         part = parts.advanced(part, event, now, 15.0)
         assert parts.of_mark(parts.to_mark(part)).phase is part.phase
         assert part.due <= now + parts.MOST_POLL_S
+        if part.phase is PartPhase.RECALLING is not before.phase:
+            assert now - asked_at >= parts.SETTLED_S
         if before.is_over:
             assert part == before
         elif ORDER.index(part.phase) < ORDER.index(before.phase):
-            assert isinstance(event, BatchThere), "it goes back only to be submitted again"
-            assert (event.batch.is_full, part.phase) == (True, PartPhase.CREATING)
+            assert part.submission == before.submission + 1, "it goes back only to be submitted again"
+            if before.phase is PartPhase.RECALLING:
+                assert (part.phase, part.file) == (PartPhase.UPLOADING, "")
+            else:
+                assert isinstance(event, BatchThere)
+                assert (event.batch.is_full, part.phase) == (True, PartPhase.CREATING)
             assert part.name != before.name
 
 

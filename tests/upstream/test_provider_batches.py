@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,9 +11,11 @@ import orjson
 import pytest
 
 from gateway.job_ports import Unreachable
-from gateway.policy.native.remote import ProviderRefused
+from gateway.policy.native.remote import NeverSent, ProviderRefused
 from gateway.policy.snapshot import Provider
+from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.provider_batches import HttpProviderBatches
+from tests.upstream.raw_server import CLOSE, READ, READ_HEAD, RawServer, Script
 
 SECRET = "sk-canary-0123456789abcdef"
 OPENAI = Provider("openai", "openai", "https://api.openai.com/v1", SECRET, headers=(("openai-project", "p1"),))
@@ -81,7 +84,7 @@ async def test_a_file_goes_up_whole_and_expires_where_the_provider_knows_that(
     size = len(b"".join([part async for part in lines()]))
     assert await wire.batches.upload(provider, "gateway-x.jsonl", size, lines()) == "file-1"
     wire._answer = always(200, BATCH)
-    await wire.batches.create(provider, "file-1", "/v1/chat/completions", "x")
+    await wire.batches.create(provider, "file-1", "/v1/chat/completions", "x", lambda: True)
 
     upload, create = wire.bodies
     assert int(wire.requests[0].headers["content-length"]) == len(upload)
@@ -179,3 +182,36 @@ async def test_no_part_of_a_secret_is_told_where_a_message_is_cut(status: int, f
         with pytest.raises((ProviderRefused, Unreachable)) as told:
             await wire.batches.look(OPENAI, "batch_1")
         assert SECRET[:8] not in str(told.value)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_batch_that_comes_too_late_is_not_asked_for(is_used: bool) -> None:
+    """Of the request nothing but its head goes out, on a new connection as on one that was used before."""
+    batch = orjson.dumps(BATCH)
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(batch), batch)
+    script: Script = [READ, answer, READ_HEAD, READ] if is_used else [READ_HEAD, READ]
+    async with RawServer([script]) as server, Http1Transport() as wire:
+        provider = replace(GROQ, base_url=f"{server.url}/v1")
+        batches = HttpProviderBatches(lambda _provider: wire)
+        if is_used:
+            await batches.look(provider, "batch_1")
+        asked = len(server.requests)
+        with pytest.raises(NeverSent, match="too late"):
+            await batches.create(provider, "file-1", "/v1/chat/completions", "x", lambda: False)
+
+        assert all(not one.body for one in server.requests[asked:])
+        assert wire.stats().active == 0
+
+
+async def test_what_no_connection_was_made_for_was_not_asked() -> None:
+    """So it can be asked again at once; after the body it cannot be told."""
+    async with Http1Transport() as wire:
+        batches = HttpProviderBatches(lambda _provider: wire)
+        nobody = replace(GROQ, base_url="http://127.0.0.1:9/v1")
+        with pytest.raises(NeverSent):
+            await batches.create(nobody, "file-1", "/v1/chat/completions", "x", lambda: True)
+        async with RawServer([[READ, CLOSE]]) as server:
+            provider = replace(GROQ, base_url=f"{server.url}/v1")
+            with pytest.raises(Unreachable):
+                await batches.create(provider, "file-1", "/v1/chat/completions", "x", lambda: True)
+            assert len(server.requests) == 1

@@ -19,29 +19,20 @@ from math import inf
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore, Unreachable
 from gateway.jobs.native.answers import ClaimLost, ProviderAnswers
+from gateway.jobs.native.asking import Moment, ProviderAsking, url_of
 from gateway.jobs.native.input import write_input
 from gateway.jobs.ports import NativeAccounts, ProviderBatches
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches.line_rules import key_named
-from gateway.policy.batches.marks import ENDPOINT, MODELS, NATIVE, part_mark, parts_of
+from gateway.policy.batches.marks import MODELS, NATIVE, part_mark, parts_of
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.native import part as parts
 from gateway.policy.native.choice import NoPart, may_take, target_of
-from gateway.policy.native.part import (
-    BatchThere,
-    Done,
-    Failed,
-    FileThere,
-    Gone,
-    NotListed,
-    Part,
-    PartEvent,
-    PartPhase,
-    Refused,
-)
-from gateway.policy.native.remote import FULL, ProviderRefused
+from gateway.policy.native.events import Done, Failed, Gone, PartEvent, Refused, Unsent
+from gateway.policy.native.part import Part, PartPhase
+from gateway.policy.native.remote import FULL, NeverSent, ProviderRefused
 from gateway.policy.snapshot import Policies, Provider
 
 log = logging.getLogger("gateway.jobs")
@@ -49,8 +40,6 @@ log = logging.getLogger("gateway.jobs")
 LEAST_POLL_S, AZURE_POLL_S = 15.0, 60.0
 MOST_INPUT_BYTES = 100 * 1024 * 1024
 """Of one part: Groq and OpenAI take 200 MB, Azure as much with room for its own."""
-LAG_S = 3600.0
-"""A provider's clock may be so far behind ours."""
 SPENT_S = 300.0
 """A part of a key that has spent its budget is put off for so long."""
 REFUSED_S = 600.0
@@ -83,11 +72,11 @@ class NativeParts:
         """Providers that take no files, until when that is believed, and what they said."""
         self._store = store
         self._blobs = blobs
-        self._batches = batches
         self._accounts = accounts
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
+        self._asking = ProviderAsking(blobs, batches)
         self._answers = ProviderAnswers(store, blobs, batches, accounts)
         self._seen: dict[tuple[str, int], tuple[PartPhase, float]] = {}
 
@@ -210,73 +199,44 @@ class NativeParts:
         provider = self._policies.current.providers.get(part.provider)
         if provider is None or not may_take(provider):
             return await self._kept(running, chunk, parts.given_up(part, "its provider is no longer in the config"))
-        source = None
+        source, is_look = None, part.is_asked
+        event: PartEvent
         try:
             if part.phase is PartPhase.UPLOADING and not part.is_asked:
                 source = await self._written(running, chunk, part, provider)
             if not part.is_asked and part.phase in (PartPhase.UPLOADING, PartPhase.CREATING):
+                moment = Moment(self._clock)
                 part = await self._kept(running, chunk, parts.asked(part))
-                event = await self._ask(running, part, provider, source)
+                event = await self._asking.ask(running.work.job, part, provider, source, moment)
+            elif part.phase is PartPhase.FETCHING:
+                factor = self._rules_of(running.work.job).batches.native.price_factor
+                await self._answers.fetch(running, chunk, part, provider, self._policies.current, factor)
+                event = Done()
             else:
-                event = await self._look(running, chunk, part, provider)
+                event = await self._asking.look(part, provider)
         except NoPart as why:
             return await self._kept(running, chunk, parts.given_up(part, str(why)))
+        except NeverSent as why:
+            event = Unsent(f"{provider.name}: {why}")
         except Unreachable as why:
             event = Failed(f"{provider.name}: {why}")
         except ProviderRefused as refused:
             is_gone = refused.status in (404, 410)
             is_there = part.phase in (PartPhase.WORKING, PartPhase.CANCELLING, PartPhase.FETCHING)
             event = Gone() if is_gone and is_there else Refused(str(refused), refused.code in FULL)
+            if is_look and part.phase in (PartPhase.CREATING, PartPhase.RECALLING):
+                event = Failed(str(refused))  # what it does not tell may be there all the same
             if part.phase is PartPhase.UPLOADING:
                 self._refused[provider.name] = self._clock.wall() + REFUSED_S, str(refused)
         least_s = AZURE_POLL_S if provider.dialect == "azure" else LEAST_POLL_S
         return await self._kept(running, chunk, parts.advanced(part, event, self._clock.wall(), least_s))
-
-    async def _ask(
-        self, running: RunningWork, part: Part, provider: Provider, source: tuple[str, int] | None
-    ) -> PartEvent:
-        """Has the provider do what is noted."""
-        if source is not None:
-            name, size = source
-            return FileThere(await self._batches.upload(provider, part.filename, size, self._blobs.read(name)))
-        url = _url(running.work.job, provider)
-        return BatchThere(await self._batches.create(provider, part.file, url, part.name))
-
-    async def _look(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> PartEvent:
-        """Sees what has become of what was asked, or does what may be done twice."""
-        batches, not_before = self._batches, part.since - LAG_S
-        match part.phase:
-            case PartPhase.UPLOADING:
-                file = await batches.find_file(provider, part.filename, not_before)
-                return NotListed() if file is None else FileThere(file)
-            case PartPhase.FETCHING:
-                factor = self._rules_of(running.work.job).batches.native.price_factor
-                await self._answers.fetch(running, chunk, part, provider, self._policies.current, factor)
-                return Done()
-            case PartPhase.TIDYING:
-                await self._tidy(part, provider)
-                return Done()
-            case PartPhase.CANCELLING if not part.is_asked:
-                await batches.cancel(provider, part.batch)
-                return Done()
-        if part.batch and part.misses < parts.VANISHED:
-            return BatchThere(await batches.look(provider, part.batch))
-        found = await batches.find_batch(provider, part.name, part.file, not_before)
-        return NotListed() if found is None else BatchThere(found)
-
-    async def _tidy(self, part: Part, provider: Provider) -> None:
-        """Removes the part's files at the provider."""
-        file = part.file or await self._batches.find_file(provider, part.filename, part.since - LAG_S)
-        for one in (file, part.output, part.errors):
-            if one:
-                await self._batches.remove(provider, one)
 
     async def _written(self, running: RunningWork, chunk: int, part: Part, provider: Provider) -> tuple[str, int]:
         """Writes the input file; returns its blob and size. Raises NoPart."""
         job = running.work.job
         known: Collection[int] = await self._answers.known(running)
         try:
-            source = await write_input(self._blobs, job, chunk, known, _url(job, provider), part.model)
+            source = await write_input(self._blobs, job, chunk, known, url_of(job, provider), part.model)
         except (FileNotFoundError, ValueError) as error:
             raise NoPart("its input cannot be read") from error
         if not 0 < source[1] <= MOST_INPUT_BYTES:
@@ -304,9 +264,3 @@ class NativeParts:
         if running.is_ours:
             with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
                 await self._store.give_back(running.work, run_at=None, is_attempt=False)
-
-
-def _url(job: Job, provider: Provider) -> str:
-    """Returns the endpoint as the provider spells it: Azure's has no `/v1`."""
-    endpoint = str(job.about[ENDPOINT])
-    return endpoint.removeprefix("/v1") if provider.dialect == "azure" else endpoint

@@ -1,21 +1,43 @@
 """The life of a part: some lines of a batch that a provider's own Batch API works on, from its upload to its last trace.
 
     uploading -> creating -> working (-> cancelling) -> fetching -> tidying -> here
+        ^           |
+        '-- recalling, where it cannot be told whether the batch was asked for
 
 What is about to be asked of the provider is noted first (`asked`), so that whoever finds the note after a crash looks whether
-it was done before it is done again. Each event makes one part of another; nothing here knows storage or HTTP. Invariants:
-`here` is the end, in which every line without a result runs through the gateway; a batch is asked for a second time only after
-the provider has refused the first, or has not shown one in several looks; no event, however often it comes, keeps a part
-that is wanted back for ever.
+it was done before it is done again. A worker that has stood still may go on and ask when nobody expects it any more: so it
+asks within SENT_WITHIN_S of its note or not at all, nobody concludes from a list that it has not before SETTLED_S have
+passed, and then the input file is removed, without which no batch can be made any more, and looked once more. Each event
+makes one part of another; nothing here knows storage or HTTP. Invariants: `here` is the end, in which every line without a
+result runs through the gateway; a batch is asked for a second time only after the provider has refused the first, or has
+shown none and has no file for it; no event, however often it comes, keeps a part that is wanted back for ever.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from gateway.policy.native.events import (
+    BatchThere,
+    Done,
+    Failed,
+    FileThere,
+    Gone,
+    NotListed,
+    PartEvent,
+    Refused,
+    Unsent,
+)
 from gateway.policy.native.remote import RemoteBatch
+
+SENT_WITHIN_S: Final = 10.0
+"""A batch is asked for so soon after it was noted that it will be, or not at all."""
+SETTLED_S: Final = 120.0
+"""Of a batch that was to be asked for, so long after the first look in vain: it is there, or on no way there. That is
+SENT_WITHIN_S, the minute that the provider has for its answer, and as much for lists that lag and clocks that differ.
+"""
 
 EMPTY_LOOKS: Final = 2
 """So often what was asked for has to be looked for in vain before it is asked for again: a list may lag behind."""
@@ -45,6 +67,7 @@ class PartPhase(StrEnum):
 
     UPLOADING = "uploading"
     CREATING = "creating"
+    RECALLING = "recalling"
     WORKING = "working"
     CANCELLING = "cancelling"
     FETCHING = "fetching"
@@ -76,6 +99,8 @@ class Part:
     errors: str = ""
     misses: int = 0
     """Looks in a row that found nothing, or not enough."""
+    unseen_at: float = 0.0
+    """When it was first looked for in vain."""
     troubles: int = 0
     """Requests in a row that came to nothing."""
     refusals: int = 0
@@ -93,48 +118,6 @@ class Part:
     def filename(self) -> str:
         """Returns the name of its input file at the provider."""
         return f"gateway-{self.name}.jsonl"
-
-
-class FileThere(NamedTuple):
-    """The provider has the input file."""
-
-    id: str
-
-
-class BatchThere(NamedTuple):
-    """The provider has told of the batch."""
-
-    batch: RemoteBatch
-
-
-class NotListed(NamedTuple):
-    """The provider's list does not have what was looked for."""
-
-
-class Gone(NamedTuple):
-    """The provider knows nothing under that id."""
-
-
-class Failed(NamedTuple):
-    """There was no answer, or none to go by: what was asked may have been done."""
-
-    why: str
-    retry_after_s: float = 0.0
-
-
-class Refused(NamedTuple):
-    """The provider will not do it, and has not."""
-
-    why: str
-    is_full: bool = False
-    """It has no room now."""
-
-
-class Done(NamedTuple):
-    """What the phase is for has been done: the batch was asked to stop, its answers are committed, its files are gone."""
-
-
-PartEvent = FileThere | BatchThere | NotListed | Gone | Failed | Refused | Done
 
 
 def new_part(job_id: str, chunk: int, target: str, provider: str, model: str, now: float) -> Part:
@@ -192,6 +175,8 @@ def advanced(part: Part, event: PartEvent, now: float, least_poll_s: float) -> P
             return _gone(part, now, least_poll_s)
         case Failed():
             return _failed(part, event, now)
+        case Unsent(why):
+            return _failed(replace(part, is_asked=False), Failed(why), now)
         case Refused():
             return _refused(part, event, now)
         case Done():
@@ -203,15 +188,16 @@ def _name(job_id: str, chunk: int, submission: int) -> str:
 
 
 def _to(part: Part, phase: PartPhase, now: float, why: str = "", in_s: float = 0.0) -> Part:
-    return replace(
-        part, phase=phase, since=now, due=now + in_s, is_asked=False, misses=0, troubles=0, why=part.why or why
-    )
+    why = part.why or why
+    fresh = replace(part, phase=phase, since=now, due=now + in_s, why=why)
+    return replace(fresh, is_asked=False, misses=0, unseen_at=0.0, troubles=0)
 
 
 def _seen(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> Part:
-    if part.phase not in (PartPhase.CREATING, PartPhase.WORKING, PartPhase.CANCELLING):
+    is_new = part.phase in (PartPhase.CREATING, PartPhase.RECALLING)
+    if not is_new and part.phase not in (PartPhase.WORKING, PartPhase.CANCELLING):
         return part
-    if part.phase is PartPhase.CREATING:
+    if is_new:
         part = _to(part, PartPhase.CANCELLING if part.is_wanted else PartPhase.WORKING, now)
     part = replace(part, batch=batch.id, troubles=0)
     if batch.is_over:
@@ -242,20 +228,33 @@ def _ended(part: Part, batch: RemoteBatch, now: float, least_poll_s: float) -> P
 
 def _submitted_again(part: Part, now: float) -> Part:
     """Returns the part on its way to another batch of the same file, for which there may be room later."""
+    return _to(_renamed(part), PartPhase.CREATING, now, in_s=FULL_S)
+
+
+def _renamed(part: Part) -> Part:
     job_id, chunk, _ = part.name.rsplit("-", 2)
     submission = part.submission + 1
-    part = replace(part, name=_name(job_id, int(chunk), submission), submission=submission, batch="")
-    return _to(part, PartPhase.CREATING, now, in_s=FULL_S)
+    return replace(part, name=_name(job_id, int(chunk), submission), submission=submission, batch="")
 
 
 def _not_listed(part: Part, now: float) -> Part:
-    if part.phase not in (PartPhase.UPLOADING, PartPhase.CREATING):
-        return _to(part, PartPhase.TIDYING, now, "the provider's batch is gone")
-    if part.misses + 1 < EMPTY_LOOKS:
-        return replace(part, misses=part.misses + 1, troubles=0, due=now + LOOK_AGAIN_S)
-    if part.is_wanted:
-        return _to(part, PartPhase.TIDYING, now)
-    return replace(part, is_asked=False, misses=0, due=now)
+    match part.phase:
+        case PartPhase.UPLOADING:
+            wait_s = 0.0
+        case PartPhase.CREATING:
+            wait_s = SETTLED_S
+        case PartPhase.RECALLING if part.is_wanted:
+            return _to(part, PartPhase.TIDYING, now)
+        case PartPhase.RECALLING:  # nothing can be made of that file any more
+            return _to(replace(_renamed(part), file=""), PartPhase.UPLOADING, now)
+        case _:
+            return _to(part, PartPhase.TIDYING, now, "the provider's batch is gone")
+    part = replace(part, misses=part.misses + 1, unseen_at=part.unseen_at or now)
+    if part.misses < EMPTY_LOOKS or now - part.unseen_at < wait_s:
+        return replace(part, troubles=0, due=now + LOOK_AGAIN_S)
+    if part.phase is PartPhase.CREATING:
+        return _to(part, PartPhase.RECALLING, now)
+    return replace(part, is_asked=False, misses=0, unseen_at=0.0, due=now)
 
 
 def _gone(part: Part, now: float, least_poll_s: float) -> Part:
@@ -263,7 +262,7 @@ def _gone(part: Part, now: float, least_poll_s: float) -> Part:
         return replace(part, misses=part.misses + 1, due=now + max(least_poll_s, CANCEL_AGAIN_S))
     if part.phase is PartPhase.FETCHING and part.misses + 1 < GONE_FILES:
         return replace(part, misses=part.misses + 1, due=now + CANCEL_AGAIN_S)
-    if part.phase is PartPhase.TIDYING:
+    if part.phase in (PartPhase.TIDYING, PartPhase.RECALLING):
         return _done(part, now)
     return _to(part, PartPhase.TIDYING, now, "the provider does not know it")
 
@@ -286,6 +285,8 @@ def _refused(part: Part, event: Refused, now: float) -> Part:
         return replace(part, is_asked=True, due=now)  # it has ended meanwhile: a look will tell
     if part.phase in (PartPhase.WORKING, PartPhase.FETCHING):
         return _failed(part, Failed(event.why), now)
+    if part.phase is PartPhase.RECALLING:
+        return _done(part, now)
     if part.phase is PartPhase.CREATING and not part.is_wanted:
         if event.is_full:
             return replace(part, is_asked=False, due=now + FULL_S)
@@ -299,6 +300,8 @@ def _refused(part: Part, event: Refused, now: float) -> Part:
 def _done(part: Part, now: float) -> Part:
     if part.phase is PartPhase.CANCELLING:
         return replace(part, is_asked=True, due=now)
+    if part.phase is PartPhase.RECALLING:
+        return replace(part, is_asked=True, due=now + LOOK_AGAIN_S)
     if part.phase is PartPhase.FETCHING:
         return _to(part, PartPhase.TIDYING, now)
     return replace(part, phase=PartPhase.HERE) if part.phase is PartPhase.TIDYING else part

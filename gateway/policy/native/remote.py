@@ -25,6 +25,10 @@ class ProviderRefused(Exception):
         self.code = code
 
 
+class NeverSent(Exception):
+    """Nothing was asked of the provider, and nothing will be. The message says why, without secrets."""
+
+
 class RemoteBatch(NamedTuple):
     """What is read of a provider's batch."""
 

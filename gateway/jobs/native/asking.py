@@ -1,0 +1,85 @@
+"""What is asked of a provider for a part, and what is looked for there. It must not know what is kept of the part."""
+
+from __future__ import annotations
+
+from gateway.clock import Clock
+from gateway.job_ports import Blobs
+from gateway.jobs.ports import ProviderBatches
+from gateway.policy.batches.marks import ENDPOINT
+from gateway.policy.jobs.job import Job
+from gateway.policy.native import part as parts
+from gateway.policy.native.events import BatchThere, Done, FileThere, NotListed, PartEvent
+from gateway.policy.native.part import Part, PartPhase
+from gateway.policy.snapshot import Provider
+
+LAG_S = 3600.0
+"""A provider's clock may be so far behind ours."""
+
+
+class Moment:
+    """The time within which something that is about to be noted may be asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        """It begins now, before the note: nobody can have seen that any earlier."""
+        self._clock = clock
+        self._began = clock.monotonic(), clock.wall()
+
+    def lasts(self) -> bool:
+        """Tells whether it is not over, by either clock: a machine that sleeps, or is moved, may stop one of them."""
+        now = self._clock.monotonic(), self._clock.wall()
+        return all(at - began <= parts.SENT_WITHIN_S for at, began in zip(now, self._began, strict=True))
+
+
+class ProviderAsking:
+    """Asks providers, one thing at a time. Holds nothing of any part."""
+
+    def __init__(self, blobs: Blobs, batches: ProviderBatches) -> None:
+        self._blobs = blobs
+        self._batches = batches
+
+    async def ask(
+        self, job: Job, part: Part, provider: Provider, source: tuple[str, int] | None, moment: Moment
+    ) -> PartEvent:
+        """Has the provider do what is noted; `source` is the input file, where that is to be sent.
+
+        Raises ProviderRefused, Unreachable, NeverSent.
+        """
+        if source is not None:
+            name, size = source
+            return FileThere(await self._batches.upload(provider, part.filename, size, self._blobs.read(name)))
+        url = url_of(job, provider)
+        return BatchThere(await self._batches.create(provider, part.file, url, part.name, moment.lasts))
+
+    async def look(self, part: Part, provider: Provider) -> PartEvent:
+        """Sees what has become of what was asked, or does what may be done twice. Raises ProviderRefused, Unreachable."""
+        batches, not_before = self._batches, part.since - LAG_S
+        match part.phase:
+            case PartPhase.UPLOADING:
+                file = await batches.find_file(provider, part.filename, not_before)
+                return NotListed() if file is None else FileThere(file)
+            case PartPhase.RECALLING if not part.is_asked:
+                await batches.remove(provider, part.file)
+                return Done()
+            case PartPhase.TIDYING:
+                await self._tidy(part, provider)
+                return Done()
+            case PartPhase.CANCELLING if not part.is_asked:
+                await batches.cancel(provider, part.batch)
+                return Done()
+        if part.batch and part.misses < parts.VANISHED:
+            return BatchThere(await batches.look(provider, part.batch))
+        found = await batches.find_batch(provider, part.name, part.file, not_before)
+        return NotListed() if found is None else BatchThere(found)
+
+    async def _tidy(self, part: Part, provider: Provider) -> None:
+        """Removes the part's files at the provider."""
+        file = part.file or await self._batches.find_file(provider, part.filename, part.since - LAG_S)
+        for one in (file, part.output, part.errors):
+            if one:
+                await self._batches.remove(provider, one)
+
+
+def url_of(job: Job, provider: Provider) -> str:
+    """Returns the endpoint as the provider spells it: Azure's has no `/v1`."""
+    endpoint = str(job.about[ENDPOINT])
+    return endpoint.removeprefix("/v1") if provider.dialect == "azure" else endpoint
