@@ -174,9 +174,9 @@ def forget(
     `count` the rows that earlier steps deleted.
     """
     if last is None:
-        (last,) = db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()  # noqa: S608
+        (last,) = db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
     gone = db.execute(
-        f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE id <= ?{where} LIMIT {ROWS_AT_ONCE})",  # noqa: S608
+        f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE id <= ?{where} LIMIT {ROWS_AT_ONCE})",
         (last, *values),
     ).rowcount
     count += gone

@@ -32,9 +32,9 @@ _FIRST_TO_GO = {
 }
 _FIRST_OF_TENANT = "SELECT id, bytes, expires FROM records WHERE tenant = ? ORDER BY id LIMIT ?"
 _LARGEST_TENANT = "SELECT tenant, bytes FROM shares WHERE bytes > ? AND (SELECT COUNT(*) FROM shares) > 1 LIMIT 1"
-_DROP = {table: f"DELETE FROM {table} WHERE id = ?" for table in _FIRST_TO_GO}  # noqa: S608 - names from above
+_DROP = {table: f"DELETE FROM {table} WHERE id = ?" for table in _FIRST_TO_GO}
 _EXPIRE = {
-    table: f"DELETE FROM {table} WHERE id IN "  # noqa: S608
+    table: f"DELETE FROM {table} WHERE id IN "
     f"(SELECT id FROM {table} WHERE expires <= ? ORDER BY expires LIMIT {ROWS_AT_ONCE})"
     for table in _FIRST_TO_GO
 }

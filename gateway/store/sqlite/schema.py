@@ -17,9 +17,9 @@ APPLICATION_ID = 0x4C4C4757
 def _counted(table: str, name: str) -> tuple[str, ...]:
     """Returns triggers that keep `totals` true; unlike counters of the process they are rolled back with a transaction."""
     new, old = name.format("NEW"), name.format("OLD")
-    added = f"INSERT INTO totals VALUES ({new}, 1, NEW.bytes)"  # noqa: S608 - names from below
+    added = f"INSERT INTO totals VALUES ({new}, 1, NEW.bytes)"
     counted = "ON CONFLICT (name) DO UPDATE SET entries = entries + 1, bytes = bytes + excluded.bytes"
-    removed = f"UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.bytes WHERE name = {old}"  # noqa: S608
+    removed = f"UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.bytes WHERE name = {old}"
     return (
         f"CREATE TRIGGER {table}_in AFTER INSERT ON {table} BEGIN {added} {counted}; END",
         f"CREATE TRIGGER {table}_out AFTER DELETE ON {table} BEGIN {removed}; END",

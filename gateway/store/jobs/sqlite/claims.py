@@ -36,7 +36,7 @@ FREE_PAGES, FREED_PAGES = 2048, 128
 """Unused pages (16 MiB) left for new rows, or a quarter of the file, if more; pages given back to the system in one step."""
 
 _HELD = (
-    "SELECT jobs.seq, jobs.held FROM jobs JOIN pieces ON pieces.job = jobs.seq "  # noqa: S608 - from `sqlite_schema`
+    "SELECT jobs.seq, jobs.held FROM jobs JOIN pieces ON pieces.job = jobs.seq "
     f"WHERE jobs.id = ? AND pieces.piece = ? AND pieces.state = {CLAIMED} AND pieces.fence = ?"
 )
 
@@ -80,7 +80,7 @@ class SqliteClaims:
     def _claim_some(self, db: sqlite3.Connection, segment: str, most: int, now: float) -> list[ClaimedWork | None]:
         """Claims the first pieces of a segment; None at the end: a deadline had passed, and others may be first now."""
         ready = db.execute(
-            f"SELECT job, piece, claims FROM pieces WHERE segment = ? AND state = {READY} "  # noqa: S608
+            f"SELECT job, piece, claims FROM pieces WHERE segment = ? AND state = {READY} "
             "ORDER BY rank, ready_at, turn LIMIT ?",
             (segment, most),
         ).fetchall()
@@ -92,7 +92,7 @@ class SqliteClaims:
                 return [*given, None]
             fence = next(self._pieces.numbers)
             db.execute(
-                f"UPDATE pieces SET state = {CLAIMED}, fence = ?, claims = claims + 1 WHERE job = ? AND piece = ?",  # noqa: S608
+                f"UPDATE pieces SET state = {CLAIMED}, fence = ?, claims = claims + 1 WHERE job = ? AND piece = ?",
                 (fence, seq, piece),
             )
             job_rows.keep(db, row, transitions.started(row.job, now))
@@ -103,7 +103,7 @@ class SqliteClaims:
         """Makes ready again, uncounted, what was claimed for somebody who never heard of it."""
         for fence in fences:
             found = db.execute(
-                f"SELECT job, piece, ready_at, claims FROM pieces WHERE state = {CLAIMED} AND fence = ?",  # noqa: S608
+                f"SELECT job, piece, ready_at, claims FROM pieces WHERE state = {CLAIMED} AND fence = ?",
                 (fence,),
             ).fetchone()
             if found is not None:
@@ -161,7 +161,7 @@ class SqliteClaims:
         for result in results:
             line, failed, text, *counts = result
             added = db.execute(
-                f"INSERT OR IGNORE INTO lines (job, chunk, {job_rows.LINE_COLUMNS}) "  # noqa: S608
+                f"INSERT OR IGNORE INTO lines (job, chunk, {job_rows.LINE_COLUMNS}) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (row.seq, work.piece, line, failed, text, *counts),
             )
@@ -181,7 +181,7 @@ class SqliteClaims:
         if row is None:
             return []
         found = db.execute(
-            f"SELECT {job_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "  # noqa: S608
+            f"SELECT {job_rows.LINE_COLUMNS} FROM lines WHERE job = ? AND (? IS NULL OR chunk = ?) "
             "ORDER BY chunk, line",
             (row.seq, chunk, chunk),
         )
@@ -256,7 +256,7 @@ def _oldest(db: sqlite3.Connection) -> Oldest:
         segment, lane, state = name.rsplit("/", 2)
         times = [
             db.execute(
-                "SELECT min(ready_at) FROM pieces WHERE segment = ? AND rank = ? AND state = " + str(int(state)),  # noqa: S608
+                "SELECT min(ready_at) FROM pieces WHERE segment = ? AND rank = ? AND state = " + str(int(state)),
                 (segment, rank),
             ).fetchone()[0]
             for rank in (2 * int(lane), 2 * int(lane) + 1)

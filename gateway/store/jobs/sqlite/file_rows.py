@@ -10,7 +10,7 @@ from gateway.policy.jobs.job import FileQuery, StoredFile
 _COLUMNS = "id, tenant, purpose, filename, bytes, created, expires, blob"
 _IS_THERE = "gone IS NULL AND (expires IS NULL OR expires > ?)"
 _ADD = (
-    f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "  # noqa: S608
+    f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
     "tenant = excluded.tenant, purpose = excluded.purpose, filename = excluded.filename, bytes = excluded.bytes, "
     "created = excluded.created, expires = excluded.expires, blob = excluded.blob, gone = NULL"
 )
@@ -25,7 +25,7 @@ _IS_USED = (
     "EXISTS (SELECT 1 FROM garbage WHERE blob = ?)"
 )
 _GARBAGE = (
-    "SELECT blob FROM garbage WHERE "  # noqa: S608 - from above
+    "SELECT blob FROM garbage WHERE "
     f"NOT EXISTS (SELECT 1 FROM files WHERE files.blob = garbage.blob AND {_IS_THERE}) AND "
     "NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.reads = garbage.blob AND reads != '' AND ended IS NULL) LIMIT ?"
 )
@@ -47,7 +47,7 @@ def take_back(db: sqlite3.Connection, file: StoredFile) -> None:
 
 def find(db: sqlite3.Connection, file_id: str, tenant: str, now: float) -> StoredFile | None:
     """Returns a file of the tenant that has neither been removed nor expired."""
-    query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND {_IS_THERE}"  # noqa: S608 - from above
+    query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND {_IS_THERE}"
     row = db.execute(query, (file_id, tenant, now)).fetchone()
     return None if row is None else StoredFile(*row)
 
@@ -62,7 +62,7 @@ def page_of(db: sqlite3.Connection, query: FileQuery, now: float) -> tuple[Seque
         after = found[0]
     way, order = ("<", "DESC") if query.is_newest_first else (">", "ASC")
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND seq {way} ? AND {_IS_THERE} "  # noqa: S608 - from above
+        f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND seq {way} ? AND {_IS_THERE} "
         f"AND (? IS NULL OR purpose = ?) ORDER BY seq {order} LIMIT ?",
         (query.tenant, after, now, query.purpose, query.purpose, query.limit + 1),
     ).fetchall()

@@ -37,13 +37,13 @@ class JobRow:
 
 def find(db: sqlite3.Connection, job_id: str, tenant: str | None = None) -> JobRow | None:
     """Returns a job, of that tenant if one is named."""
-    row = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
+    row = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()
     return None if row is None or tenant not in (None, row[2]) else job_row(row)
 
 
 def get(db: sqlite3.Connection, seq: int) -> JobRow:
     """Returns the job of a row that is there."""
-    return job_row(db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE seq = ?", (seq,)).fetchone())  # noqa: S608
+    return job_row(db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE seq = ?", (seq,)).fetchone())
 
 
 def insert(db: sqlite3.Connection, job: Job, payload: bytes, reads: str, taken: int) -> JobRow:
@@ -71,7 +71,7 @@ def keep(db: sqlite3.Connection, row: JobRow, job: Job) -> None:
 def remove(db: sqlite3.Connection, seq: int) -> None:
     """Removes a job and all that belongs to it."""
     for table in _TABLES:
-        db.execute(f"DELETE FROM {table} WHERE job = ?", (seq,))  # noqa: S608 - names from above
+        db.execute(f"DELETE FROM {table} WHERE job = ?", (seq,))
     db.execute("DELETE FROM jobs WHERE seq = ?", (seq,))
 
 
@@ -159,7 +159,7 @@ def job_row(row: Sequence[Any]) -> JobRow:
 
 def select(condition: str) -> str:
     """Returns a query for jobs on a condition, newest first, of which it takes as many as its last parameter says."""
-    return f"SELECT {_COLUMNS} FROM jobs WHERE {condition} ORDER BY seq DESC LIMIT ?"  # noqa: S608 - ours
+    return f"SELECT {_COLUMNS} FROM jobs WHERE {condition} ORDER BY seq DESC LIMIT ?"
 
 
 def _body(job: Job) -> bytes:

@@ -1,6 +1,6 @@
 """The pieces of jobs in the file: when they are ready, and what follows when one of them is done.
 
-Used by the file's thread, in transactions. The same steps as in `memory_pieces`, in SQL.
+Used by the file's thread, in transactions. The same steps as in `gateway.store.jobs.memory.pieces`, in SQL.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class SqlitePieces:
     def open(self, db: sqlite3.Connection, starts: int, now: float) -> None:
         """Makes ready again, in its old place, what workers had that are dead now; `starts` counts the openings."""
         self.numbers = count(starts << 32)  # neither turns nor fences ever go back, whatever was before
-        held = db.execute(
-            "SELECT DISTINCT job FROM pieces INDEXED BY pieces_claimed "  # noqa: S608 - all pieces would be searched
+        held = db.execute(  # without the index named, all pieces would be searched
+            "SELECT DISTINCT job FROM pieces INDEXED BY pieces_claimed "
             "JOIN jobs ON jobs.seq = pieces.job "
             f"WHERE pieces.state = {CLAIMED} AND jobs.held"
         ).fetchall()
-        db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")  # noqa: S608
+        db.execute(f"UPDATE pieces SET state = {READY} WHERE state = {CLAIMED}")
         for (seq,) in held:
             row = job_rows.get(db, seq)
             self._withhold(db, row, now)
@@ -60,7 +60,7 @@ class SqlitePieces:
         if row is None:
             return None
         held = db.execute(
-            f"SELECT 1 FROM pieces WHERE job = ? AND piece = ? AND state = {CLAIMED} AND fence = ?",  # noqa: S608
+            f"SELECT 1 FROM pieces WHERE job = ? AND piece = ? AND state = {CLAIMED} AND fence = ?",
             (row.seq, work.piece, work.fence),
         ).fetchone()
         return None if held is None else row
@@ -85,7 +85,7 @@ class SqlitePieces:
             segment, lane, _ = name.rsplit("/", 2)
             for rank in (2 * int(lane), 2 * int(lane) + 1):
                 due += db.execute(
-                    f"SELECT job, piece FROM pieces WHERE state = {LATER} AND segment = ? AND rank = ? "  # noqa: S608
+                    f"SELECT job, piece FROM pieces WHERE state = {LATER} AND segment = ? AND rank = ? "
                     "AND ready_at <= ? ORDER BY ready_at LIMIT ?",
                     (segment, rank, now, most - len(due)),
                 ).fetchall()
@@ -123,12 +123,12 @@ class SqlitePieces:
             job_rows.drop_payload(db, row)
         for column in ("output", "errors"):
             db.execute(
-                f"INSERT OR IGNORE INTO garbage SELECT {column} FROM chunks WHERE job = ? AND {column} != ''",  # noqa: S608
+                f"INSERT OR IGNORE INTO garbage SELECT {column} FROM chunks WHERE job = ? AND {column} != ''",
                 (row.seq,),
             )
         self._drop_all(db, row)
         for table in ("lines", "chunks", "plans"):
-            db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))  # noqa: S608 - names from above
+            db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))
         dead_rows.ended(db, row, end)
         self._follow(db, row.job, now)
 
@@ -162,7 +162,7 @@ class SqlitePieces:
     def _withhold(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         """Withholds the waiting pieces of a job that is paused or to stop, and gives back those of one that is not."""
         waiting = db.execute(
-            f"SELECT piece, ready_at, state FROM pieces WHERE job = ? AND state != {CLAIMED}",  # noqa: S608
+            f"SELECT piece, ready_at, state FROM pieces WHERE job = ? AND state != {CLAIMED}",
             (row.seq,),
         ).fetchall()
         for piece, ready_at, before in waiting:
@@ -199,7 +199,7 @@ class SqlitePieces:
 
     @staticmethod
     def _has(db: sqlite3.Connection, row: JobRow, condition: str) -> bool:
-        query = f"SELECT 1 FROM pieces WHERE job = ? AND {condition} LIMIT 1"  # noqa: S608 - conditions from above
+        query = f"SELECT 1 FROM pieces WHERE job = ? AND {condition} LIMIT 1"
         return db.execute(query, (row.seq,)).fetchone() is not None
 
 

@@ -25,7 +25,7 @@ _PIECE = "{0}.segment || '/' || ({0}.rank >> 1) || '/' || {0}.state"
 
 def _count(name: str, change: int) -> str:
     return (
-        f"INSERT INTO totals VALUES ({name}, {change}, 0) "  # noqa: S608 - names from this module
+        f"INSERT INTO totals VALUES ({name}, {change}, 0) "
         "ON CONFLICT (name) DO UPDATE SET entries = entries + excluded.entries"
     )
 
