@@ -66,6 +66,7 @@ def open_file(path: str, kind: FileKind, *, connect: Connect = sqlite3.connect) 
     db: sqlite3.Connection | None = None
     try:
         _make(path)
+        _refuse_log_of_another(path, kind)
         db = connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
         for setting in _SETTINGS:
             db.execute(setting)
@@ -86,6 +87,7 @@ def open_to_read(path: str, kind: FileKind, *, connect: Connect = sqlite3.connec
     db: sqlite3.Connection | None = None
     try:
         os.stat(path)  # else it would be made
+        _refuse_log_of_another(path, kind)
         db = connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
         for setting in (*_SETTINGS, "PRAGMA query_only = ON"):
             db.execute(setting)
@@ -118,6 +120,26 @@ def _make(path: str) -> None:
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _refuse_log_of_another(path: str, kind: FileKind) -> None:
+    """Raises StoreUnusable for a copy that was put beside the write-ahead log of another file: sqlite would mix the two.
+
+    A file that was in use says in its header that it has such a log, a copy that it has none
+    (https://www.sqlite.org/fileformat.html#file_format_version_numbers).
+    """
+    try:
+        if not os.path.getsize(f"{path}-wal"):
+            return
+    except FileNotFoundError:
+        return
+    with open(path, "rb") as file:
+        versions = file.read(20)[18:]
+    if versions == b"\1\1":
+        raise StoreUnusable(
+            f"{kind.name} {path}: it is a copy, and {path}-wal beside it belongs to the file that was there before. "
+            f"Remove {path}-wal, which would damage the copy."
+        )
 
 
 def _make_ours(db: sqlite3.Connection, path: str, kind: FileKind, *, is_new: bool) -> None:

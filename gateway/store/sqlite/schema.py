@@ -86,9 +86,9 @@ STATE_FILE = FileKind(
     setting="`state`",
     application_id=APPLICATION_ID,
     migrations=(_FIRST, _OBJECTS, _SHARES),
-    when_damaged="Put a backup in its place (`gateway state backup FILE` makes one), or try `sqlite3 FILE .recover`. Moved "
-    "away, with the -wal file beside it, it is replaced by an empty one: then answers that were kept are paid for again, and a "
-    "repeated Idempotency-Key runs again.",
+    when_damaged="Put a backup in its place (`gateway state backup FILE` makes one), without the -wal file beside it, or try "
+    "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then answers that were kept are "
+    "paid for again, and a repeated Idempotency-Key runs again.",
     when_failing="Calls go on; what they would leave for others is kept in memory only, until the file works again. "
     "There has to be room on a disk that works; a broken file is to be replaced by a backup, or moved away.",
     when_stalled="calls go on without it.",

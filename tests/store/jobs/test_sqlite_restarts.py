@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
@@ -206,6 +207,36 @@ def test_a_damaged_file_is_refused_with_the_remedy(path: str) -> None:
 
     assert "Put a backup in its place" in refusal(path)
     assert Path(path).read_bytes() == before
+
+
+async def test_a_copy_is_not_mixed_with_the_log_of_the_file_that_was_there(jobs: Restarts, tmp_path: Path) -> None:
+    """As a killed gateway leaves it: sqlite would lay that log over the copy, and damage it."""
+    put_back, killed = f"{tmp_path}/put-back.db", f"{tmp_path}/killed.db"
+    await jobs.call(id="kept")
+    assert await jobs.store.backup(put_back) is None  # type: ignore[attr-defined]
+    await jobs.call(id="later")
+    shutil.copy(jobs.path, killed)
+    for path in (put_back, killed):
+        shutil.copy(f"{jobs.path}-wal", f"{path}-wal")
+    before = bytes_of(put_back)
+
+    assert f"Remove {put_back}-wal" in refusal(put_back)
+    assert bytes_of(put_back) == before
+    os.unlink(f"{put_back}-wal")
+    assert [await job_ids(path, jobs.wall) for path in (put_back, killed)] == [["kept"], ["later", "kept"]]
+
+
+def bytes_of(path: str) -> tuple[bytes, bytes]:
+    """The file's, and its log's."""
+    return Path(path).read_bytes(), Path(f"{path}-wal").read_bytes()
+
+
+async def job_ids(path: str, wall: Wall) -> list[str]:
+    store = SqliteJobStore(path, wall, connect=connect_hastily)
+    try:
+        return [job.id for job in (await store.list_jobs(JobQuery(None))).jobs]
+    finally:
+        await store.aclose()
 
 
 def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ JOBS_FILE = FileKind(
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
     migrations=(_FIRST, _DEAD_LETTERS, _TOTALS),
-    when_damaged="Put a backup in its place, or try `sqlite3 FILE .recover`. Moved away, with the -wal file beside it, it is "
-    "replaced by an empty one: then the jobs in it are lost, with their answers.",
+    when_damaged="Put a backup in its place (`gateway jobs backup FILE` makes one), without the -wal file beside it, or try "
+    "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then the jobs in it are lost, "
+    "with their answers.",
     when_failing="Jobs are refused with 503 jobs_unavailable until the file works again; plain calls go on. "
     "There has to be room on a disk that works; a broken file is to be replaced by a backup, or moved away.",
     when_stalled="jobs are refused until it answers; plain calls go on.",
