@@ -49,7 +49,10 @@ class File:
         self._keep_to_bounds = keep_to_bounds
         """Is called before a commit, and returns whether it deleted rows."""
         self._begin = begin
-        """Is called in a transaction when the process opens the file, with the number of times it has been opened."""
+        """Is called in a transaction when the process opens the file, or another one that stands at its path now, with the
+        number of times it has been opened."""
+        self._begun: object = None
+        """The inode of the file with which the work was begun."""
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[object, object] = (None, None)
         self._is_for_reading = False
@@ -62,16 +65,7 @@ class File:
 
     def open(self) -> None:
         """Opens the file; raises StoreUnusable, and sqlite3.Error where the begin of the work with it fails."""
-        self._db = db = self._opened()
-        if self._begin is not None:
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                self._begin(db, self.starts)
-                db.execute("COMMIT")
-            except BaseException:
-                self.close()
-                raise
-            self.totals = _totals(db)
+        self._db = self._opened()
 
     def close(self) -> None:
         """Closes the file; sqlite moves the write-ahead log into it, if the disk lets it."""
@@ -135,9 +129,10 @@ class File:
             self.close()
         if self._db is not None and is_writing and self._inodes() != self._identity:
             log.warning(
-                "%s %s was deleted or replaced while in use: what it held is forgotten, and a new one is made. %s",
+                "%s %s was deleted or replaced while in use: what it held is forgotten%s. %s",
                 self.kind.name,
                 self._path,
+                "" if os.path.exists(self._path) else ", and a new one is made",
                 self.kind.when_replaced,
             )
             self.close()
@@ -147,11 +142,25 @@ class File:
 
     def _opened(self) -> sqlite3.Connection:
         db, self.starts = open_file(self._path, self.kind, connect=self._connect)
-        db.execute("PRAGMA synchronous = NORMAL")
-        self._is_full_sync = False
-        self._identity = self._inodes()
-        self.totals = _totals(db)
+        try:
+            db.execute("PRAGMA synchronous = NORMAL")
+            self._is_full_sync = False
+            self._begin_work(db)
+            self._identity = self._inodes()
+            self.totals = _totals(db)
+        except BaseException:
+            db.close()
+            raise
         return db
+
+    def _begin_work(self, db: sqlite3.Connection) -> None:
+        """Begins the work with a file, once: what is opened again after a failure goes on as it was."""
+        inode = _inode(self._path)
+        if self._begin is not None and inode != self._begun:
+            db.execute("BEGIN IMMEDIATE")
+            self._begin(db, self.starts)
+            db.execute("COMMIT")
+        self._begun = inode
 
     def _inodes(self) -> tuple[object, object]:
         """Returns the inodes of the file and its log: sqlite would go on writing to deleted ones."""

@@ -414,3 +414,36 @@ async def test_a_deleted_file_is_made_anew(jobs: FaultyJobs) -> None:
 
     assert after.fence > before.fence
     assert len(jobs.said("deleted or replaced")) == 1
+
+
+async def test_a_backup_in_the_place_of_a_file_in_use_goes_on(jobs: FaultyJobs) -> None:
+    """Not before the other's log is gone. What had been claimed at the copy is given again: nobody would ever end it."""
+    work = await jobs.running_call(id="under-way")
+    copy = jobs.path + ".copy"
+    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]
+    await jobs.finish(work)
+    os.rename(copy, jobs.path)
+    with refused():
+        await jobs.call(id="too-early")
+    os.unlink(jobs.path + "-wal")
+    await jobs.heal()
+    await jobs.call(id="new")
+
+    works = await jobs.claim_all()
+
+    assert ids(works) == ["under-way", "new"]
+    assert min(work.fence for work in works) > work.fence
+    assert len(jobs.said(f"Remove {jobs.path}-wal")) == 1
+
+
+@pytest.mark.parametrize("fault", [FSYNC, FULL], ids=["fsync", "full"])
+async def test_a_file_that_works_again_keeps_its_claims(jobs: FaultyJobs, fault: Any) -> None:
+    """It is opened again, but it is the same."""
+    work = await jobs.running_call()
+    jobs.fail(fault)
+    with refused():
+        await jobs.call()
+    await jobs.heal()
+
+    assert await jobs.claim_all() == []
+    assert (await jobs.finish(work)).is_ours

@@ -42,7 +42,8 @@ class SqlitePieces:
 
     def open(self, db: sqlite3.Connection, starts: int, now: float) -> None:
         """Makes ready again, in its old place, what workers had that are dead now; `starts` counts the openings."""
-        self.numbers = count(starts << 32)  # neither turns nor fences ever go back, whatever was before
+        # neither turns nor fences ever go back, whatever was before; a copy of the file may have been opened less often
+        self.numbers = count(max(starts << 32, next(self.numbers)))
         held = db.execute(  # without the index named, all pieces would be searched
             "SELECT DISTINCT job FROM pieces INDEXED BY pieces_claimed "
             "JOIN jobs ON jobs.seq = pieces.job "
