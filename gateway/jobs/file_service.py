@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
 from gateway.job_ports import Blobs, BlobWriter, JobStore
-from gateway.policy.jobs.errors import FileTooLarge, JobsUnavailable, TenantStorageFull
+from gateway.policy.jobs.errors import FileTooLarge, JobsUnavailable, OutcomeUnknown, TenantStorageFull
 from gateway.policy.jobs.ids import DRAW_BYTES, FILE, new_id
 from gateway.policy.jobs.job import FileQuery, StoredFile
 from gateway.policy.jobs.rules import Jobs, JobSettings
@@ -67,6 +68,12 @@ class FileService:
         file = StoredFile(upload.id, upload.tenant, purpose, filename, size, now, now + lasts_s, blob)
         try:
             await store.add_file(file)
+        except OutcomeUnknown:
+            with suppress(
+                JobsUnavailable
+            ):  # where it is there after all its blob stays with it; else the sweep takes that
+                await store.remove_file(file.id, file.tenant)
+            raise
         except BaseException:
             await self._blobs.remove([blob])
             raise

@@ -155,8 +155,10 @@ class KeptInRedis:
 class OutsideLink(Link):
     """Time stands still while a command is under way, whoever waits for it or has left."""
 
-    def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
-        asked = super()._ask(parts, key, script)
+    def _ask(
+        self, parts: tuple[Part, ...], key: bytes, script: Script | None, *, stays: bool = False
+    ) -> asyncio.Future[Any]:
+        asked = super()._ask(parts, key, script, stays=stays)
         if not asked.done():
             held = ExitStack()
             held.enter_context(outside())

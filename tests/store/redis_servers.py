@@ -22,6 +22,8 @@ import redis
 from redis.crc import key_slot
 
 SLOTS = 16384
+SERVER = os.environ.get("REDIS_SERVER", "redis-server")
+"""The program: another version of Redis, or Valkey."""
 READY_S = 60.0
 
 
@@ -59,6 +61,12 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
+    def version(self) -> tuple[int, int]:
+        with self.client() as client:
+            major, minor = client.info("server")["redis_version"].split(".")[:2]
+        return int(major), int(minor)
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -76,7 +84,7 @@ class RedisServer:
         """Returns when it answers."""
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder))
         self._process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "redis-server", str(self._conf), *where, *self._options],
+            ["setpriv", "--pdeathsig", "KILL", SERVER, str(self._conf), *where, *self._options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
@@ -16,7 +17,7 @@ from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.snapshot import StoreBounds
 from gateway.ports import VectorRow
 from gateway.store.redis.store import RedisStore
-from gateway.store.redis_link.link import Link, Script, StoreGone
+from gateway.store.redis_link.link import Link, Script, StoreGone, StoreUnheard
 from tests.store.conformance import settle
 
 PATIENT_S = 5.0
@@ -33,6 +34,8 @@ class Lent(Link):
         self._is_away = False
         self.unheard: set[str] = set()
         """Scripts that are carried out, but whose answers are lost."""
+        self.lost: Counter[str] = Counter()
+        """How many answers of scripts are lost; what comes then is heard."""
         self.refused: set[str] = set()
         """Scripts that are not carried out."""
         self.ran: list[str] = []
@@ -60,8 +63,9 @@ class Lent(Link):
         if self._is_away or script.name in self.refused:
             return self._lost()
         asked = self._lender.run(script, keys, args)
-        if script.name not in self.unheard:
+        if script.name not in self.unheard and not self.lost[script.name]:
             return asked
+        self.lost[script.name] -= script.name not in self.unheard
         return self._lost(asked)
 
     def command(self, *parts: bytes | str | int) -> asyncio.Future[Any]:
@@ -77,7 +81,7 @@ class Lent(Link):
             future.set_exception(StoreGone("away"))
             future.exception()
         else:
-            asked.add_done_callback(lambda _: future.set_exception(StoreGone("lost")))
+            asked.add_done_callback(lambda _: future.set_exception(StoreUnheard("lost")))
         return future
 
     async def start(self) -> None:

@@ -14,6 +14,10 @@ class JobsUnavailable(GatewayError):
     code = "jobs_unavailable"
 
 
+class OutcomeUnknown(JobsUnavailable):
+    """Nobody answered whether it was done: the message says what may be there, and how to ask for it again."""
+
+
 class JobsOff(CallerFault):
     """This gateway takes no jobs."""
 

@@ -99,6 +99,10 @@ class Cluster:
         else:
             server.ask(job)
 
+    def home(self, key: bytes) -> object:
+        """Returns the server of the key's slot, as far as is known."""
+        return self._slots[key_slot(key)]
+
     async def where(self) -> Node:
         """Returns any server that is up, or one of the configured addresses."""
         return random.choice([*(node for node, server in self._servers.items() if server.is_up), *self._seeds])  # noqa: S311
@@ -186,16 +190,19 @@ class Cluster:
     # Redirects and changes of health.
 
     def _redirect(self, job: StoreCommand, error: AskError) -> None:
-        """Follows a redirect: MOVED for good, ASK for this command only. It fails where the other server is not known yet."""
+        """Follows a redirect: MOVED for good, ASK for this command only.
+
+        The command fails where the other server is not known yet, or if it is for one connection.
+        """
         server = self._servers.get((error.host, error.port))
         is_moved = isinstance(error, MovedError)
         if server is None or is_moved:
             self._stale.set()
-        if server is None:
+        if server is not None and is_moved:
+            self._slots[error.slot_id] = server
+        if server is None or job.stays:
             job.fail(StoreGone("the key's slot is on its way to another server"))
             return
-        if is_moved:
-            self._slots[error.slot_id] = server
         server.ask(job, asking=not is_moved)
 
     def _on_change(self, is_up: bool) -> None:

@@ -51,6 +51,10 @@ class StoreRefused(StoreGone):
     """The store rejected this one command; others work."""
 
 
+class StoreUnheard(StoreGone):
+    """The command was sent, and its answer did not come: it may have been carried out, or be so yet."""
+
+
 class OperationCounts:
     """The number of commands sent, and of those that ended without a reply."""
 
@@ -64,7 +68,7 @@ class OperationCounts:
 class StoreCommand:
     """One command and the future of its reply, which may be cancelled at any time: the reply is then read and discarded."""
 
-    __slots__ = ("_tally", "_timer", "future", "hops", "is_over", "key", "late", "packed", "parts", "script")
+    __slots__ = ("_tally", "_timer", "future", "hops", "is_over", "key", "late", "packed", "parts", "script", "stays")
 
     def __init__(
         self,
@@ -85,6 +89,8 @@ class StoreCommand:
         self.is_over = False
         self.hops = 0
         """The number of times it was sent again: to another server, or with the script's text."""
+        self.stays = False
+        """It is for one connection, and sent nowhere else."""
         self._tally = tally
         self._timer: asyncio.TimerHandle | None = None
 

@@ -25,13 +25,14 @@ from gateway.store.redis_link.job import (
     StoreCommand,
     StoreGone,
     StoreRefused,
+    StoreUnheard,
     load_script,
     script_of,
 )
 from gateway.store.redis_link.server import ServerOptions, StoreServer
 from gateway.store.redis_link.subscriber import Subscriber
 
-__all__ = ["Link", "Script", "StoreGone", "StoreRefused", "load_script", "script_of"]
+__all__ = ["Link", "Script", "StoreGone", "StoreRefused", "StoreUnheard", "load_script", "script_of"]
 
 T = TypeVar("T")
 log = logging.getLogger("gateway.store")
@@ -124,8 +125,22 @@ class Link:
         """Sends one command without a key to the server that has this one, as `command` does."""
         return self._ask(parts, key, None)
 
-    def _ask(self, parts: tuple[Part, ...], key: bytes, script: Script | None) -> asyncio.Future[Any]:
+    def in_line(self, key: bytes, *commands: tuple[Part, ...]) -> list[asyncio.Future[Any]]:
+        """Sends commands to the server that has this key: one behind the other, with nothing between, over one connection.
+
+        None is sent again anywhere else, so that what the last says of its connection is about those before it.
+        """
+        return [self._ask(parts, key, None, stays=True) for parts in commands]
+
+    def home(self, key: bytes) -> object:
+        """Returns the server that has the key, as far as is known: the same object for keys with the same one."""
+        return self._store.home(key)
+
+    def _ask(
+        self, parts: tuple[Part, ...], key: bytes, script: Script | None, *, stays: bool = False
+    ) -> asyncio.Future[Any]:
         job = StoreCommand(parts, key, self._options.tally, script)
+        job.stays = stays
         self._store.ask(job)
         if not job.future.done():
             job.expire_after(self._timeout_s)

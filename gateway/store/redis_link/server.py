@@ -97,6 +97,10 @@ class StoreServer:
         tasks = [wire.cut(self.reason) for wire in self._wires]
         await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
 
+    def home(self, _key: bytes) -> object:
+        """Returns this server, which has all keys."""
+        return self
+
     def where(self) -> Awaitable[Node]:
         """Returns the address, for a connection that the caller makes itself."""
         return self._find()

@@ -15,7 +15,7 @@ from redis.asyncio import Connection
 from redis.exceptions import ResponseError
 
 from gateway.store.redis_link.connect import Node
-from gateway.store.redis_link.job import StoreCommand, StoreGone
+from gateway.store.redis_link.job import StoreCommand, StoreGone, StoreUnheard
 
 Dial = Callable[[Node], Awaitable[Connection]]
 
@@ -68,10 +68,12 @@ class StoreWire:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        lost = [*self._in_flight, *self._pending]
+        sent, unsent = [*self._in_flight], [*self._pending]
         self._in_flight.clear()
         self._pending.clear()
-        for job in lost:
+        for job in sent:
+            job.fail(StoreUnheard(reason))
+        for job in unsent:
             job.fail(StoreGone(reason))
         return task
 

@@ -33,6 +33,10 @@ class PromptJobStore(RedisJobStore):
         await self.settled()
         return await super().list_jobs(query)
 
+    def is_patient(self, *, yes: bool) -> None:
+        """Whether it asks again where nobody answers."""
+        self._partitions.patience_s = PATIENT_S if yes else 0.0
+
     async def look(self) -> Mapping[tuple[str, Lane, str], JobDepth]:
         """How much waits and runs, now."""
         await self._claims.look()
@@ -70,10 +74,12 @@ class JobLender:
         link = self.lend(self.namespace)
         durability = JobDurability(link, (), "fast")
         durability.calm_s, durability.promise = 0.0, "as told"
-        return PromptJobStore(
+        store = PromptJobStore(
             [link], self.partitions, f"replica-{number}", durability, bounds, following, wall=wall, lease_s=lease_s,
             is_hasty=True,
         )  # fmt: skip
+        store.is_patient(yes=False)
+        return store
 
 
 @asynccontextmanager

@@ -78,10 +78,10 @@ async def test_what_one_server_cannot_do_now_holds_up_no_other(job_lends: JobLen
     names = [(await jobs.call(tenant=tenant)).id for tenant in tenants.values()]
     run, away = partitions.run, {3}
 
-    async def lame(script: Any, partition: int, *args: Any) -> Any:
+    async def lame(script: Any, partition: int, *args: Any, mark: bytes | None = None) -> Any:
         if partition in away:
             raise JobsUnavailable("away")
-        return await run(script, partition, *args)
+        return await run(script, partition, *args, mark=mark)
 
     partitions.run = lame
     await jobs.tick()

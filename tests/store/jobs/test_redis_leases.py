@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from gateway.policy.jobs.dead_letters import REPLAYS, ReplayResult, derived_letter_id
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import (
     FINALISE,
     ChunkPlan,
@@ -24,6 +24,7 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
+from gateway.store.jobs.redis.acceptance import Sent
 from gateway.store.jobs.redis.partitions import job_script
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, end_leases
@@ -255,10 +256,84 @@ async def test_an_accept_that_is_repeated_is_not_taken_back(two: tuple[Jobs, Job
     again = await b.store.accept(new)
     job_lends.links[0].refused.clear()
     assert isinstance(a.store, PromptJobStore)
-    await a.store._acceptance.take_back(new)
+    await a.store._acceptance.take_back([Sent(one, 2**62) for one in new])
 
     assert [one.is_new for one in again] == [False, False]
     assert ids(await b.claim_all()) == [one.job.id for one in new]
+
+
+async def test_an_accept_whose_answer_is_lost_is_asked_for_again(two: tuple[Jobs, Jobs], job_lends: JobLender) -> None:
+    """It is new to whoever sent it, and there once; one that took another's place did so once."""
+    a, b = two
+    assert isinstance(a.store, PromptJobStore)
+    a.store.is_patient(yes=True)
+    named = {"dedupe_key": b"d" * 32, "dedupe_until": a.wall() + DAY_S}
+    later = {"debounce_key": b"w" * 32, "debounce_wait_s": 10, "debounce_max_s": 60}
+    await a.accept(a.new(id="first", run_at=a.wall() + 10, more=later))
+    said = []
+    for new in (
+        a.new(id="one"),
+        a.new(id="two", more=named),
+        a.new(id="three", more=named),
+        a.new(id="second", run_at=a.wall() + 10, more=later),
+    ):
+        job_lends.links[0].lost["jobs_accept"] = 1
+        accepted = await a.accept(new)
+        said.append((accepted.job.id, accepted.is_new, accepted.debounced))
+
+    assert said == [("one", True, 0), ("two", True, 0), ("two", False, 0), ("first", False, 1)]
+    a.wall.advance(10)
+    assert ids(await b.claim_all()) == ["one", "two", "first"]
+
+
+async def test_what_nobody_heard_of_is_named_stopped_and_does_not_come_late(
+    two: tuple[Jobs, Jobs], job_lends: JobLender
+) -> None:
+    """A worker may have it by then; an attempt that arrives behind its removal changes nothing; a new one is wanted."""
+    a, b = two
+    job_lends.links[0].unheard.add("jobs_accept")
+    job_lends.links[0].refused.add("jobs_take_back")
+    new = a.new(id="one")
+    with pytest.raises(
+        OutcomeUnknown, match=r"may have taken one all the same.*GET /v1/jobs/one.*Idempotency-Key"
+    ) as told:
+        await a.store.accept([new])
+    (work,) = await b.claim_all()
+    job_lends.links[0].unheard.clear()
+    job_lends.links[0].refused.clear()
+    assert isinstance(a.store, PromptJobStore)
+    acceptance = a.store._acceptance
+    sent = Sent(new, acceptance._refused["one"].at_us)
+    await acceptance.take_back([sent])
+    (stand,) = await b.store.renew([work])
+    assert (told.value.code, stand.ends_as) == ("jobs_unavailable", JobState.CANCELLED)
+
+    other = Sent(a.new(id="two"), sent.at_us)
+    await acceptance.take_back([other])
+    with pytest.raises(JobsUnavailable):
+        await acceptance._accept_all([other.new], other.at_us)
+    assert await b.store.find("two", None) is None
+    assert (await a.accept(other.new)).is_new
+
+
+async def test_cancels_and_files_of_which_nobody_heard_are_asked_for_again(
+    two: tuple[Jobs, Jobs], job_lends: JobLender
+) -> None:
+    """They are done when they are answered, and a file that is gone is not missed."""
+    a, _ = two
+    assert isinstance(a.store, PromptJobStore)
+    a.store.is_patient(yes=True)
+    job = await a.call()
+    one = a.file("one")
+    job_lends.links[0].lost.update(jobs_apply=1, jobs_files_add=1, jobs_files_find=1)
+    await a.store.add_file(one)
+    flagged = await a.store.flag(job.id, job.tenant, JobFlag.CANCEL)
+
+    assert flagged is not None
+    assert flagged.state is JobState.CANCELLED
+    assert await a.store.remove_file(one.id, one.tenant)
+    assert not await a.store.remove_file(one.id, one.tenant)
+    assert not +job_lends.links[0].lost
 
 
 async def test_a_claim_that_nobody_heard_of_is_taken_over(two: tuple[Jobs, Jobs], job_lends: JobLender) -> None:

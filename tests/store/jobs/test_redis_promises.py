@@ -11,8 +11,8 @@ import pytest
 
 from gateway.errors import StoreUnusable
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, JobState
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
+from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
 from gateway.store.jobs.opening import open_redis_jobs
 from gateway.store.jobs.redis import durability, opening
 from gateway.store.jobs.redis.durability import JobDurability
@@ -20,7 +20,7 @@ from gateway.store.jobs.redis.store import RedisJobStore
 from gateway.store.redis_link.link import Link
 from tests.store.conformance import Wall
 from tests.store.jobs.support import OURS, Jobs
-from tests.store.redis_servers import RedisServer, redis_server, redis_watched
+from tests.store.redis_servers import RedisServer, proxied, redis_server, redis_watched
 
 
 @asynccontextmanager
@@ -85,7 +85,8 @@ async def test_the_promise_is_what_the_server_keeps(wall: Wall, options: tuple[s
     """Not what the config asks for."""
     with redis_server(*options) as server:
         async with opened(server.url, wall, accept="fsync") as jobs:
-            assert jobs.store.promise == promise
+            can_wait = promise != "lost with the Redis" and server.version >= durability.WAITAOF_SINCE
+            assert jobs.store.promise == ("on disk" if can_wait else promise)
             await jobs.call()
 
 
@@ -179,18 +180,24 @@ async def test_jobs_on_replicas_are_there_after_a_failover(wall: Wall, monkeypat
 
 
 async def test_a_server_that_can_wait_for_its_disk_is_waited_for(redis_url: str) -> None:
-    """One wait for all who came before it; a server that does not make it in time has not kept the job."""
+    """One wait for all who came before it; a server that does not make it in time, or lacks the write, has not kept it."""
     link = _WaitingLink(SharedState(redis_url))
     safe = JobDurability(link, [link.slot_key("jobs", "0")], "fsync")
     await safe.check()
     assert safe.promise == "on disk"
     assert safe.calm_s == durability.CALM_S
-    await asyncio.gather(*[safe.settle([0]) for _ in range(10)])
-    assert len(link.waits) == 2
-    assert link.waits[0] == (b"WAITAOF", 1, 0, durability.WAIT_MS)
+    marks = [safe.mark(b"{0}") for _ in range(10)]
+    await asyncio.gather(*[safe.settle([mark]) for mark in marks])
+    assert [len(sent) for sent in link.sent] == [11]
+    assert link.sent[0][-1] == (b"WAITAOF", 1, 0, durability.WAIT_MS)
+    assert {sent[:2] for sent in link.sent[0][:-1]} == {(b"DEL", mark) for mark in marks}
     link.reply = [0, 0]
-    with pytest.raises(JobsUnavailable, match="disk"):
-        await safe.settle([0])
+    with pytest.raises(JobsUnavailable, match="disk") as refused:
+        await safe.settle([safe.mark(b"{0}")])
+    assert not isinstance(refused.value, OutcomeUnknown)
+    link.reply, link.deleted = [1, 0], 0
+    with pytest.raises(OutcomeUnknown):
+        await safe.settle([safe.mark(b"{0}")])
 
 
 class _WaitingLink(Link):
@@ -198,25 +205,93 @@ class _WaitingLink(Link):
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__(shared)
-        self.waits: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[tuple[Any, ...], ...]] = []
         self.reply = [1, 0]
+        self.deleted = 1
 
-    def command(self, *parts: bytes | str | int) -> Any:
-        return self._told(b"OK")
+    def in_line(self, key: bytes, *commands: tuple[Any, ...]) -> list[asyncio.Future[Any]]:
+        self.sent.append(commands)
+        return [self._told(self.reply if parts[0] == b"WAITAOF" else self.deleted) for parts in commands]
 
     def command_near(self, key: bytes, *parts: bytes | str | int) -> Any:
         if parts[0] == b"INFO":
             return self._told(b"redis_version:7.2.4\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\n")
-        if parts[0] == b"CONFIG":
-            return self._told([b"appendfsync", b"everysec"])
-        self.waits.append(parts)
-        return self._told(self.reply)
+        return self._told([b"appendfsync", b"everysec"])
 
     @staticmethod
     def _told(reply: Any) -> Any:
         future = asyncio.get_running_loop().create_future()
         future.set_result(reply)
         return future
+
+
+async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accept, a cancel, a file and its end, a note: none is said to be done where no replica has it."""
+    monkeypatch.setattr(durability, "WAIT_MS", 20)
+    with redis_server() as server:
+        async with opened(server.url, wall, accept="fast") as jobs:
+            await jobs.call(id="there")
+            work = await jobs.running_call()
+            await jobs.store.add_file(jobs.file("kept"))
+        async with opened(server.url, wall, accept="replicated") as jobs:
+            store = jobs.store
+            for ask in (
+                lambda: store.accept([jobs.new()]),
+                lambda: store.flag("there", None, JobFlag.CANCEL),
+                lambda: store.flag("there", None, JobFlag.CANCEL),  # it is done already, perhaps a moment ago
+                lambda: store.add_file(jobs.file("new")),
+                lambda: store.remove_file("kept", "t"),
+                lambda: store.note(work, {"a": 1}),
+            ):
+                with pytest.raises(JobsUnavailable, match="copied it to a replica"):
+                    await ask()
+
+
+async def test_a_wait_on_another_server_than_that_of_the_write_is_worth_nothing(wall: Wall) -> None:
+    """An old master that is cut off from its replicas takes jobs, and the wait is answered by the new one."""
+    with redis_watched() as new, redis_server() as old:
+        async with proxied(old.port) as way:
+            links = [
+                Link(SharedState(f"redis://127.0.0.1:{port}/0", timeout_s=5.0)) for port in (way.port, new.master.port)
+            ]
+            for link in links:
+                await link.start()
+            safe = JobDurability(links[1], [b"x"], "replicated")
+            await safe.check()
+            jobs = Jobs(RedisJobStore(links, 1, "r1", safe, wall=wall), wall)
+            partitions = jobs.store._partitions  # type: ignore[attr-defined]  # it is a Redis store
+            partitions.patience_s = 0.0
+            with pytest.raises(OutcomeUnknown):
+                await jobs.call(id="on the old one")
+            partitions.patience_s = 60.0
+            accepting = asyncio.create_task(jobs.accept(jobs.new(id="on both")))
+            await asyncio.sleep(0.1)
+            assert not accepting.done()
+            way.to = new.master.port
+            way.reset()
+            assert (await accepting).is_new
+            await jobs.store.aclose()
+        assert old.do("EXISTS", "gateway:1:jobs:{0}:j:on both") == 1
+        assert new.master.do("EXISTS", "gateway:1:jobs:{0}:j:on both") == 1
+
+
+async def test_a_disk_is_really_waited_for(wall: Wall) -> None:
+    """By servers that can do so, which are those since 7.2; at once by one that does it before it answers."""
+    with redis_server("--appendonly", "yes", "--appendfsync", "everysec") as server:
+        if server.version < durability.WAITAOF_SINCE:
+            pytest.skip("needs Redis 7.2 or later: REDIS_SERVER names one")
+        async with opened(server.url, wall) as jobs:
+            assert jobs.store.promise == "on disk"
+            await asyncio.gather(*[jobs.accept(jobs.new(id=f"j{number}")) for number in range(20)])
+            with server.client() as client:
+                stats: dict[str, Any] = client.info("commandstats")
+            assert stats["cmdstat_waitaof"]["calls"] <= 2
+            assert not client.keys("*:mark:*")
+            server.do("CONFIG", "SET", "appendfsync", "no")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(durability, "WAIT_MS", 50)
+                with pytest.raises(JobsUnavailable, match="written it to its disk"):
+                    await jobs.store.flag("j1", None, JobFlag.CANCEL)
 
 
 async def test_jobs_of_a_later_release_are_left_alone(a_redis: RedisServer, wall: Wall) -> None:

@@ -1,17 +1,19 @@
 """What a Redis really promises of what it was told, and how to wait until a write is as safe as the config asks for.
 
-A server that may evict keys is refused: it would lose jobs without a word. Waiting is done over a connection of its own, by a
-later write there: what is safe behind it is what was written before it anywhere.
+A server that may evict keys is refused: it would lose jobs without a word. A write that is waited for makes a mark in its own
+step; over a connection of its own, which nobody else is held up by, the mark is taken away, and that is waited for there. So
+what is safe is that write, on the server that has its slot now: after a failover its mark is not there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any, Final, Literal
 
 from gateway.errors import StoreUnusable
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.store.redis_link.link import Link, StoreGone, StoreRefused
 
 Accept = Literal["fsync", "replicated", "fast"]
@@ -33,8 +35,8 @@ class JobDurability:
         self._link = link
         self._keys = keys
         self._accept = accept
-        self._syncing: dict[int, asyncio.Task[None]] = {}
-        self._next: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[object, list[tuple[bytes, asyncio.Future[None]]]] = {}
+        self._running: dict[object, asyncio.Task[None]] = {}
         self._waits_for_disk = self._waits_for_replica = False
         self.promise = "unknown"
         self.calm_s = CALM_S
@@ -66,43 +68,58 @@ class JobDurability:
         if self._waits_for_replica:
             self.promise = "on a replica" if worst == 3 else f"on a replica, and {self.promise}"
 
-    async def settle(self, partitions: Sequence[int]) -> None:
-        """Returns when all that was written before is as safe as it has to be. Raises JobsUnavailable."""
-        if self._waits_for_disk or self._waits_for_replica:
-            await asyncio.gather(*[asyncio.shield(self._turn(partition)) for partition in partitions])
+    def mark(self, base: bytes) -> bytes | None:
+        """Returns a key that a write is to make in the same step, in the slot of `base`; None: nobody waits for writes."""
+        if not (self._waits_for_disk or self._waits_for_replica):
+            return None
+        return b"%b:mark:%b" % (base, token_hex(12).encode())
 
-    def _turn(self, partition: int) -> asyncio.Task[None]:
-        """Returns the wait that begins after now: one for all who ask while another is under way."""
-        running = self._syncing.get(partition)
-        if running is None or running.done():
-            running = self._syncing[partition] = asyncio.create_task(self._sync(partition))
-            return running
-        if partition not in self._next:
-            self._next[partition] = asyncio.create_task(self._sync_behind(partition, running))
-        return self._next[partition]
+    async def settle(self, marks: Sequence[bytes | None]) -> None:
+        """Returns when the writes that made these marks are as safe as they have to be.
 
-    async def _sync_behind(self, partition: int, before: asyncio.Task[None]) -> None:
-        await asyncio.wait([before])
-        self._syncing[partition] = self._next.pop(partition)
-        await self._sync(partition)
+        Raises JobsUnavailable if they are not so in time; OutcomeUnknown where that is not known, or where the server that
+        has the slot now does not have the write: then it is to be repeated.
+        """
+        answers: list[asyncio.Future[None]] = []
+        for mark in marks:
+            if mark is not None:
+                home = self._link.home(mark)
+                answers.append(asyncio.get_running_loop().create_future())
+                self._waiting.setdefault(home, []).append((mark, answers[-1]))
+                if home not in self._running:
+                    self._running[home] = asyncio.create_task(self._settle_all(home))
+        for told in await asyncio.gather(*answers, return_exceptions=True):
+            if told is not None:
+                raise told
 
-    async def _sync(self, partition: int) -> None:
-        key = self._keys[partition]
-        replicas = int(self._waits_for_replica)
-        written = self._link.command(b"SET", key, b"", b"PX", 1000)
-        if self._waits_for_disk:
-            waited = self._link.command_near(key, b"WAITAOF", 1, replicas, WAIT_MS)
-        else:
-            waited = self._link.command_near(key, b"WAIT", replicas, WAIT_MS)
+    async def _settle_all(self, home: object) -> None:
+        """Waits for one server, until nobody wants it to: those who come while a wait is under way share the next."""
         try:
-            await written
-            reply = await waited
-        except StoreGone as error:
-            raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+            while some := [(mark, answer) for mark, answer in self._waiting.pop(home, ()) if not answer.done()]:
+                try:
+                    refusals = await self._wait([mark for mark, _ in some])
+                except Exception as defect:  # noqa: BLE001  # theirs all, who would wait for ever
+                    refusals = [defect] * len(some)
+                for (_, answer), refusal in zip(some, refusals, strict=True):
+                    if not answer.done():
+                        answer.set_result(None) if refusal is None else answer.set_exception(refusal)
+        finally:
+            del self._running[home]
+
+    async def _wait(self, marks: Sequence[bytes]) -> list[Exception | None]:
+        """Takes marks away, and waits until that is safe: so are the writes that made them; returns what is to be raised."""
+        replicas = int(self._waits_for_replica)
+        wait = (b"WAITAOF", 1, replicas, WAIT_MS) if self._waits_for_disk else (b"WAIT", replicas, WAIT_MS)
+        asked = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
+        told: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        *were_there, reply = told
+        if isinstance(reply, StoreGone):
+            return [_unheard(reply) for _ in marks]
         on_disk, on_replicas = reply if self._waits_for_disk else (1, reply)
         if not on_disk or on_replicas < replicas:
             what = "copied it to a replica" if on_disk else "written it to its disk"
-            raise JobsUnavailable(f"Jobs cannot be kept now: their Redis has not {what} in time.")
+            return [JobsUnavailable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
+        return [None if was_there == 1 else _unheard(was_there) for was_there in were_there]
 
     async def _about(self, key: bytes) -> dict[str, str]:
         """Returns what a server says of itself."""
@@ -126,3 +143,9 @@ class JobDurability:
             raise JobsUnavailable("Jobs cannot be kept now: their Redis does not say what it promises.") from error
         except StoreGone as error:
             raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+
+
+def _unheard(cause: object) -> OutcomeUnknown:
+    refusal = OutcomeUnknown("Jobs cannot be kept now: their Redis cannot be used, as the log says.")
+    refusal.__cause__ = cause if isinstance(cause, BaseException) else None
+    return refusal

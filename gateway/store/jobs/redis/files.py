@@ -23,20 +23,30 @@ class RedisJobFiles:
     def __init__(self, partitions: JobPartitions) -> None:
         self._partitions = partitions
 
-    async def add(self, file: StoredFile) -> int:
-        """Keeps a file; returns in which partition."""
+    async def add(self, file: StoredFile) -> None:
+        """Keeps a file, durably."""
         partition = self._partitions.of_tenant(file.tenant)
         expires_at = "" if file.expires_at is None else repr(float(file.expires_at))
         rest = orjson.dumps([file.purpose, file.filename, file.created_at])
         about = (file.id, _token(file.tenant), file.blob, file.bytes, expires_at, rest)
-        await self._partitions.run(ADD, partition, *about)
-        return partition
+        mark = self._partitions.mark(partition)
+        await self._partitions.run(ADD, partition, *about, mark=mark)
+        await self._partitions.settle([mark])
 
-    async def find(self, file_id: str, tenant: str, *, is_removed: bool = False) -> StoredFile | None:
-        """Returns a file that has neither been removed nor expired; `is_removed` takes it away."""
-        partition = self._partitions.of_tenant(tenant)
-        _, _, found = await self._partitions.run(FIND, partition, file_id, _token(tenant), int(is_removed))
+    async def find(self, file_id: str, tenant: str) -> StoredFile | None:
+        """Returns a file that has neither been removed nor expired."""
+        _, _, found = await self._partitions.run(FIND, self._partitions.of_tenant(tenant), file_id, _token(tenant), 0)
         return _file(file_id, found) if found else None
+
+    async def remove(self, file_id: str, tenant: str, *, is_again: bool) -> bool:
+        """Takes a file away, durably; False: there was none. `is_again`: an attempt of which nobody heard may have done it."""
+        partition = self._partitions.of_tenant(tenant)
+        mark = self._partitions.mark(partition)
+        how = 2 if is_again else 1
+        _, _, found = await self._partitions.run(FIND, partition, file_id, _token(tenant), how, mark=mark)
+        if found:
+            await self._partitions.settle([mark])
+        return bool(found)
 
     async def page_of(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
         """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import ClaimedWork
 from gateway.store.jobs.redis.durability import JobDurability
-from gateway.store.redis_link.link import Link, Script, StoreGone, script_of
+from gateway.store.redis_link.link import Link, Script, StoreGone, StoreUnheard, script_of
 
 MOST_PARTITIONS: Final = 16
+PATIENCE_S: Final = 5.0
+"""Seconds for which is asked again whether something was done, before the caller is told that nobody knows."""
+PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
+"""Between these questions; the last again and again."""
 _LUA = Path(__file__).parent / "lua"
+T = TypeVar("T")
 
 Argument = bytes | str | int | float
 
@@ -52,6 +57,7 @@ class JobPartitions:
         """The server's clock, of this process's monotonic one."""
         self.is_closed = False
         self.is_well = True
+        self.patience_s = PATIENCE_S
 
     def of_tenant(self, tenant: str) -> int:
         """Returns the partition that has a tenant's jobs and files."""
@@ -81,22 +87,44 @@ class JobPartitions:
         """Returns a key of the partition."""
         return self._bases[partition] + b":" + use.encode()
 
-    async def run(self, script: Script, partition: int, *args: Argument) -> Sequence[Any]:
-        """Runs a script and returns its reply; raises JobsUnavailable."""
+    async def run(self, script: Script, partition: int, *args: Argument, mark: bytes | None = None) -> Sequence[Any]:
+        """Runs a script and returns its reply; raises JobsUnavailable. `mark` is for `settle`."""
         now = "" if self._wall is None else repr(self._wall())
-        reply = await self.heard(self.link.run(script, (self._bases[partition],), (now, partition, *args)))
+        keys = (self._bases[partition],) if mark is None else (self._bases[partition], mark)
+        reply = await self.heard(self.link.run(script, keys, (now, partition, *args)))
         self._ahead_s = float(reply[0]) - time.monotonic()
         if reply[1]:
             self._ready()
         return reply  # type: ignore[no-any-return]  # an array, as all scripts say
 
-    async def settle(self, partitions: Sequence[int]) -> None:
-        """Returns when all that was written there is as safe as it has to be. Raises JobsUnavailable."""
+    def mark(self, partition: int) -> bytes | None:
+        """Returns what `run` and `settle` need to wait for a write; None: nobody waits for writes."""
+        return self._durability.mark(self._bases[partition])
+
+    async def settle(self, marks: Sequence[bytes | None]) -> None:
+        """Returns when what was written with these marks is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
         try:
-            await self._durability.settle(partitions)
+            await self._durability.settle(marks)
         except JobsUnavailable:
             self.is_well = False
             raise
+
+    async def insist(self, ask: Callable[[bool], Awaitable[T]]) -> T:
+        """Asks until an answer is heard, or for some seconds: what may be done already must be told so (`ask(True)`).
+
+        Raises JobsUnavailable where it was not done, OutcomeUnknown where nobody knows.
+        """
+        until, pauses_s, unheard = time.monotonic() + self.patience_s, iter(PAUSES_S), None
+        while True:
+            try:
+                return await ask(unheard is not None)
+            except JobsUnavailable as error:
+                unheard = error if isinstance(error, OutcomeUnknown) else unheard
+                if unheard is None:
+                    raise
+                if self.is_closed or time.monotonic() >= until:
+                    raise unheard  # noqa: B904  # it is the error, or what came before it
+            await asyncio.sleep(next(pauses_s, PAUSES_S[-1]))
 
     async def command(self, name: bytes, key: bytes, *args: Argument) -> Any:
         """Sends one command about a key; raises JobsUnavailable."""
@@ -111,6 +139,7 @@ class JobPartitions:
             told = await reply
         except StoreGone as error:
             self.is_well = False
-            raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+            refusal = OutcomeUnknown if isinstance(error, StoreUnheard) else JobsUnavailable
+            raise refusal("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
         self.is_well = True
         return told

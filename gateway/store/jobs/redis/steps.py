@@ -12,7 +12,17 @@ from typing import TypeVar
 
 from gateway.policy.jobs.dead_letters import REPLAYS
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ChunkResult, ClaimedWork, Following, Job, JobEnd, NewJob, StoredAnswer, WriteResult
+from gateway.policy.jobs.job import (
+    ChunkResult,
+    ClaimedWork,
+    Following,
+    Job,
+    JobEnd,
+    JobFlag,
+    NewJob,
+    StoredAnswer,
+    WriteResult,
+)
 from gateway.store.jobs.letters import letter_of_job, replayed
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPiece, MemoryPieces
 from gateway.store.jobs.redis import records
@@ -73,9 +83,9 @@ class RedisSteps:
             del self._known[next(iter(self._known))]
         self._known[job_id] = seen
 
-    async def look(self, partition: int, job_ids: Sequence[str]) -> list[RedisJob | None]:
+    async def look(self, partition: int, job_ids: Sequence[str], mark: bytes | None = None) -> list[RedisJob | None]:
         """Reads jobs. Raises JobsUnavailable."""
-        _, _, found = await self._partitions.run(LOAD, partition, *job_ids)
+        _, _, found = await self._partitions.run(LOAD, partition, *job_ids, mark=mark)
         return [thawed(job_id, text) for job_id, text in zip(job_ids, found, strict=True)]
 
     async def take(self, partition: int, job_id: str, change: Change, seen: RedisJob | None = None) -> Job | None:
@@ -87,8 +97,21 @@ class RedisSteps:
 
         return await self._take(partition, job_id, changed, seen)
 
-    async def write(self, name: str, work: ClaimedWork, change: Change, was_done: Evidence) -> WriteResult:
-        """Takes a step about a claim, if it holds."""
+    async def flag(self, partition: int, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
+        """Asks something of a job that has not ended, durably; None: there is none, or it is another tenant's."""
+
+        def change(pieces: MemoryPieces, job: RedisJob, now: float, _effects: StepEffects) -> Job:
+            if tenant in (None, job.kept.job.tenant) and not job.kept.job.state.is_end:
+                pieces.flag(job.kept, flag, now)
+            return job.kept.job
+
+        job = await self._take(partition, job_id, change, None, is_durable=True)
+        return job if job is not None and tenant in (None, job.tenant) else None
+
+    async def write(
+        self, name: str, work: ClaimedWork, change: Change, was_done: Evidence, *, is_durable: bool = False
+    ) -> WriteResult:
+        """Takes a step about a claim, if it holds. `is_durable` waits until it is as safe as what is acknowledged."""
         fence = self._partitions.fence_of(work)
         mark = (name, work.job.id, work.piece, work.fence)
 
@@ -105,9 +128,8 @@ class RedisSteps:
             return written(job.kept.job)
 
         try:
-            result = await self._take(
-                self._partitions.of_work(work), work.job.id, changed, self._known.get(work.job.id)
-            )
+            partition, seen = self._partitions.of_work(work), self._known.get(work.job.id)
+            result = await self._take(partition, work.job.id, changed, seen, is_durable=is_durable)
         except JobsUnavailable:
             if len(self._unheard) >= MOST_KNOWN:
                 self._unheard.clear()
@@ -131,11 +153,14 @@ class RedisSteps:
         job_id: str,
         change: Callable[[MemoryPieces, RedisJob, float, StepEffects], T],
         seen: RedisJob | None,
+        *,
+        is_durable: bool = False,
     ) -> T | None:
         is_fresh = False
         for _ in range(MOST_TRIES):
+            mark = self._partitions.mark(partition) if is_durable else None
             if seen is None:
-                (seen,), is_fresh = await self.look(partition, [job_id]), True
+                (seen,), is_fresh = await self.look(partition, [job_id], mark), True
                 if seen is None:
                     self._known.pop(job_id, None)
                     return None
@@ -145,10 +170,12 @@ class RedisSteps:
             arguments = _arguments(job_id, seen, job, effects)
             if arguments is None:
                 if is_fresh:
+                    await self._partitions.settle([mark])  # somebody may have done it just now
                     return result
                 seen = None  # it may have changed meanwhile
                 continue
-            _, _, is_written, text = await self._partitions.run(APPLY, partition, *arguments)
+            mark = self._partitions.mark(partition) if is_durable else None  # that of the look may be on another server
+            _, _, is_written, text = await self._partitions.run(APPLY, partition, *arguments, mark=mark)
             seen, is_fresh = thawed(job_id, text), True
             if seen is None:
                 self._known.pop(job_id, None)
@@ -158,6 +185,7 @@ class RedisSteps:
                     self._known.pop(job_id, None)
                 else:
                     self.learn(job_id, seen)
+                await self._partitions.settle([mark])
                 return result
             if effects.replays_letter and seen.writes == writes:
                 raise LetterMoved

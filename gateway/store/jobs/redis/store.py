@@ -15,7 +15,7 @@ from secrets import token_hex
 
 from gateway.errors import StoreUnusable
 from gateway.policy.jobs.dead_letters import DeadLetter
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import (
     Accepted,
     ChunkPlan,
@@ -38,7 +38,6 @@ from gateway.policy.jobs.job import (
     WriteResult,
     nothing_follows,
 )
-from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import places, records
 from gateway.store.jobs.redis.acceptance import RedisAcceptance
 from gateway.store.jobs.redis.claims import RedisClaims
@@ -49,7 +48,7 @@ from gateway.store.jobs.redis.files import RedisJobFiles
 from gateway.store.jobs.redis.heard_claims import HeardClaims
 from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
-from gateway.store.jobs.redis.steps import RedisSteps, StepEffects
+from gateway.store.jobs.redis.steps import RedisSteps
 from gateway.store.jobs.redis.writes import RedisWrites
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import BackgroundTasks, Link
@@ -93,7 +92,8 @@ class RedisJobStore:
         self._claims = RedisClaims(self._partitions, self._steps, replica, lease_s, is_hasty=is_hasty)
         self._background = BackgroundTasks()
         elsewhere = self._claims.open_elsewhere
-        self._acceptance = RedisAcceptance(self._partitions, bounds or OpenBounds(), elsewhere, self._background)
+        bounds = bounds or OpenBounds()
+        self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
         self._files = RedisJobFiles(self._partitions)
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
@@ -144,9 +144,7 @@ class RedisJobStore:
 
     async def note(self, work: ClaimedWork, marks: Mapping[str, object]) -> WriteResult:
         """Adds to the marks of a claimed piece's job, durably; None takes a mark away."""
-        result = await self._writes.note(work, marks)
-        await self._partitions.settle([self._partitions.of_work(work)])
-        return result
+        return await self._writes.note(work, marks)
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""
@@ -170,17 +168,15 @@ class RedisJobStore:
         return await self._writes.finish(work, end, following)
 
     async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
-        """Asks something of a job; an ended job stays as it is."""
+        """Asks something of a job, durably; an ended job stays as it is."""
         partition = await self._places.find(job_id, tenant)
         if partition is None:
             return None
 
-        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, _effects: StepEffects) -> None:
-            if tenant in (None, kept.job.tenant) and not kept.job.state.is_end:
-                pieces.flag(kept, flag, now)
+        async def ask(_is_again: bool) -> Job | None:  # as `insist` calls it
+            return await self._steps.flag(partition, job_id, tenant, flag)
 
-        job = await self._steps.take(partition, job_id, change)
-        return job if job is not None and tenant in (None, job.tenant) else None
+        return await self._partitions.insist(ask)
 
     async def find(self, job_id: str, tenant: str | None) -> Job | None:
         """Returns a job; None: there is none, or it is another tenant's."""
@@ -206,7 +202,13 @@ class RedisJobStore:
     async def add_file(self, file: StoredFile) -> None:
         """Keeps a file, durably; one with the same id is replaced."""
         self._refuse_if_unfit()
-        await self._partitions.settle([await self._files.add(file)])
+        try:
+            await self._partitions.insist(lambda _: self._files.add(file))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"Files cannot be kept now: their Redis did not answer in time, and may have kept {file.id} all the same; look "
+                f"(GET /v1/files/{file.id}) before you send it again."
+            ) from error
 
     async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
         """Returns a file; None: there is none, it has expired, or it is another tenant's."""
@@ -217,8 +219,8 @@ class RedisJobStore:
         return await self._files.page_of(query)
 
     async def remove_file(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant; its blob stays while an open job reads it."""
-        return await self._files.find(file_id, tenant, is_removed=True) is not None
+        """Takes a file away from its tenant, durably; its blob stays while an open job reads it."""
+        return await self._partitions.insist(lambda is_again: self._files.remove(file_id, tenant, is_again=is_again))
 
     async def file_bytes(self, tenant: str | None) -> int:
         """Returns the bytes of all files that a tenant has; None: of everybody's."""
@@ -285,6 +287,10 @@ class RedisJobStore:
                     self._problem = ""
                 except StoreUnusable as error:
                     self._problem = str(error)
+
+    async def _stop(self, partition: int, job_id: str) -> None:
+        """Stops a job of which whoever sent it does not know."""
+        await self._steps.flag(partition, job_id, None, JobFlag.CANCEL)
 
     def _refuse_if_unfit(self) -> None:
         if self._problem:

@@ -71,7 +71,7 @@ class RedisWrites:
         def change(_pieces: MemoryPieces, kept: MemoryJob, _now: float, _effects: StepEffects) -> None:
             kept.job = transitions.noted(kept.job, marks)
 
-        return await self._steps.write("note", work, change, lambda _: False)
+        return await self._steps.write("note", work, change, lambda _: False, is_durable=True)
 
     async def complete_chunk(self, work: ClaimedWork, result: ChunkResult) -> WriteResult:
         """Ends the claim of a chunk whose lines all have results, which its blobs hold from now on; the rows go."""

@@ -1,8 +1,10 @@
 -- In front of every script about jobs: a job as its hash has it, and its pieces in streams.
 --
--- KEYS[1] is the base of all keys of a partition. ARGV: now ('' is the server's time), the number of the partition.
+-- KEYS[1] is the base of all keys of a partition. KEYS[2], where it is, is made: by it whoever waits until this is safe knows
+-- that it was done on the server that they wait for. ARGV: now ('' is the server's time), the number of the partition.
 --   BASE:j:ID     hash: s (three lines: its head, tokens in the order below; its pieces; the rest, JSON, not read here), x (its
---                 payload), k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer)
+--                 payload), k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer),
+--                 m (somebody else has met it, and relies on it)
 --   BASE:r:QUEUE  stream of ready and claimed pieces, group `workers`; QUEUE:f holds those that go before the others
 --   BASE:later    zset of pieces by the time at which they are ready
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
@@ -34,6 +36,9 @@ end
 -- Ends a script. Returns now.
 local function said()
   write_counts()
+  if KEYS[2] then
+    redis.call('SET', KEYS[2], '', 'PX', 30000)
+  end
   return exact(now)
 end
 

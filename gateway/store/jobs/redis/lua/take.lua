@@ -17,6 +17,11 @@ local function debounce_at(name)
   return BASE .. ':w:' .. name
 end
 
+-- Until when attempts to have a job taken were sent that count no more: they may arrive late.
+local function back_at(id)
+  return BASE .. ':back:' .. id
+end
+
 -- Returns the id of the job that is there already, and whether it is one with another payload.
 local function known(new)
   if new.dedupe ~= '' then
@@ -28,11 +33,15 @@ local function known(new)
   if redis.call('EXISTS', BASE .. ':j:' .. new.id) == 1 then
     return new.id, false
   end
+  local old, by = string.match(new.debounce ~= '' and redis.call('GET', debounce_at(new.debounce)) or '', '^(%S+) (%S+)$')
+  if by == new.id and redis.call('EXISTS', BASE .. ':j:' .. old) == 1 then
+    return old, false, true -- it has taken that one's place before
+  end
 end
 
 -- Returns the scheduled job whose place the new one takes.
 local function scheduled(new)
-  local id = new.debounce ~= '' and redis.call('GET', debounce_at(new.debounce))
+  local id = new.debounce ~= '' and string.match(redis.call('GET', debounce_at(new.debounce)) or '', '^%S+')
   local job = id and load(id)
   return job and job.h[STATE] == 'scheduled' and job or nil
 end
@@ -90,20 +99,22 @@ local function note_names(job, names)
   redis.call('HSET', job.at, 'k', known_as)
 end
 
--- Takes a job, whatever the bounds. Returns its id, what has become of it (new, known, conflict or replaced), and its text.
-local function take(new)
-  local id, is_other = known(new)
+-- Takes a job, whatever the bounds. `is_again`: it may be there by an earlier attempt of the same sender. Returns its id, what
+-- has become of it (new, known, conflict or replaced), and its text.
+local function take(new, is_again)
+  local id, is_other, is_replaced = known(new)
   if id then
     local there = load(id)
-    if there.h[C] == '1' then
-      save(there) -- somebody relies on it from now on: it is not taken back any more
+    if id ~= new.id or not is_again then
+      redis.call('HSET', there.at, 'm', 1) -- somebody relies on it from now on: it is not taken back any more
     end
-    return id, is_other and 'conflict' or 'known', there.s
+    return id, is_other and 'conflict' or is_replaced and 'replaced' or 'known', there.s
   end
   local old = scheduled(new)
   local job
   if old then
     job = replaced(old, new)
+    redis.call('HSET', job.at, 'm', 1)
   else
     job = { id = new.id, at = BASE .. ':j:' .. new.id, h = new.h, pieces = {} }
     job.h[SEQ] = next_seq()
@@ -141,7 +152,7 @@ local function take(new)
     names = ' d' .. new.dedupe
   end
   if new.debounce ~= '' then
-    redis.call('SET', debounce_at(new.debounce), job.id)
+    redis.call('SET', debounce_at(new.debounce), job.id .. ' ' .. new.id)
     names = names .. ' w' .. new.debounce
   end
   if names ~= '' then
