@@ -153,7 +153,7 @@ def store_routes(
     return [
         *backup_routes(policies, state_file, jobs_file_of(jobs)),
         *object_routes(policies, objects),
-        *job_admin_routes(policies, None if jobs is None else jobs.service),
+        *job_admin_routes(policies, jobs),
         *webhook_routes(policies, None if jobs is None else jobs.webhooks),
         *dead_letter_routes(policies, jobs, clock),
     ]

@@ -101,7 +101,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     _add_objects(commands.add_parser("objects", help="whose the files, responses and the like at providers are"))
 
     jobs = add_jobs(
-        commands.add_parser("jobs", help="a running gateway's durable jobs: list, show, cancel, pause; back them up")
+        commands.add_parser(
+            "jobs", help="a running gateway's durable jobs: list, show, cancel, pause, retry; back them up"
+        )
     )
     _add_backup(jobs, "jobs", "jobs.store")
     _add_job_flags(jobs)
@@ -264,6 +266,15 @@ def _add_job_flags(actions: Actions[argparse.ArgumentParser]) -> None:
         action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
         _add_admin(action)
         action.set_defaults(command="operate:flag_jobs", flag=name)
+    action = actions.add_parser(
+        "retry",
+        help="try jobs again that failed for good, and the dead lines of batches",
+        description="Run jobs again that are dead letters, and lines of batches that are; each becomes a job of its own. What"
+        " failed by its own request is no dead letter: that has to be mended by who sent it, and sent again.",
+    )
+    action.add_argument("ids", nargs="+", metavar="ID", help="job_gw… or batch_gw…")
+    _add_admin(action)
+    action.set_defaults(command="operate:retry_jobs")
 
 
 def _add_objects(command: argparse.ArgumentParser) -> None:

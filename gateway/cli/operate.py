@@ -83,6 +83,18 @@ def flag_jobs(options: argparse.Namespace) -> int:
     return ask_admin(options, ask, showing.flagged) or (FAILED if unknown else OK)
 
 
+def retry_jobs(options: argparse.Namespace) -> int:
+    """Has jobs and batches that failed tried again; fails where one of them is not."""
+    left: list[object] = []
+
+    def ask(client: AdminClient) -> dict[str, Any]:
+        answer = client.post("jobs/retry", {"ids": options.ids})
+        left.extend([*answer["refused"], *answer["unknown"]])
+        return answer
+
+    return ask_admin(options, ask, showing.retried) or (FAILED if left else OK)
+
+
 def _backup(options: argparse.Namespace, name: str) -> int:
     from gateway.store.sqlite.opening import damage_of  # no other command needs sqlite
 

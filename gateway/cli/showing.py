@@ -32,6 +32,16 @@ def flagged(answer: Mapping[str, Any]) -> str:
     return "\n".join(f"{safe(id)} {told}" for name, told in words.items() for id in answer[name])
 
 
+def retried(answer: Mapping[str, Any]) -> str:
+    """Tells of each job what came of the wish that it be tried again."""
+    lines = []
+    for one in answer["done"]:
+        what = f"runs again as {safe(one['job'])}" if one["job"] else f"{_count(one['letters'], 'dead line')} run again"
+        lines.append(f"{safe(one['id'])} {what}; gateway dlq show {safe(one['replay'])} shows how far it is")
+    lines += [f"{safe(one['id'])} {safe(one['why'])}" for one in answer["refused"]]
+    return "\n".join([*lines, *(f"{safe(id)} is no job of this gateway's" for id in answer["unknown"])])
+
+
 def table(shown: Mapping[str, Any]) -> str:
     """Shows targets, then accounts, one a line."""
     rows = [TARGET_HEADINGS, *(_row(name, row) for name, row in shown["targets"].items())]

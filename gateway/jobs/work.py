@@ -19,6 +19,7 @@ from gateway.jobs.cleaning import JobCleaning
 from gateway.jobs.dead.again import Again
 from gateway.jobs.dead.keeping import DeadLetterKeeping
 from gateway.jobs.dead.replays import ReplayJobs
+from gateway.jobs.dead.retrying import JobRetries
 from gateway.jobs.dead.service import DeadLetterService
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
@@ -105,6 +106,7 @@ class JobWork:
             *(self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs.default),
             *(draw, self._usd_of),
         )
+        self.retries = JobRetries(self.dead, self.engine.reader)
 
     async def start(self) -> None:
         """Goes on with the work that is there."""

@@ -11,6 +11,8 @@ import orjson
 import pytest
 
 from gateway.jobs.dead import keeping
+from tests.e2e.batches import begin, line
+from tests.e2e.batches import end_of as end_of_batch
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import QUICK, WEB, ask, end_of, new_job, policies, take, with_jobs
 from tests.e2e.harness import ADMIN_KEY, PATIENCE_S, Running, chat, get, post, until
@@ -83,6 +85,60 @@ async def test_a_job_that_failed_is_looked_at_replayed_and_succeeds(
     assert orjson.loads((await ask(gateway.url, get("/admin/dlq", ADMIN))).body) == {"depth": 0, "groups": []}
     assert 'gateway_dlq_replays_total{class="server_error",outcome="ok"} 1.0' in metrics_of(gateway)
     assert SECRET not in gateway.log.getvalue()
+
+
+async def test_jobs_that_failed_are_tried_again_by_their_ids(
+    gateway: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, and what has not failed for good is refused with a reason; the command tells, and fails."""
+    where = ("--url", gateway.url, "--admin-key", ADMIN_KEY)
+    (failed,) = await failed_jobs(gateway, 1)
+    code, output, _ = await run(capsys, "jobs", "retry", failed, *where)
+    told = re.match(rf"{failed} runs again as (job_gw\w+); gateway dlq show job_gw\w+ shows how far it is\n$", output)
+    assert code == 0
+    assert told is not None, output
+    async with asyncio.timeout(PATIENCE_S):  # the replay makes it
+        while (await ask(gateway.url, get(f"/v1/jobs/{told[1]}", WEB))).status == 404:  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(0.02)
+    assert (await end_of(gateway.url, told[1]))["status"] == "succeeded"
+
+    later = await take(gateway.url, new_job(delay="1h"))
+    (bad,) = await failed_jobs(gateway, 1)
+    assert (await run(capsys, "dlq", "purge", "--class", "server_error", "--yes", *where))[0] == 0
+    code, output, _ = await run(capsys, "jobs", "retry", failed, later["id"], bad, "job_gw_unknown", told[1], *where)
+    assert code == 1
+    assert output.split("\n")[:-1] == [
+        f"{failed} has been tried again with success, as {told[1]}",
+        f"{later['id']} has not failed: it is scheduled",
+        f"{bad} has failed by what it asked for (server_error), or its dead letter was purged: send it anew, mended",
+        f"{told[1]} has been tried again with success, as {told[1]}",
+        "job_gw_unknown is no job of this gateway's",
+    ]
+
+
+async def test_dead_lines_are_tried_again_by_the_id_of_their_batch(
+    start: StartGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each as a job of its own; a batch without any is refused."""
+    rules = {**QUICK, "attempts": 1, "dead_letters": {"lines": "transient"}}
+    folder = policies(tmp_path, jobs=rules, retries={"attempts": 1})
+    gateway = await start(with_jobs(tmp_path, policies=folder, admin={"key": ADMIN_KEY}))
+    where = ("--url", gateway.url, "--admin-key", ADMIN_KEY)
+    gateway.script("e500", "e500")
+    async with gateway.sdk() as sdk:
+        ended = await end_of_batch(sdk, (await begin(sdk, [line("a"), line("b"), line("c")])).id)
+        other = (await end_of_batch(sdk, (await begin(sdk, [line("a")])).id)).id
+    batch = ended.id
+    assert ended.request_counts is not None
+    assert ended.request_counts.failed == 2
+    code, output, _ = await run(capsys, "jobs", "retry", batch, other, *where)
+    assert code == 1
+    assert output.startswith(f"{batch} 2 dead lines run again; gateway dlq show job_gw"), output
+    assert f"\n{other} has not failed: it is succeeded\n" in output
+    async with asyncio.timeout(PATIENCE_S):
+        while orjson.loads((await ask(gateway.url, get("/admin/dlq", ADMIN))).body)["depth"]:  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(0.02)
+    assert gateway.upstream_calls() == 6
 
 
 def metrics_of(gateway: Running) -> str:

@@ -166,7 +166,10 @@ OPERATIONS: Mapping[str, Row] = {
     "GET|HEAD /admin/state/backup": Row("operators"),
     "GET|HEAD /admin/jobs/backup": Row("operators"),
     "GET|HEAD /admin/jobs": Row("operators"),
-    **{f"POST /admin/jobs/{name}": Row("operators", body=b'{"ids": ["batch_1"]}') for name in ("pause", "resume")},
+    **{
+        f"POST /admin/jobs/{name}": Row("operators", body=b'{"ids": ["batch_1"]}')
+        for name in ("pause", "resume", "retry")
+    },
     "GET|HEAD /admin/webhooks": Row("operators"),
     "POST /admin/webhooks/{name:path}/redeliver": Row(
         "operators", "/admin/webhooks/(requests)/redeliver", b'{"since_s": 60}'

@@ -31,6 +31,7 @@ ASKED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     *(("GET", f"/admin/{view}", None) for view in ("config", "limits", "queue", "targets", "cache", "stats", "jobs")),
     ("POST", "/admin/jobs/pause", {"ids": ["batch_1"]}),
     ("POST", "/admin/jobs/resume", {"ids": ["batch_1"]}),
+    ("POST", "/admin/jobs/retry", {"ids": ["batch_1"]}),
     ("POST", "/admin/targets", {"name": "main/gpt-4o", "action": "reset"}),
     ("POST", "/admin/accounts", {"name": "main", "action": "reset"}),
     ("POST", "/admin/cache/purge", {"all": True}),

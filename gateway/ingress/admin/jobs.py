@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from gateway.ingress.admin.operations import read_object, require_admin
 from gateway.ingress.jobs.own_routes import limit_of, states_of
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
+from gateway.jobs.work import JobWork
 from gateway.policy.jobs.errors import JobsOff
 from gateway.policy.jobs.file_object import list_page
 from gateway.policy.jobs.job import JobFlag, JobQuery
@@ -29,11 +30,13 @@ MOST_IDS = 100
 USUALLY_LISTED, MOST_LISTED = 20, 100
 EXAMPLE = '{"ids": ["batch_gw…"]}'
 FLAGS: Mapping[str, JobFlag] = {"pause": JobFlag.PAUSE, "resume": JobFlag.RESUME}
+Jobs = TypeVar("Jobs", JobService, JobWork)
 log = logging.getLogger("gateway.admin")
 
 
-def job_admin_routes(policies: Policies, jobs: JobService | None) -> list[BaseRoute]:
-    """Returns `GET /admin/jobs`, `POST /admin/jobs/pause` and `/admin/jobs/resume`; None: this gateway takes no jobs."""
+def job_admin_routes(policies: Policies, work: JobWork | None) -> list[BaseRoute]:
+    """Returns `GET /admin/jobs`, `POST /admin/jobs/pause`, `resume` and `retry`; None: this gateway takes no jobs."""
+    jobs = None if work is None else work.service
 
     async def list_jobs(request: Request) -> Response:
         require_admin(policies, request)
@@ -55,13 +58,31 @@ def job_admin_routes(policies: Policies, jobs: JobService | None) -> list[BaseRo
 
         return act
 
+    async def retry(request: Request) -> Response:
+        require_admin(policies, request)
+        retries, ids = _on(work).retries, _ids(await read_object(request, MOST_BYTES, EXAMPLE))
+        done: list[dict[str, Any]] = []
+        refused: list[dict[str, Any]] = []
+        unknown: list[str] = []
+        for job_id in ids:
+            came_to = await retries.retry(job_id)
+            if came_to is None:
+                unknown.append(job_id)
+            elif isinstance(came_to, str):
+                refused.append({"id": job_id, "why": came_to})
+            else:
+                done.append({"id": job_id, **came_to._asdict()})
+        log.warning("admin: retry %d jobs", len(done))
+        return json_response({"action": "retry", "done": done, "refused": refused, "unknown": unknown})
+
     return [
         Route("/admin/jobs", list_jobs, methods=["GET"]),
         *(Route(f"/admin/jobs/{name}", flag(name), methods=["POST"]) for name in FLAGS),
+        Route("/admin/jobs/retry", retry, methods=["POST"]),
     ]
 
 
-def _on(jobs: JobService | None) -> JobService:
+def _on(jobs: Jobs | None) -> Jobs:
     if jobs is None:
         raise JobsOff("This gateway takes no jobs; name a file for them with `jobs.store`.")
     return jobs

@@ -40,6 +40,8 @@ class LetterFilter:
     error_class: str | None = None
     model: str | None = None
     tenant: str | None = None
+    job_id: str | None = None
+    """Of this job, or lines of this batch."""
     before: float | None = None
     """They became dead before, in wall-clock seconds."""
 
@@ -57,6 +59,7 @@ class LetterFilter:
         return (
             self.id in (None, letter.id)
             and self.tenant in (None, letter.tenant)
+            and self.job_id in (None, letter.job_id)
             and (self.before is None or letter.at < self.before)
         )
 
@@ -139,11 +142,39 @@ def is_due(letter: DeadLetter, replay: Job) -> bool:
     )
 
 
+def id_of_replay(letter: DeadLetter, number: int) -> str:
+    """Returns the id of the job that replays a letter for the `number`-th time."""
+    mark: Mark = DELIVERY if letter.kind is LetterKind.DELIVERY else JOB
+    return derived_replay_id(mark, letter.id, number)
+
+
+def why_not_again(job: Job, letter: DeadLetter | None) -> str:
+    """Returns why a job, with its dead letter, cannot be tried again, and what to do instead; empty: it can."""
+    if letter is not None:
+        if letter.state is LetterState.REPLAYING:
+            return f"is tried again already, as {letter.replay_job}"
+        if letter.state is LetterState.REPLAYED_OK:
+            return f"has been tried again with success, as {letter.replay_job}"
+        return "" if letter.is_replayable else "cannot be tried again: its request is kept no more; send it anew"
+    if not job.state.is_end:
+        return f"has not failed: it is {job.state}"
+    if job.state is JobState.SUCCEEDED:
+        failed = (
+            "; its failed lines are in its error file, and none of them is a dead letter that can be tried again"
+            if job.tally.failed
+            else ""
+        )
+        return f"has not failed: it is {job.state}{failed}"
+    if job.state is JobState.FAILED:
+        told = "" if job.last_error is None else f" ({job.last_error.error_class})"
+        return f"has failed by what it asked for{told}, or its dead letter was purged: send it anew, mended"
+    return f"has not failed: it is {job.state}; send it anew"
+
+
 def job_again(
     letter: DeadLetter, original: Job, payload: bytes, spec: ReplaySpec, now: float, lasts_s: float
 ) -> NewJob | None:
     """Returns the job that runs a call or a delivery again; None: it cannot be sent to another model."""
-    mark: Mark = DELIVERY if letter.kind is LetterKind.DELIVERY else JOB
     about = {name: value for name, value in original.about.items() if name not in _NOT_AGAIN}
     model = original.model
     if letter.kind is LetterKind.DELIVERY:
@@ -156,7 +187,7 @@ def job_again(
         payload, model = told, spec.to_model
     job = replace(
         original,
-        id=derived_replay_id(mark, letter.id, letter.replays + 1),
+        id=id_of_replay(letter, letter.replays + 1),
         model=model,
         state=JobState.QUEUED,
         created_at=now,
@@ -191,7 +222,7 @@ def line_again(
         return None
     source = letter.source
     job = Job(
-        id=derived_replay_id(JOB, letter.id, letter.replays + 1),
+        id=id_of_replay(letter, letter.replays + 1),
         kind=JobKind.CALL,
         tenant=letter.tenant,
         key=source["key"],
