@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -141,6 +144,25 @@ def test_the_short_way_is_taken_and_left() -> None:
     second.finish([], Usage(10, 5), 60.5, lambda: WALL)
     assert entry.enter(gate, 10, None, 61.0) is not None
     assert is_short(gate)
+
+
+def test_calls_that_leave_a_reserve_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of a batch do, each of them: the long way costs three times as much. It decides who has no room."""
+    gate = Gate("a", Limits(requests_per_min=600.0), Counting(), 0.0)
+    assert entry.enter(gate, 10, None, 0.0) is not None
+    assert is_short(gate)
+    by_length, long_way = list[float](), entry._enter_slowly
+
+    def seen_slowly(*given: Any, **named: Any) -> Grant | None:
+        by_length.append(given[3])
+        return long_way(*given, **named)
+
+    monkeypatch.setattr(entry, "_enter_slowly", seen_slowly)
+    granted = [entry.enter(gate, 10, None, 1.0, 10.0, 3) for _ in range(600)]
+
+    assert len([one for one in granted if one is not None]) == 540
+    assert len(by_length) == 60
+    assert entry.enter(gate, 10, None, 1.0) is not None
 
 
 def test_the_short_way_is_never_open_where_a_rate_is_searched_for() -> None:

@@ -182,12 +182,13 @@ def take_all(
     cost: Sequence[float],
     keep_tokens: float,
     now: float,
+    keep_percent: float = 0.0,
 ) -> bool:
     """Takes from every bucket its part of `cost`, or nothing from any; whether all had room. What went is added to `taken`.
 
     The same as `wait_s(...) == 0.0` of each and then `take` of each, with one look at each level: what every call pays.
     Beside a bucket stands which part of `cost` it counts (0: requests, others are tokens), and anything. `keep_tokens` must
-    be left over of tokens.
+    be left over of tokens, and `keep_percent` of every capacity.
     """
     for bucket, part, _ in buckets:
         capacity, level = bucket.capacity, bucket._level
@@ -200,6 +201,8 @@ def take_all(
             bucket._level, bucket._at = level, now
         amount = cost[part]
         need = amount + keep_tokens if part else amount
+        if keep_percent:
+            need += capacity * keep_percent / 100
         if amount > capacity or (need if need < capacity else capacity) - level > bucket._slack:
             return False
     for bucket, part, _ in buckets:

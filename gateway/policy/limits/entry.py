@@ -40,7 +40,7 @@ def enter(
     """
     health, pauses = gate.health, gate.pauses
     breaker = health.breaker
-    if not gate.is_plain or keep_percent or not breaker.is_clear or not health.account.breaker.is_clear:
+    if not gate.is_plain or not breaker.is_clear or not health.account.breaker.is_clear:
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     # From here on `gate.cost_of`, `admit` and `take` as they come out where limits alone decide: what every call pays.
     margin = 0.0
@@ -68,7 +68,7 @@ def enter(
     if tokens > table.smallest:
         cost = limits.shrink(cost, ESTIMATE_TOLERANCE)
         amounts = (*cost, cost.input_tokens + cost.output_tokens)
-    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now):
+    if buckets is None or not take_all(buckets, limits.taken, amounts, margin, now, keep_percent):
         return _enter_slowly(gate, estimate, max_tokens, now, keep_percent, rank, answers=answers)
     gate.in_flight += 1
     pauses.sent_in_epoch += 1
