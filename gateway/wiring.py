@@ -128,7 +128,7 @@ async def _open_store(settings: JobSettings, wall: Callable[[], float], followin
 
 def _open_blobs(settings: JobSettings) -> Blobs:
     if settings.redis is not None and settings.files == IN_REDIS:
-        return open_redis_blobs(settings.redis)
+        return open_redis_blobs(settings.redis, settings.accept)
     return open_blobs(settings.files, settings.min_free_bytes)
 
 

@@ -7,17 +7,23 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+from redis import Redis
 
 from gateway.job_ports import JobStore
 from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.sweeping import BlobSweep
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import StoredFile
+from gateway.store.blobs import redis as blobs_module
 from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
+from gateway.store.jobs.opening import open_redis_blobs
+from gateway.store.jobs.redis import durability
+from gateway.store.jobs.redis.durability import BlobDurability
 from tests.flow.support import FakeClock
 from tests.store.blob_support import blobs_in, put, whole
-from tests.store.redis_servers import RedisServer
+from tests.store.redis_servers import RedisCluster, RedisServer
 
 
 @pytest.fixture
@@ -252,3 +258,76 @@ def age(server: RedisServer, manifest: bytes) -> None:
     """Makes a blob three hours older."""
     first, _, at = server.do("GET", manifest).decode().rpartition(" ")
     server.do("SET", manifest, f"{first} {int(at) - 10_800}")
+
+
+async def test_blobs_of_a_cluster_are_as_safe_as_the_jobs_that_name_them(
+    redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These may be on another server: a blob that no replica has is not said to be kept."""
+    monkeypatch.setattr(durability, "WAIT_MS", 20)
+    blobs = open_redis_blobs(SharedState(redis_cluster_url, namespace="safe", timeout_s=5.0), "replicated")
+    for name in ("a", "b", "c", "d"):
+        with pytest.raises(JobsUnavailable, match="copied it to a replica"):
+            await put(blobs, name, b"x")
+    await blobs.aclose()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_blob_whose_safety_nobody_knows_gets_its_name_again(
+    redis_url: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the server that has its slot then; it is whole, and counted once."""
+    monkeypatch.setattr(blobs_module, "COMMITS_S", (0.0,))
+    safety = _Unsure(times)
+    blobs = blobs_in(redis_url, "one", safety=safety)
+    if times == 2:
+        with pytest.raises(OutcomeUnknown):
+            await put(blobs, "a", b"x" * 10)
+    else:
+        assert await put(blobs, "a", b"x" * 10) == 10
+        assert await whole(blobs, "a") == b"x" * 10
+    assert len(safety.marks) == 2
+    with Redis.from_url(redis_url) as client:
+        assert client.exists(*safety.marks) == 2
+    await blobs.aclose()
+
+
+class _Unsure:
+    """Nobody knows, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.marks: list[bytes] = []
+
+    async def mark(self, base: bytes) -> bytes:
+        self.marks.append(b"%b:mark:%d" % (base, len(self.marks)))
+        return self.marks[-1]
+
+    async def settle(self, mark: bytes | None) -> None:
+        if self.left:
+            self.left -= 1
+            raise OutcomeUnknown("lost")
+
+    async def aclose(self) -> None:
+        """It has nothing."""
+
+
+@pytest.mark.parametrize("file", ["appendonly yes", "appendonly no"])
+async def test_a_cluster_that_cannot_be_waited_for_is_given_its_time(file: str) -> None:
+    """Before Redis 7.2 what is written each second is so two seconds later; without a file there is nothing to wait for."""
+    cluster = RedisCluster(3, *f"--{file}".split())
+    try:
+        cluster.start()
+        safety = BlobDurability(SharedState(cluster.url, timeout_s=5.0), "fsync")
+        mark = await safety.mark(b"{x}")
+        can_wait = cluster.nodes[0].version >= durability.WAITAOF_SINCE and file == "appendonly yes"
+        assert (mark is not None) == can_wait
+        assert safety._durability.is_slow == (file == "appendonly yes" and not can_wait)
+        if can_wait:
+            blobs = blobs_in(cluster.url, safety=safety)
+            assert await put(blobs, "a", b"x" * PART_BYTES) == PART_BYTES
+            assert cluster.node_of(blobs._manifest("a")).do("INFO", "commandstats")["cmdstat_waitaof"]["calls"] == 1
+            await blobs.aclose()
+        await safety.aclose()
+    finally:
+        cluster.close()

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.store.blobs.names import check_name
 from gateway.store.redis_link.link import BackgroundTasks, Link, Script, StoreGone, load_script
 
@@ -41,6 +41,26 @@ DROP, COMMIT, END = load_script("blobs_drop"), load_script("blobs_commit"), load
 AGE = load_script("blobs_age")
 
 
+COMMITS_S: Final = (0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to give a blob its name where the server that has it now did not say that it is safe."""
+
+
+class BlobSafety(Protocol):
+    """Waits until a blob is as safe as what will name it, which may be on another server."""
+
+    async def mark(self, base: bytes) -> bytes | None:
+        """Returns a key in the slot of `base` that the blob's last write is to make; None: it has to make none."""
+        ...
+
+    async def settle(self, mark: bytes | None) -> None:
+        """Returns when that write is safe. Raises JobsUnavailable, OutcomeUnknown where it is to be repeated."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends what is under way."""
+        ...
+
+
 class RedisBlobs:
     """Implements `Blobs`. It connects when it is first used."""
 
@@ -51,11 +71,13 @@ class RedisBlobs:
         max_bytes: int = MOST_BYTES,
         connect: Callable[[SharedState], Link] = Link,
         staged_s: float = STAGED_S,
+        safety: BlobSafety | None = None,
     ) -> None:
-        """`max_bytes` bounds all blobs of the namespace together."""
+        """`max_bytes` bounds all blobs of the namespace together. No `safety`: what names them is behind them, and waits."""
         self._link = connect(replace(shared, timeout_s=TIMEOUT_S, connections=CONNECTIONS))
         self._max_bytes = max_bytes
         self.staged_s = staged_s
+        self.safety = safety
         table = self._link.key("blobs")
         self._kept, self._open, self._due, self._total, self._owners = (
             table + use for use in (b":kept", b":open", b":due", b":total", b":owners")
@@ -134,6 +156,8 @@ class RedisBlobs:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
             await self._link.aclose()
+        if self.safety is not None:
+            await self.safety.aclose()
 
     async def count(self, entry: str, more: int) -> None:
         """Counts bytes of a blob in the making. Raises JobsUnavailable where there is no room for them."""
@@ -214,9 +238,13 @@ class RedisWriter:
         """Gives the blob its name, in place of an older one; returns its bytes. Raises JobsUnavailable."""
         if self._left:
             await self._send(-(-len(self._left) // PART_BYTES))
-        keys, args = (self._manifest, self._place), (self._nonce, self._count, self._bytes, READING_S * 1000)
-        if not await self._blobs.run(COMMIT, keys, args):
-            raise JobsUnavailable("The file was given up: nothing of it came for too long. Send it again.")
+        for delay_s in COMMITS_S:
+            with suppress(OutcomeUnknown):
+                await self._commit()
+                break
+            await asyncio.sleep(delay_s)
+        else:
+            await self._commit()
         self._is_over = True
         with suppress(JobsUnavailable):  # it has its name; the table hears of it later
             await self._blobs.settle(self.entry)
@@ -228,6 +256,15 @@ class RedisWriter:
         if not self._is_over:  # nobody knows, if the commit was broken off: the manifest does
             self._is_over = True
             self._blobs.start(self._blobs.settle(self.entry))
+
+    async def _commit(self) -> None:
+        safety = self._blobs.safety
+        mark = None if safety is None else await safety.mark(self._manifest)
+        keys = (self._manifest, self._place) if mark is None else (self._manifest, self._place, mark)
+        if not await self._blobs.run(COMMIT, keys, (self._nonce, self._count, self._bytes, READING_S * 1000)):
+            raise JobsUnavailable("The file was given up: nothing of it came for too long. Send it again.")
+        if safety is not None:
+            await safety.settle(mark)
 
     async def _send(self, many: int) -> None:
         data = bytes(self._left[: many * PART_BYTES])

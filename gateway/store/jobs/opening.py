@@ -53,11 +53,17 @@ def open_blobs(folder: str, min_free_bytes: int) -> Blobs:
     return DirectoryBlobs(folder, min_free_bytes=min_free_bytes)
 
 
-def open_redis_blobs(shared: SharedState) -> Blobs:
-    """Returns the store of blobs in a Redis, which connects when it is first used."""
-    from gateway.store.blobs.redis import RedisBlobs  # a gateway without a Redis does not load it
+def open_redis_blobs(shared: SharedState, accept: Literal["fsync", "replicated", "fast"]) -> Blobs:
+    """Returns the store of blobs in a Redis, which connects when it is first used; `accept` as for jobs.
 
-    return RedisBlobs(shared)
+    On one server a job is behind the blobs that it names, and waits for both. On a cluster it may be on another, and after a
+    failover it may be on a new master that never had the blob: there blobs are waited for themselves.
+    """
+    from gateway.store.blobs.redis import RedisBlobs  # a gateway without a Redis does not load it
+    from gateway.store.jobs.redis.durability import BlobDurability  # as above
+
+    is_apart = "+cluster:" in shared.url or accept == "replicated"
+    return RedisBlobs(shared, safety=BlobDurability(shared, accept) if is_apart and accept != "fast" else None)
 
 
 def has_jobs(path: str) -> bool:

@@ -8,19 +8,28 @@ what is safe is that write, on the server that has its slot now: after a failove
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Final, Literal
 
 from gateway.errors import StoreUnusable
+from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.store.redis_link.link import Link, StoreGone, StoreRefused
+
+log = logging.getLogger("gateway.jobs")
 
 Accept = Literal["fsync", "replicated", "fast"]
 """What must be true before work is acknowledged: it is on disk, as far as the server can say so; on a replica; nothing."""
 
 WAIT_MS: Final = 1500
 """A server that has not made a write safe by then is taken for one that cannot."""
+SLOW_S: Final = 2.0
+"""After so long a server that writes to its disk every second has done so."""
+PROBED: Final = 512
+"""Slots that are tried for servers of a cluster; one with a hundredth of all is found for certain."""
 OLDEST: Final = (6, 2)
 WAITAOF_SINCE: Final = (7, 2)
 CALM_S: Final = 5.0
@@ -38,6 +47,8 @@ class JobDurability:
         self._waiting: dict[object, list[tuple[bytes, asyncio.Future[None]]]] = {}
         self._running: dict[object, asyncio.Task[None]] = {}
         self._waits_for_disk = self._waits_for_replica = False
+        self.is_slow = False
+        """Writes are on disk a second later, and no server can be asked to wait for that."""
         self.promise = "unknown"
         self.calm_s = CALM_S
         """Seconds until what was written stays, even if the server dies without a chance to write it."""
@@ -45,7 +56,7 @@ class JobDurability:
     async def check(self) -> None:
         """Asks the servers for their settings. Raises StoreUnusable for one that cannot keep jobs, JobsUnavailable."""
         worst = -1
-        for key in self._keys:
+        for key in {self._link.home(key): key for key in self._keys}.values():
             about = await self._about(key)
             version = tuple(map(int, about.get("redis_version", "0.0").split(".")[:2]))
             if version < OLDEST:
@@ -63,6 +74,7 @@ class JobDurability:
         self._waits_for_replica = self._accept == "replicated"
         is_last_word = worst in (0, 3) and not self._waits_for_replica  # a replica is a moment behind
         self.calm_s = 0.0 if is_last_word else CALM_S
+        self.is_slow = self._accept != "fast" and worst == 1 and not self._waits_for_disk
         disk = ("on disk", "on disk within a second", "on disk when its system writes it", "lost with the Redis")
         self.promise = disk[0 if self._waits_for_disk else worst]
         if self._waits_for_replica:
@@ -143,6 +155,49 @@ class JobDurability:
             raise JobsUnavailable("Jobs cannot be kept now: their Redis does not say what it promises.") from error
         except StoreGone as error:
             raise JobsUnavailable("Jobs cannot be kept now: their Redis cannot be used, as the log says.") from error
+
+
+class BlobDurability:
+    """What blobs on the servers of a cluster are worth: as much as jobs, which are on others. Implements `BlobSafety`."""
+
+    def __init__(self, shared: SharedState, accept: Accept) -> None:
+        """It connects when it is first asked."""
+        self._link = Link(replace(shared, timeout_s=max(WAIT_MS / 1000 + 0.5, shared.timeout_s), connections=1))
+        keys = [self._link.slot_key("blobs", str(number)) for number in range(PROBED)]
+        self._durability = JobDurability(self._link, keys, accept)
+        self._starting: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    async def mark(self, base: bytes) -> bytes | None:
+        """Returns a key that the write of a blob is to make. Raises JobsUnavailable."""
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
+        return self._durability.mark(base)
+
+    async def settle(self, mark: bytes | None) -> None:
+        """Returns when that write is as safe as it has to be. Raises JobsUnavailable, OutcomeUnknown."""
+        if self._durability.is_slow:
+            await asyncio.sleep(SLOW_S)
+        await self._durability.settle([mark])
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        if self._starting is not None and self._opening is not None:
+            self._opening.cancel()
+            self._starting.cancel()
+            await asyncio.gather(self._opening, self._starting, return_exceptions=True)
+            await self._link.aclose()
+
+    async def _open(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._link.start())
+        await asyncio.shield(self._starting)
+        try:
+            await self._durability.check()
+        except StoreUnusable as error:
+            log.error("files cannot be kept: %s", error)  # noqa: TRY400  # the sentence says it all
+            raise JobsUnavailable("Files cannot be kept now; the log of the gateway says why.") from error
 
 
 def _unheard(cause: object) -> OutcomeUnknown:
