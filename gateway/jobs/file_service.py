@@ -6,6 +6,7 @@ held in memory than its caller hands over at a time. A file that is another tena
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,9 @@ from gateway.policy.jobs.ids import DRAW_BYTES, FILE, new_id
 from gateway.policy.jobs.job import FileQuery, StoredFile
 from gateway.policy.jobs.rules import Jobs, JobSettings
 
+log = logging.getLogger("gateway.jobs")
+
+BYTES_LOST = "The file is known, but its bytes have been lost. Delete it, and make it again."
 NOT_THERE = "There is no such file; GET /v1/files lists yours."
 
 
@@ -96,7 +100,9 @@ class FileService:
         try:
             first = await anext(pieces, b"")
         except FileNotFoundError:
-            raise NotFound(NOT_THERE, code="object_not_found") from None
+            await self.find(file.id, file.tenant)  # it may have been removed at this moment
+            log.warning("file %s: its bytes are gone from where files are kept; put them back from a backup", file.id)
+            raise NotFound(BYTES_LOST, code="object_not_found") from None
         return _with_first(first, pieces)
 
     async def remove(self, file_id: str, tenant: str) -> None:

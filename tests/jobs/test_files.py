@@ -114,6 +114,18 @@ async def test_a_file_of_another_tenant_is_none(edge: JobEdge) -> None:
     assert (await ask(edge, get("/v1/files"))).status == 401
 
 
+async def test_a_file_whose_bytes_are_lost_says_so(edge: JobEdge, caplog: pytest.LogCaptureFixture) -> None:
+    """It is still listed: that there is none would be puzzling. The operator hears of it."""
+    made = (await edge.sdk().files.create(file=("a.jsonl", b"x"), purpose="batch")).id
+    await edge.blobs.remove([f"files/{made[-2:]}/{made}"])
+
+    answer = await ask(edge, get(f"/v1/files/{made}/content", AUTH))
+
+    assert (answer.status, answer.error["code"]) == (404, "object_not_found")
+    assert "bytes have been lost" in answer.error["message"]
+    assert f"file {made}: its bytes are gone" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "content", "body"),
     [

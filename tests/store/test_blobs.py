@@ -263,6 +263,7 @@ async def test_a_failing_disk_is_a_refusal_and_the_log_has_the_remedy(
 
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert str(folder.root) in caplog.messages[0]
+    assert "batches wait meanwhile; other jobs and plain calls go on" in caplog.messages[0]
     assert files_of(folder) == ["blob"]
 
 

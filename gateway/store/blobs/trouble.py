@@ -22,6 +22,7 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files",
 }
+_WHAT_WAITS = "Uploads are refused and batches wait meanwhile; other jobs and plain calls go on."
 NO_ROOM = "Files cannot be stored now: there is no room left for them."
 
 
@@ -66,4 +67,4 @@ class BlobTrouble:
         with self._lock:
             was, self._told = self._told, number
         if was != number:
-            log.error("the folder of files %s %s. Jobs are refused meanwhile, plain calls go on.", self._folder, what)
+            log.error("the folder of files %s %s. %s", self._folder, what, _WHAT_WAITS)

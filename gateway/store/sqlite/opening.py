@@ -192,6 +192,13 @@ def _said(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
+def _is_read_only(folder: str) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def _remedy(path: str, kind: FileKind, error: Exception) -> str:
     """Returns the sentence that tells an operator what to do."""
     folder = os.path.dirname(os.path.abspath(path))
@@ -201,6 +208,8 @@ def _remedy(path: str, kind: FileKind, error: Exception) -> str:
         return f"Make the folder {folder} first."
     if "locked" in str(error):
         return "Another process has it open: give each its own file."
+    if _is_read_only(folder):
+        return "Its volume is mounted read-only: mount it writable."
     if not os.access(folder, os.W_OK) or not os.access(path, os.R_OK | os.W_OK):
         return f"This user has to be able to read and write it, and its folder {folder}."
     if type(error) is sqlite3.DatabaseError:

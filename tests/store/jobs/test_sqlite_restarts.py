@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
 import shutil
@@ -237,6 +238,21 @@ async def job_ids(path: str, wall: Wall) -> list[str]:
         return [job.id for job in (await store.list_jobs(JobQuery(None))).jobs]
     finally:
         await store.aclose()
+
+
+def test_a_volume_that_is_mounted_read_only_is_named(small_disk: Path) -> None:
+    """The system says only that there was an error."""
+    path = str(small_disk / "jobs.db")
+    db, _ = open_file(path, JOBS_FILE, connect=connect_hastily)
+    db.close()
+    remount_read_only(small_disk)
+
+    assert "Its volume is mounted read-only: mount it writable" in refusal(path)
+
+
+def remount_read_only(folder: Path) -> None:
+    read_only, again = 1, 32
+    assert ctypes.CDLL(None).mount(None, bytes(folder), None, read_only | again, None) == 0
 
 
 def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
