@@ -24,7 +24,8 @@ _ESCAPED = re.compile(rb"\\(.)")
 _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
-    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant x-gateway-webhook idempotency-key".split()
+    b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
+    b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
 )
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
@@ -172,11 +173,14 @@ def cache_control(headers: RawHeaders) -> bytes:
 def choose_lane(key: Key, index: dict[bytes, bytes]) -> Lane:
     """The key's lane, or a lower one that the call asks for. Raises InvalidRequest or Forbidden."""
     asked = index.get(b"x-gateway-lane")
-    if asked is None:
-        return key.lane
-    lane = next((lane for lane in LANES if lane.encode() == asked), None)
+    return key.lane if asked is None else allowed_lane(key, asked.decode("latin-1"), "header 'x-gateway-lane'")
+
+
+def allowed_lane(key: Key, asked: object, said_by: str, param: str | None = None) -> Lane:
+    """The lane that is asked for, where the key may use it. Raises InvalidRequest, naming what said it, or Forbidden."""
+    lane = next((lane for lane in LANES if lane == asked), None)
     if lane is None:
-        raise InvalidRequest(f"The header 'x-gateway-lane' must be one of {', '.join(LANES)}.")
+        raise InvalidRequest(f"The {said_by} must be one of {', '.join(LANES)}.", param=param)
     if LANES.index(lane) < LANES.index(key.lane) and not (lane == "critical" and key.critical):
         raise Forbidden(f"The key '{key.name}' may not use the lane '{lane}'.", code="lane_not_allowed")
     return lane

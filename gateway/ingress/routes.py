@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.errors import GatewayError, InternalError, MethodNotAllowed, NotFound
+from gateway.errors import BodyTimeout, GatewayError, InternalError, MethodNotAllowed, NotFound
 from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.http.connection import HotEndpoints
@@ -145,6 +145,8 @@ def _error_response(request: Request, error: GatewayError) -> Response:
     request.app.state.meter.refused(request_id, request.scope["path"], error.status, error.code)
     response = Response(body, error.status)
     response.raw_headers = [*error_headers(error, len(body)), (b"x-request-id", request_id.encode())]
+    if isinstance(error, BodyTimeout):
+        response.raw_headers.append((b"connection", b"close"))  # what may still come of the body is not waited for
     return response
 
 
@@ -156,11 +158,18 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """Starlette's own refusals: no such path, or not with this method."""
     method, path = request.scope["method"], request.scope["path"]
     if error.status_code == 405:
-        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        allow = ", ".join(sorted(_methods_at(request)))
         return _error_response(
             request, MethodNotAllowed(f"{method} is not allowed on {path}; use {allow}.", allow=allow)
         )
     return _error_response(request, NotFound(f"Unknown path {path[:200]}."))
+
+
+def _methods_at(request: Request) -> set[str]:
+    """Returns the methods of all routes at the path: a path of several methods has a route for each."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in found for method in route.methods or ()}
 
 
 async def _defect(request: Request, error: Exception) -> Response:

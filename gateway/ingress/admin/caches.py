@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -19,7 +18,8 @@ from gateway.call import Replay
 from gateway.errors import InvalidRequest, NotFound
 from gateway.flow.reuse.stats import MOST_REMEMBERED, Recollection, Savings
 from gateway.ingress.admin.cache_views import show_cache, show_replay, show_savings
-from gateway.ingress.admin.operations import MOST_BYTES, read_object, require_admin
+from gateway.ingress.admin.operations import MOST_BYTES, require_admin
+from gateway.ingress.bodies import read_object, refuse_unknown
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.words import Endpoint
@@ -64,7 +64,7 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
 
     async def purge(request: Request) -> Response:
         require_admin(policies, request)
-        key, model, tenant = _selection(await read_object(request, MOST_BYTES, PURGE_EXAMPLE))
+        key, model, tenant = _selection(await read_object(request, policies.current.server, MOST_BYTES, PURGE_EXAMPLE))
         forgotten = await cache.purge(key, model, tenant)
         log.warning("admin: purge of %s: %d answers forgotten", _named(key, model, tenant), forgotten)
         return json_response({"forgotten": forgotten})
@@ -73,7 +73,8 @@ def cache_routes(policies: Policies, cache: CacheAdmin, savings: Savings) -> lis
         require_admin(policies, request)
         if request.method != "POST":
             return json_response(_recalled(savings, request.query_params.get("request", "")))
-        asked = await read_object(request, policies.current.server.max_body_bytes, WHY_EXAMPLE)
+        server = policies.current.server
+        asked = await read_object(request, server, server.max_body_bytes, WHY_EXAMPLE)
         endpoint, body, tenant = _question(policies.current, asked)
         replay = await cache.explain(endpoint, body, tenant)
         return json_response({"endpoint": endpoint.name, "tenant": tenant, **show_replay(replay)})
@@ -108,7 +109,7 @@ def _whose(found: Recollection) -> dict[str, str]:
 
 def _selection(asked: Mapping[str, Any]) -> tuple[bytes | None, str | None, str | None]:
     """Reads what is to be forgotten: key, model, tenant. Raises InvalidRequest."""
-    _refuse_strangers(asked, (*SELECTORS, "all"))
+    refuse_unknown(asked, (*SELECTORS, "all"))
     named = {name: _text_of(asked, name) for name in SELECTORS}
     is_all = asked.get("all", False)
     if not isinstance(is_all, bool):
@@ -145,7 +146,7 @@ def _named(key: bytes | None, model: str | None, tenant: str | None) -> str:
 
 def _question(policy: PolicySnapshot, asked: Mapping[str, Any]) -> tuple[Endpoint, dict[str, Any], str]:
     """Reads a request that was not made: its endpoint, body and tenant. Raises InvalidRequest."""
-    _refuse_strangers(asked, ("body", "endpoint", "tenant"))
+    refuse_unknown(asked, ("body", "endpoint", "tenant"))
     body = asked.get("body")
     if not isinstance(body, dict):
         raise InvalidRequest(f"The field 'body' must be a request's JSON object: {WHY_EXAMPLE}.", param="body")
@@ -172,12 +173,3 @@ def _text_of(asked: Mapping[str, Any], name: str) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
         raise InvalidRequest(f"The field '{name}' must be a string that is not empty.", param=name)
     return value
-
-
-def _refuse_strangers(asked: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuses unknown fields: one might be a misspelt selector, and without it more would be meant than was."""
-    for name in asked:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
-            raise InvalidRequest(f"Unknown field '{name[:200]}'; {hint}", param=name[:200], code="unknown_field")

@@ -6,7 +6,7 @@ Behind the admin key, and not on the hot path. No secret is in a letter; what wa
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from math import isfinite, nan
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,9 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest
-from gateway.ingress.admin.operations import read_object, require_admin
+from gateway.ingress.admin.operations import MOST_BYTES, require_admin
+from gateway.ingress.bodies import read_object, refuse_unknown
+from gateway.ingress.jobs.own_routes import limit_of
 from gateway.ingress.routes import json_response
 from gateway.jobs.dead.service import DeadLetterService, ReplayPlan
 from gateway.jobs.work import JobWork
@@ -25,14 +27,13 @@ from gateway.policy.jobs.job import Job, JobError
 from gateway.policy.jobs.replay import ReplaySpec, read_filter, read_spec
 from gateway.policy.snapshot import Policies
 
-MOST_BYTES = 65_536
 EXAMPLE = '{"class": "server_error", "rate": 5, "dry_run": true}'
 MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_SHOWN = 1_048_576
 """Bytes of a payload that are shown."""
-_FILTER = frozenset(("id", "group", "kind", "class", "model", "tenant", "older_than_s"))
-_REPLAY = _FILTER | {"rate", "to_model", "max", "dry_run"}
-_PURGE = _FILTER | {"all"}
+_FILTER = ("id", "group", "kind", "class", "model", "tenant", "older_than_s")
+_REPLAY = (*_FILTER, "rate", "to_model", "max", "dry_run")
+_PURGE = (*_FILTER, "all")
 log = logging.getLogger("gateway.admin")
 
 
@@ -67,7 +68,7 @@ class DeadLetterRoutes:
             now = self._clock.wall()
             depth = sum(one.number for one in groups)
             return json_response({"depth": depth, "groups": [_shown_group(one, now) for one in groups]})
-        limit = _limit(request)
+        limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
         page = await dead.page(LetterPage(group, _cursor(request), limit))
         last = page[-1] if len(page) == limit else None
         shown = [_shown(letter, self._clock.wall()) for letter in page]
@@ -89,8 +90,8 @@ class DeadLetterRoutes:
     async def replay(self, request: Request) -> Response:
         """Begins a replay, or says what it would do."""
         dead = self._service(request)
-        asked = await read_object(request, MOST_BYTES, EXAMPLE)
-        _refuse_unknown(asked, _REPLAY)
+        asked = await read_object(request, self._policies.current.server, MOST_BYTES, EXAMPLE)
+        refuse_unknown(asked, _REPLAY)
         spec = read_spec(asked, self._clock.wall())
         if spec.to_model and self._policies.current.find_model(spec.to_model) is None:
             raise InvalidRequest("The field 'to_model' must be a model of the config.", param="to_model")
@@ -103,8 +104,8 @@ class DeadLetterRoutes:
     async def purge(self, request: Request) -> Response:
         """Throws letters away."""
         dead = self._service(request)
-        asked = await read_object(request, MOST_BYTES, '{"group": "…"}')
-        _refuse_unknown(asked, _PURGE)
+        asked = await read_object(request, self._policies.current.server, MOST_BYTES, '{"group": "…"}')
+        refuse_unknown(asked, _PURGE)
         if not any(asked.get(name) is not None for name in _FILTER) and asked.get("all") is not True:
             raise InvalidRequest("Say which letters: a field such as 'group', or 'all': true for every one.")
         purged = await dead.purge(read_filter(asked, self._clock.wall()))
@@ -152,32 +153,18 @@ class DeadLetterRoutes:
         }
 
 
-def _refuse_unknown(asked: Mapping[str, Any], known: frozenset[str]) -> None:
-    for name in asked:
-        if name not in known:
-            raise InvalidRequest(
-                f"Unknown field '{name[:200]}'; there are: {', '.join(sorted(known))}.",
-                param=name[:200],
-                code="unknown_field",
-            )
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", str(USUALLY_LISTED))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_LISTED):
-        raise InvalidRequest(f"'limit' must be a number from 1 to {MOST_LISTED}.", param="limit")
-    return int(text)
-
-
 def _cursor(request: Request) -> tuple[float, str]:
     text = request.query_params.get("after")
     if text is None:
         return -1.0, ""
     at, _, letter_id = text.partition(":")
     try:
-        return float(at), letter_id
+        found = float(at)
     except ValueError:
-        raise InvalidRequest("'after' must be the 'after' of the page before.", param="after") from None
+        found = nan
+    if not isfinite(found):
+        raise InvalidRequest("The parameter 'after' must be the 'after' of the page before.", param="after")
+    return found, letter_id
 
 
 def _shown_group(group: DeadGroup, now: float) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.errors import InvalidRequest
-from gateway.ingress.admin.operations import read_object, require_admin
+from gateway.ingress.admin.operations import MOST_BYTES, require_admin
+from gateway.ingress.bodies import read_object, refuse_unknown
 from gateway.ingress.jobs.own_routes import limit_of, states_of
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
@@ -25,7 +26,6 @@ from gateway.policy.jobs.job import JobFlag, JobQuery
 from gateway.policy.jobs.job_object import show_job
 from gateway.policy.snapshot import Policies
 
-MOST_BYTES = 65_536
 MOST_IDS = 100
 USUALLY_LISTED, MOST_LISTED = 20, 100
 EXAMPLE = '{"ids": ["batch_gw…"]}'
@@ -48,7 +48,7 @@ def job_admin_routes(policies: Policies, work: JobWork | None) -> list[BaseRoute
     def flag(name: str) -> Any:
         async def act(request: Request) -> Response:
             require_admin(policies, request)
-            service, ids = _on(jobs), _ids(await read_object(request, MOST_BYTES, EXAMPLE))
+            service, ids = _on(jobs), _ids(await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE))
             told: dict[str, list[str]] = {"done": [], "ended": [], "unknown": []}
             for job_id in ids:
                 job = await service.flag(job_id, FLAGS[name])
@@ -60,7 +60,8 @@ def job_admin_routes(policies: Policies, work: JobWork | None) -> list[BaseRoute
 
     async def retry(request: Request) -> Response:
         require_admin(policies, request)
-        retries, ids = _on(work).retries, _ids(await read_object(request, MOST_BYTES, EXAMPLE))
+        retries = _on(work).retries
+        ids = _ids(await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE))
         done: list[dict[str, Any]] = []
         refused: list[dict[str, Any]] = []
         unknown: list[str] = []
@@ -90,11 +91,7 @@ def _on(jobs: Jobs | None) -> Jobs:
 
 def _ids(asked: Mapping[str, Any]) -> Sequence[str]:
     """Reads the ids of jobs and batches. Raises InvalidRequest."""
-    unknown = sorted(asked.keys() - {"ids"})
-    if unknown:
-        raise InvalidRequest(
-            f"Unknown field '{unknown[0][:200]}'; send {EXAMPLE}.", param=unknown[0][:200], code="unknown_field"
-        )
+    refuse_unknown(asked, ("ids",))
     ids = asked.get("ids")
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(id, str) and id for id in ids):
         raise InvalidRequest(f"The field 'ids' must be a list of 1 to {MOST_IDS} ids, such as {EXAMPLE}.", param="ids")

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.errors import InvalidRequest, NotFound
-from gateway.ingress.admin.operations import read_object, require_admin
+from gateway.ingress.admin.operations import require_admin
+from gateway.ingress.bodies import read_object, refuse_unknown
 from gateway.ingress.routes import json_response
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.snapshot import Policies, PolicySnapshot
@@ -42,7 +43,7 @@ def object_routes(policies: Policies, objects: ObjectAdmin) -> list[BaseRoute]:
 
     async def claim(request: Request) -> Response:
         require_admin(policies, request)
-        asked = await read_object(request, MOST_BYTES, EXAMPLE)
+        asked = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
         policy = policies.current
         rules = _rules(policy)
         tenant, ids, moves = _what(asked, rules)
@@ -64,13 +65,7 @@ def _rules(policy: PolicySnapshot) -> ObjectRules:
 
 def _what(asked: Mapping[str, Any], rules: ObjectRules) -> tuple[str, list[str], bool]:
     """Reads the tenant, the ids, and whether ids of another tenant are meant, too. Raises InvalidRequest."""
-    for name in asked:
-        if name not in _FIELDS:
-            raise InvalidRequest(
-                f"Unknown field '{name[:200]}'; there are: {', '.join(_FIELDS)}.",
-                param=name[:200],
-                code="unknown_field",
-            )
+    refuse_unknown(asked, _FIELDS)
     tenant, ids, moves = asked.get("tenant"), asked.get("ids"), asked.get("move", False)
     if not isinstance(tenant, str) or not rules.knows(tenant):
         close = get_close_matches(str(tenant), rules.tenants, n=1)

@@ -17,19 +17,19 @@ from typing import Any, Literal
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import __version__
 from gateway.clock import Clock
-from gateway.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorised
+from gateway.errors import InvalidRequest, NotFound, Unauthorised
 from gateway.flow.admission.admission import Admission
 from gateway.ingress.admin import insight, views
+from gateway.ingress.bodies import read_object
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.pages import refuse_pages
 from gateway.ingress.routes import json_response
-from gateway.policy.openai.sse import json_object
 from gateway.policy.snapshot import Policies
 from gateway.ports import StoreHealth
 
@@ -155,7 +155,7 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
     def switch(kind: str) -> Callable[[Request], Any]:
         async def act(request: Request) -> Response:
             require_admin(policies, request)
-            asked = await read_object(request, MOST_BYTES, SWITCH_EXAMPLE)
+            asked = await read_object(request, policies.current.server, MOST_BYTES, SWITCH_EXAMPLE)
             name = _known_name(request, asked, kind, show())
             action = _known_action(asked)
             log.warning("admin: %s %s", action, name)
@@ -169,27 +169,6 @@ def switch_routes(policies: Policies, show: Callable[[], Shown], force: Callable
         for kind in ("targets", "accounts")
         for rest in ("", "/{name:path}")
     ]
-
-
-async def read_object(request: Request, most: int, example: str) -> dict[str, Any]:
-    """Returns the JSON object in the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
-    asked = json_object(await read_bytes(request, most))
-    if asked is None:
-        raise InvalidRequest(f"The body must be a JSON object, such as {example}.", code="invalid_json")
-    return asked
-
-
-async def read_bytes(request: Request, most: int) -> bytes:
-    """Returns the body, of at most so many bytes. Raises InvalidRequest or BodyTooLarge."""
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise BodyTooLarge(f"The body is over the {most} bytes that are read here.")
-    except ClientDisconnect:
-        raise InvalidRequest("The body has ended early.") from None
-    return bytes(body)
 
 
 def _known_name(request: Request, asked: Mapping[str, Any], kind: str, shown: Shown) -> str:

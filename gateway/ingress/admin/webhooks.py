@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.errors import InvalidRequest
-from gateway.ingress.admin.operations import MOST_BYTES, read_object, require_admin
+from gateway.ingress.admin.operations import MOST_BYTES, require_admin
+from gateway.ingress.bodies import read_object, refuse_unknown
 from gateway.ingress.routes import json_response
 from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.policy.jobs.errors import JobsOff
@@ -40,7 +41,7 @@ def webhook_routes(
 
     async def redeliver(request: Request) -> Response:
         serving, name = desk_of(request), request.path_params["name"]
-        asked = await read_object(request, MOST_BYTES, EXAMPLE)
+        asked = await read_object(request, policies.current.server, MOST_BYTES, EXAMPLE)
         id, since_s = _what(asked)
         if id is not None:
             told = await serving.redeliver(name, id)
@@ -68,10 +69,8 @@ def webhook_routes(
 
 def _what(asked: dict[str, Any]) -> tuple[str | None, float]:
     """Reads which deliveries are meant: one, or those that have failed lately. Raises InvalidRequest."""
+    refuse_unknown(asked, ("id", "since_s"))
     id, since_s = asked.get("id"), asked.get("since_s")
-    unknown = sorted(asked.keys() - {"id", "since_s"})
-    if unknown:
-        raise InvalidRequest(f"Unknown field '{unknown[0][:64]}'; send {EXAMPLE}.", code="unknown_field")
     if isinstance(id, str) and since_s is None:
         return id, 0.0
     is_time = isinstance(since_s, int | float) and not isinstance(since_s, bool) and 0 <= since_s <= MOST_SINCE_S

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gateway.ingress import parse
-from gateway.ingress.admin.operations import read_object
+from gateway.ingress.bodies import read_object
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
@@ -80,8 +80,8 @@ class BatchRoutes:
             idempotency_key=parse.idempotency_key(index, ENDPOINTS[0]),
             webhook=webhook,
         )
-        asked = read_batch_request(await read_object(request, MOST_BODY_BYTES, EXAMPLE), self._endpoints)
-        return self._shown(await self._batches.create(owner, asked))
+        body = await read_object(request, self._policies.current.server, MOST_BODY_BYTES, EXAMPLE)
+        return self._shown(await self._batches.create(owner, read_batch_request(body, self._endpoints)))
 
     async def list_batches(self, request: Request) -> Response:
         """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""

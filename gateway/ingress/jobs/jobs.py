@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.clock import Clock
 from gateway.ingress import parse
-from gateway.ingress.admin.operations import read_bytes
+from gateway.ingress.bodies import read_bytes
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.job_body import Parts, split_job, split_large_job
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of
@@ -26,7 +26,7 @@ from gateway.policy.jobs.job import Job, JobQuery
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
 from gateway.policy.openai.headers import request_headers
-from gateway.policy.snapshot import Key, Policies
+from gateway.policy.snapshot import Key, Policies, Server
 from gateway.words import Lane
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
@@ -61,8 +61,11 @@ class JobRoutes:
 
     async def create(self, request: Request) -> Response:
         """Takes a job: 202, or 200 for one that is there already."""
-        index, key, credential = self._caller(request)
-        asked, body = await self._split(await read_bytes(request, self._policies.current.server.max_body_bytes))
+        index = parse.index_headers(request.scope["headers"])
+        parse.refuse_encoded(index)
+        key, tenant, credential = caller_of(self._policies, request)
+        server = self._policies.current.server
+        asked, body = await self._split(server, await read_bytes(request, server, server.max_body_bytes))
         options = read_options(asked, self._clock.wall())
         headers = parse.as_json(self._forwarded.keep(request.scope["headers"]))
         stored = StoredRequest(
@@ -71,7 +74,7 @@ class JobRoutes:
             body=body,
             headers=headers,
             key=key.name,
-            tenant=parse.choose_tenant(key, index),
+            tenant=tenant,
             lane=_lane(key, index, asked.get("lane")),
             deadline_s=parse.MAX_DEADLINE_S,
         )
@@ -125,16 +128,10 @@ class JobRoutes:
         changes = partial(self._jobs.changes, job_id, tenant)
         return self._readers.follow(request, tenant, "job", changes, show_job)
 
-    async def _split(self, raw: bytes) -> Parts:
-        server = self._policies.current.server
+    async def _split(self, server: Server, raw: bytes) -> Parts:
         if len(raw) <= server.small_body_bytes:
             return split_job(raw)
         return await split_large_job(raw, self._large_bodies, server.max_json_values)
-
-    def _caller(self, request: Request) -> tuple[dict[bytes, bytes], Key, bytes | None]:
-        index = parse.index_headers(request.scope["headers"])
-        key, credential = parse.authenticate(self._policies.current, index)
-        return index, key, credential
 
     def _tenant(self, request: Request) -> str:
         return caller_of(self._policies, request)[1]
@@ -152,4 +149,4 @@ def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:
     """The lane that the body names, or the header, or the key's own. Raises InvalidRequest, Forbidden."""
     if asked is None:
         return parse.choose_lane(key, index)
-    return parse.choose_lane(key, {b"x-gateway-lane": str(asked).encode()})
+    return parse.allowed_lane(key, asked, "field 'lane'", param="lane")
