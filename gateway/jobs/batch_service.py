@@ -14,6 +14,7 @@ from gateway.job_ports import JobStore
 from gateway.jobs.job_service import segment_of
 from gateway.jobs.watchers import Watchers
 from gateway.policy.batches import marks
+from gateway.policy.batches.batch_object import batch_status
 from gateway.policy.batches.request import BatchRequest
 from gateway.policy.jobs.errors import BatchNotCancellable, DedupeConflict
 from gateway.policy.jobs.ids import BATCH, DRAW_BYTES, new_id
@@ -111,7 +112,7 @@ class BatchService:
             job = _batch(await store.flag(batch_id, tenant, JobFlag.CANCEL))
             self._watchers.changed(batch_id)
         if job.state.is_end:
-            raise BatchNotCancellable(f"The batch has ended as '{job.state}' and cannot be cancelled any more.")
+            raise BatchNotCancellable(f"The batch has ended as '{batch_status(job)}' and cannot be cancelled any more.")
         return job
 
     def _new_batch(self, owner: BatchOwner, asked: BatchRequest, file: StoredFile) -> NewJob:

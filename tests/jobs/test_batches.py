@@ -116,6 +116,8 @@ async def test_a_batch_goes_its_way(tmp_path: Path) -> None:
         file = await sdk.files.retrieve(done.output_file_id)
         assert (file.purpose, file.filename) == ("batch_output", f"{made.id}_output.jsonl")
         assert file.expires_at == file.created_at + 3600
+        with pytest.raises(openai.ConflictError, match="has ended as 'completed'"):
+            await sdk.batches.cancel(made.id)
 
 
 async def test_a_bad_input_is_a_batch_that_fails(tmp_path: Path) -> None:
