@@ -50,6 +50,17 @@ def test_garbage_is_refused_and_nothing_else_happens(data: bytes, size: int) -> 
         read(data, size)
 
 
+def test_the_log_says_nothing_of_what_clients_get_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    """Or whoever likes fills it: they are told, and the refusal is in the log of calls."""
+    good = part("purpose", b"batch") + f"--{BOUNDARY}--\r\n".encode()
+    for data in (b"-" * 99, part("a", b"", "b\r\n c") + good, good.replace(b"\r\n", b"\n")):
+        with pytest.raises(InvalidRequest):
+            read(data, 4096)
+    read(good + b"behind its end", 4096)
+
+    assert caplog.records == []
+
+
 def test_fields_take_no_more_than_they_may() -> None:
     """In one or in many, names and heads counted."""
     many = b"".join(part(f"field {number}", b"x" * 100) for number in range(MOST_FIELD_BYTES // 100))

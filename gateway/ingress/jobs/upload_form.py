@@ -6,6 +6,7 @@ read no more is held than `MOST_FIELD_BYTES`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from python_multipart.exceptions import FormParserError
@@ -49,6 +50,7 @@ class UploadForm:
             )
         except (MultipartError, FormParserError) as problem:
             raise _malformed(str(problem)) from None
+        self._parser.logger = logging.Logger("unheard", logging.CRITICAL + 1)  # what clients get wrong, they are told
         self.fields: dict[str, str] = {}
         """Those that are complete, by name."""
         self.filename: str | None = None
