@@ -67,9 +67,10 @@ class JobService:
         store = await self._engine.store()
         (accepted,) = await store.accept([self._new_job(call, options, job_id or self._new_id(), dedupes=dedupes)])
         if accepted.is_conflict:
+            said, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
             raise DedupeConflict(
-                "The dedupe key belongs to a job with another payload; use another key, or wait until it is forgotten.",
-                param="dedupe_key",
+                f"The {said} belongs to a job with another payload; use another key, or wait until it is forgotten.",
+                param=param,
             )
         self.watchers.changed(accepted.job.id)
         return accepted

@@ -37,6 +37,13 @@ IDEMPOTENCY_KEY: Final = "idempotency_key"
 """In `about`: the key under whose record the job's call is served."""
 FINGERPRINT: Final = "fingerprint"
 """In `about` of a job with such a key: the digest of its request, in hexadecimal digits."""
+_HEADER_OF: Final = {
+    "run_at": "x-gateway-run-at",
+    "priority": "x-gateway-priority",
+    "dedupe_key": "x-gateway-dedupe",
+    "debounce": "x-gateway-debounce",
+}
+"""The header that says what the field says."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -112,7 +119,11 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
             asked["debounce"]["max_wait"] = said.pop("max")
         if said:
             _refuse("x-gateway-debounce", f"has an unknown part {sorted(said)[0][:64]!r}; use KEY; wait=10s; max=2m")
-    return replace(read_options(asked, now), webhook=webhook)
+    try:
+        return replace(read_options(asked, now), webhook=webhook)
+    except InvalidRequest as refusal:
+        header = _HEADER_OF[(refusal.param or "").partition(".")[0]]
+        raise InvalidRequest(f"The header '{header}' is wrong: {refusal.message}", param=header) from None
 
 
 def responds_async(headers: RawHeaders) -> float | None:

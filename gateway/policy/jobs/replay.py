@@ -95,7 +95,8 @@ def read_filter(asked: Mapping[str, Any], now: float) -> LetterFilter:
 
 def read_spec(asked: Mapping[str, Any], now: float) -> ReplaySpec:
     """Reads what a replay is to do. Raises InvalidRequest."""
-    to_model, most = asked.get("to_model") or "", asked.get("max")
+    to_model, most = asked.get("to_model"), asked.get("max")
+    to_model = "" if to_model is None else to_model
     if not isinstance(to_model, str) or len(to_model) > 256:
         raise InvalidRequest("The field 'to_model' must be the name of a model.", param="to_model")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
