@@ -104,7 +104,11 @@ def build_jobs(
         may_begin=lambda: not shedding.level,
         works=works,
         waits=settings.redis is None,
-        native=(HttpProviderBatches(pools.transport), admission.budgets),
+        native=(
+            HttpProviderBatches(pools.transport),
+            admission.budgets,
+            lambda call: admission.costs.price(call, 0.0).most,  # the usual price, where it is known
+        ),
     )
 
 

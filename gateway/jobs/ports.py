@@ -112,6 +112,19 @@ class NativeAccounts(Protocol):
         """Books what was paid on the key's account."""
         ...
 
+    @property
+    def outlives(self) -> bool:
+        """Tells whether what is booked is known to whoever comes after this process."""
+        ...
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        """Books ahead what is going to be paid; returns the day it counts for. None: the budget has not so much left."""
+        ...
+
+    def correct(self, key: str, day: int, usd: float) -> None:
+        """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
+        ...
+
 
 class ProviderBatches(Protocol):
     """Providers' own Files and Batch APIs, with the credentials of the config.

@@ -24,6 +24,7 @@ from gateway.jobs.dead.service import DeadLetterService
 from gateway.jobs.engine import JobEngine
 from gateway.jobs.file_service import FileService
 from gateway.jobs.job_service import JobService
+from gateway.jobs.native.charges import PartCharges
 from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
@@ -63,13 +64,13 @@ class JobWork:
         *,
         works: bool = True,
         waits: bool = True,
-        native: tuple[ProviderBatches, NativeAccounts] | None = None,
+        native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing`, `waits` the
         engine's; `outwards` lead to endpoints of the config, and guarded to all others.
 
-        `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, and who books
-        what is paid there; None: all lines run here.
+        `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here.
         """
         self._native = native
         self._may_begin = may_begin
@@ -183,7 +184,10 @@ class JobWork:
     def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
         if self._native is None:
             return None
-        return NativeParts(store, self._blobs, *self._native, self._policies, self._clock, self.rules_of, chunks.run)
+        batches, accounts, price_of = self._native
+        blobs, clock, rules_of = self._blobs, self._clock, self.rules_of
+        charges = PartCharges(blobs, accounts, self._make_call, price_of, rules_of, clock)
+        return NativeParts(store, blobs, batches, accounts, charges, self._policies, clock, rules_of, chunks.run)
 
     def _hook_secrets(self, name: str) -> tuple[bytes, ...]:
         """Returns what signs the deliveries of a key, none where it is gone."""

@@ -289,6 +289,35 @@ def test_a_budget_is_spent_by_all_replicas_together() -> None:
     assert after == [False, False]
 
 
+def test_what_is_charged_ahead_fits_the_budget_of_all_replicas_together() -> None:
+    """Whoever asks at once, with the store away, too; given back by another replica, it can be charged again."""
+
+    async def story(clock: LoopClock) -> None:
+        web = Key("web", "web", b"web", budget_usd_per_day=1.0)
+        store, replicas = fleet(clock, 2, Limits(), [web])
+        budgets = [replica.admission.budgets for replica in replicas]
+        for one in replicas:
+            assert await one.call(key=web)
+
+        days = await asyncio.gather(*[one.charge(web, 0.6) for one in budgets])
+        assert days.count(None) >= 1
+        await clock.sleep(1.5)
+        if days.count(None) == 2:
+            assert await budgets[0].charge(web, 0.6) is not None
+        assert [await one.charge(web, 0.6) for one in budgets] == [None, None]
+        first, day = budgets[days[0] is None and days[1] is not None], budgets[0].today()
+        await clock.sleep(1.5)
+        first.correct("web", day, -0.6)
+        await clock.sleep(1.5)
+        assert await budgets[1].charge(web, 0.9) == day
+        store.turn(False)
+        await clock.sleep(5)
+        assert await budgets[0].charge(web, 0.05) is None
+        assert await budgets[0].charge(Key("free", "free", b""), 5.0) == day
+
+    run(story)
+
+
 def test_money_is_counted_once() -> None:
     """Whatever was lost on the way: an answer, or all that the store knew."""
 

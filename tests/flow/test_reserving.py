@@ -94,6 +94,27 @@ def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: i
     run(story)
 
 
+def test_what_is_charged_ahead_and_calls_spend_the_budget_once() -> None:
+    """A part at a provider's own Batch API is charged beside what live calls have reserved, and they beside it."""
+
+    async def story(clock: LoopClock) -> None:
+        city = City([Provider(says(ANSWER_TOKENS))], clock, changes={"rates": PER_TOKEN})
+        budgets = city.admission.budgets
+        live = asyncio.create_task(at_once(city, 4, max_tokens=ANSWER_TOKENS))
+        await asyncio.sleep(0.1)
+
+        assert await budgets.charge(team(), 0.03) is None  # beside four calls in flight
+        await live
+        day = await budgets.charge(team(), BUDGET_USD - 4 * CALL_USD)
+        assert day is not None
+        assert (await at_once(city, 3))["budget_exceeded"] == 3
+        budgets.correct("team", day, -(BUDGET_USD - 4 * CALL_USD))
+        assert (await at_once(city, 1))[200] == 1
+        await city.settle()
+
+    run(story)
+
+
 def test_answers_that_get_longer_all_at_once_cost_little_more_where_a_bound_is_set() -> None:
     """After many short answers the bound still counts for a part of the budget."""
 

@@ -18,6 +18,7 @@ import yaml
 from gateway.config.load import load_snapshot
 from gateway.exchange import Upstream
 from gateway.jobs.batches.chunk import ChunkRunner
+from gateway.jobs.native.charges import PartCharges
 from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.ports import ProviderBatches
@@ -35,6 +36,8 @@ from tests.jobs.stage import Stage
 
 PRICE_USD = (3 * 1.0 + 2 * 2.0) / 1e6 * 0.5
 """Of a line at half price."""
+CHARGED_USD = 0.01
+"""A line is reckoned with so much, at the usual price."""
 
 
 @cache
@@ -130,11 +133,25 @@ class Mortal:
 
 
 class Accounts:
-    """Books what was paid."""
+    """Books what was paid, and what is charged."""
 
     def __init__(self) -> None:
         self.usd = 0.0
+        self.charged = 0.0
+        self.most_charged = 0.0
+        self.outlives = False
         self.spent = False
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        assert key.budget_usd_per_day is not None
+        if self.usd + self.charged + usd > key.budget_usd_per_day:
+            return None
+        self.correct(key.name, 1, usd)
+        return 1
+
+    def correct(self, _key: str, _day: int, usd: float) -> None:
+        self.charged += usd
+        self.most_charged = max(self.charged, self.most_charged)
 
     def is_spent(self, _key: Key) -> bool:
         return self.spent
@@ -172,8 +189,14 @@ class NativeStage(Stage):
         batches: ProviderBatches = cast(Any, Mortal(self.provider, life, EFFECTS))
         server = CallServer(self.make_call, self.serve, self.clock)
         chunks = self.chunks = ChunkRunner(store, self.blobs, server, self.clock, self._rules_of, lambda: 1.0)
+        if not self.accounts.outlives:
+            self.accounts.charged = 0.0
+        charges = PartCharges(
+            self.blobs, self.accounts, self.make_call, lambda _call: CHARGED_USD, self._rules_of, self.clock
+        )
         parts = self.parts = NativeParts(
-            store, self.blobs, batches, self.accounts, self.policies, self.clock, self._rules_of, chunks.run
+            *(store, self.blobs, batches, self.accounts, charges, self.policies),
+            *(self.clock, self._rules_of, chunks.run),
         )
 
         async def run(running: RunningWork) -> None:

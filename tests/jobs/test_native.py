@@ -305,7 +305,7 @@ def _check(stage: NativeStage) -> None:
     assert stage.provider.served == {f"batch_req_batch_1{number:06d}": 1 for number in range(12)}
     assert stage.tries == []
     uploads = [name for name, _, _ in stage.provider.files.values() if name != "output.jsonl"]
-    assert len(uploads) == len(set(uploads)) <= 4
+    assert len(uploads) == len(set(uploads))
     assert stage.left_behind == set()
 
 
@@ -452,3 +452,77 @@ def test_a_machine_that_slept_before_its_request_asks_anew() -> None:
         assert "find_batch" not in stage.provider.asked
 
     run(story)
+
+
+def _budget(stage: NativeStage, usd: float) -> None:
+    """From now on the batch's key may spend so much a day."""
+    policy = stage.policies.current
+    keys = {digest: replace(key, budget_usd_per_day=usd) for digest, key in policy.keys.items()}
+    stage.policies.current = replace(policy, keys=keys)
+
+
+def test_parts_that_each_fit_a_budget_do_not_go_beyond_it_together() -> None:
+    """What a part is going to cost is charged before it is sent; the next one waits until the first has cost less."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        _budget(stage, 0.08)
+        stage.worker.start()
+        await stage.accept_batch(20)
+        await asyncio.sleep(60)
+        assert stage.accounts.charged == pytest.approx(0.05)
+        assert len(stage.provider.batches) == 1
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, stage.tries, len(stage.provider.batches)) == (20, [], 2)
+        assert stage.accounts.most_charged == pytest.approx(0.05)
+        assert stage.accounts.charged == pytest.approx(0.0)
+        assert stage.accounts.usd == pytest.approx(20 * PRICE_USD)
+
+    run(story)
+
+
+def test_a_part_that_no_budget_pays_for_runs_here() -> None:
+    """Line by line, as far as the budget goes; it is not waited for a day on which it would fit."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock)
+        _budget(stage, 0.04)
+        stage.worker.start()
+        await stage.accept_batch(20)
+
+        job = await stage.ended()
+
+        assert (job.tally.completed, len(stage.tries), stage.provider.asked) == (20, 20, [])
+        assert stage.accounts.most_charged == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize("outlives", [False, True])
+@pytest.mark.parametrize("lie", ["is honest", "refuses always", "is slow", "has a full queue", "was overloaded"])
+def test_what_was_charged_is_given_back_once_however_parts_end(lie: str, outlives: bool) -> None:
+    """Also by another process, which knows of the charge what the part's mark says; and where the batch is cancelled."""
+
+    async def story(clock: LoopClock, is_cancelled: bool) -> None:
+        stage = NativeStage(clock, replace(LIES.get(lie, Lies())))
+        stage.accounts.outlives = outlives
+        stage.worker.start()
+        await stage.accept_batch(20)
+        await asyncio.sleep(100)
+        await stage.worker.drain(0.0)
+        stage.begin_life().start()
+        await asyncio.sleep(200)
+        if lie in ("is honest", "is slow"):
+            assert stage.accounts.charged == pytest.approx(0.1)
+        if is_cancelled:
+            await stage.store.flag("batch_1", "t", JobFlag.CANCEL)
+
+        await stage.ended()
+
+        assert stage.accounts.most_charged == pytest.approx(0.1)
+        assert stage.accounts.charged == pytest.approx(0.0)
+
+    for is_cancelled in (False, True):
+        run(lambda clock, is_cancelled=is_cancelled: story(clock, is_cancelled))  # type: ignore[misc]  # bound at once

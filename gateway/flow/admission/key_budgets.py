@@ -149,6 +149,27 @@ class KeyBudgets:
         if key.budget_usd_per_day is not None:
             self._add(key.name, usd)
 
+    @property
+    def outlives(self) -> bool:
+        """Tells whether what is booked is known to whoever comes after this process."""
+        return self._sharing is not None
+
+    async def charge(self, key: Key, usd: float) -> int | None:
+        """Books ahead what is going to be paid without a call; returns the day. None: that is more than is left."""
+        day, budget_usd, sharing = self.today(), key.budget_usd_per_day, self._sharing
+        tally = None if sharing is None or budget_usd is None else self._tally(sharing, key.name)
+        if sharing is not None and tally is not None:  # what was heard last may be minutes old
+            await sharing.learn(tally, self._clock.monotonic() + LEARN_S, afresh=True)
+        if not allows_spending(budget_usd, self._spent(key.name), usd):
+            return None
+        self._add(key.name, usd)
+        if sharing is None or tally is None or budget_usd is None:
+            return day
+        if await sharing.tell(tally, self._clock.monotonic() + LEARN_S) and tally.read() <= budget_usd:
+            return day
+        self.correct(key.name, day, -usd)  # too much with what the others have, or nobody says: it can wait
+        return None
+
     def correct(self, key: str, day: int, usd: float) -> None:
         """Corrects what was charged on a day by so much (below 0: less was spent). A day that is over gives nothing back."""
         if day == self.today() or usd > 0:

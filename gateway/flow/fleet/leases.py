@@ -143,9 +143,10 @@ class Sharing:
                 return False
             return await self._rounds_end(until)
 
-    async def learn(self, tally: FleetSum, until: float) -> None:
-        """Waits for what was added elsewhere if nothing is known of it yet, no longer than until then (monotonic)."""
-        if not tally.is_known and not tally.is_alone:
+    async def learn(self, tally: FleetSum, until: float, *, afresh: bool = False) -> None:
+        """Waits for what was added elsewhere, `afresh` or if nothing is known yet, no longer than until then (monotonic)."""
+        if (afresh or not tally.is_known) and not tally.is_alone:
+            tally.look()
             self._round([tally] if tally.needs_refill else [])
             await self._rounds_end(until)
 

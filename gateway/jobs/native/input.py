@@ -27,7 +27,7 @@ async def write_input(
     name = part_blob(job.id, chunk)
     writer = await blobs.writer(name)
     try:
-        async for lines in _lines(blobs, job, chunk, has_result):
+        async for lines in lines_of(blobs, job, chunk, has_result):
             texts = [part_line(line_id(job.id, line.number), url, read_line(line.text).body, model) for line in lines]
             await writer.write(b"".join(texts))
         return name, await writer.commit()
@@ -38,12 +38,13 @@ async def write_input(
 async def custom_ids(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> dict[int, str]:
     """Returns the custom_ids of a chunk's lines without results, by their numbers. Raises as `write_input` does."""
     found = {}
-    async for lines in _lines(blobs, job, chunk, has_result):
+    async for lines in lines_of(blobs, job, chunk, has_result):
         found.update({line.number: read_custom_id(line.text) for line in lines})
     return found
 
 
-async def _lines(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> AsyncIterator[list[InputLine]]:
+async def lines_of(blobs: Blobs, job: Job, chunk: int, has_result: Collection[int]) -> AsyncIterator[list[InputLine]]:
+    """Yields a chunk's lines without results, some at a time. Raises as `write_input` does."""
     lines = ChunkInput(blobs, job, chunk)
     await lines.open(has_result)
     while some := await lines.next_lines(AT_ONCE):

@@ -20,6 +20,7 @@ from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore, Unreachable
 from gateway.jobs.native.answers import ClaimLost, ProviderAnswers
 from gateway.jobs.native.asking import Moment, ProviderAsking, url_of
+from gateway.jobs.native.charges import PartCharges
 from gateway.jobs.native.input import write_input
 from gateway.jobs.ports import NativeAccounts, ProviderBatches
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
@@ -59,6 +60,7 @@ class NativeParts:
         blobs: Blobs,
         batches: ProviderBatches,
         accounts: NativeAccounts,
+        charges: PartCharges,
         policies: Policies,
         clock: Clock,
         rules_of: Callable[[Job], JobRules],
@@ -72,7 +74,7 @@ class NativeParts:
         """Providers that take no files, until when that is believed, and what they said."""
         self._store = store
         self._blobs = blobs
-        self._accounts = accounts
+        self._charges = charges
         self._policies = policies
         self._clock = clock
         self._rules_of = rules_of
@@ -164,12 +166,20 @@ class NativeParts:
             until, said = self._refused.get(target.provider, (0.0, ""))
             if now < until:
                 raise NoPart(said)
+            model = target.model or job.marks[MODELS][0]
+            part: Part | None = parts.new_part(job.id, chunk, target.name, target.provider, model, now)
+            key = key_named(policy, job.key)
+            if key is not None and key.budget_usd_per_day is not None and part is not None:
+                part = await self._charges.take(job, chunk, await self._answers.known(running), key, part)
         except NoPart as why:
             return await self._kept(running, chunk, parts.given_up(here, str(why)))
-        key = key_named(policy, job.key)
-        if key is not None and self._accounts.is_spent(key):
-            return None
-        return parts.new_part(job.id, chunk, target.name, target.provider, target.model or job.marks[MODELS][0], now)
+        if part is None or not part.charged_usd:
+            return part
+        try:
+            return await self._kept(running, chunk, part)
+        except ClaimLost:  # nobody else knows of the charge
+            self._charges.settle(job, part)
+            raise
 
     def _ends_at(self, job: Job) -> float:
         """Returns when what is not done at the provider is taken back."""
@@ -179,6 +189,7 @@ class NativeParts:
     async def _driven(self, running: RunningWork, chunk: int, part: Part, *, is_last: bool = False) -> Part:
         """Returns the part after all that is due now. Raises ClaimLost, JobsUnavailable."""
         job = running.work.job
+        self._charges.remember(job, part)
         while not part.is_over and not (running.is_draining if is_last else running.stopping.is_set()):
             now = self._clock.wall()
             wanted = part
@@ -251,6 +262,7 @@ class NativeParts:
         self._seen[work.job.id, chunk] = part.phase, self._clock.wall()
         if part.is_over:
             del self._seen[work.job.id, chunk]
+            self._charges.settle(work.job, part)
             if part.why:
                 log.warning("job %s: lines of chunk %d run here: %s", work.job.id, chunk, part.why)
         return part

@@ -108,6 +108,14 @@ class Part:
     """Its lines are wanted back."""
     why: str = ""
     """Why its lines run here, where they do."""
+    charged_usd: float = 0.0
+    """Booked ahead on its key's budget of `charged_day` (days since 1970, UTC)."""
+    charged_day: int = 0
+
+    @property
+    def origin(self) -> str:
+        """Returns what the names of all of its submissions begin with."""
+        return self.name.rpartition("-")[0]
 
     @property
     def is_over(self) -> bool:
