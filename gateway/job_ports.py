@@ -40,8 +40,8 @@ class DeadLetters(Protocol):
     They come by the ends of jobs (`letters.letter_of_job`) and by `commit`. A job whose letter `holds_job` is not forgotten.
     """
 
-    async def groups(self, samples: int) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest `samples` letters."""
+    async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
+        """Returns the largest groups, in that order, with their newest `samples` letters; or the next by id, `after` one."""
         ...
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:

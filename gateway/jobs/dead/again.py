@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
-from gateway.policy.jobs.dead_letters import DeadLetter, LetterPage
+from gateway.policy.jobs.dead_letters import DeadGroup, DeadLetter, LetterPage
 from gateway.policy.jobs.job import NewJob
 from gateway.policy.jobs.replay import LetterFilter, ReplaySpec, job_again, line_again
 from gateway.policy.jobs.rules import JobRules
@@ -51,21 +51,35 @@ class Again:
 
 
 async def letters_of(store: JobStore, chosen: LetterFilter) -> AsyncGenerator[DeadLetter]:
-    """Yields the open letters that are meant, group by group, the oldest first. Raises JobsUnavailable."""
+    """Yields the open letters that are meant, group by group, the largest groups and the oldest letters first.
+
+    Raises JobsUnavailable.
+    """
     if chosen.id is not None:
         letter = await store.dead.find(chosen.id)
         if letter is not None and letter.is_open and _fits(letter, chosen):
             yield letter
         return
-    for group in await store.dead.groups(0):
-        if not chosen.may_have(group):
-            continue
-        after = (-1.0, "")
-        while page := await store.dead.page(LetterPage(group.id, after, AT_ONCE)):
-            for letter in page:
-                if chosen.has(letter):
+    largest = await store.dead.groups(0)
+    for group in largest:
+        async for letter in _letters_in(store, group, chosen):
+            yield letter
+    done, last = {group.id for group in largest}, ""
+    while some := await store.dead.groups(0, last):  # there may be as many groups as letters
+        for group in some:
+            if group.id not in done:
+                async for letter in _letters_in(store, group, chosen):
                     yield letter
-            after = (page[-1].at, page[-1].id)
+        last = some[-1].id
+
+
+async def _letters_in(store: JobStore, group: DeadGroup, chosen: LetterFilter) -> AsyncIterator[DeadLetter]:
+    after = (-1.0, "")
+    while chosen.may_have(group) and (page := await store.dead.page(LetterPage(group.id, after, AT_ONCE))):
+        for letter in page:
+            if chosen.has(letter):
+                yield letter
+        after = (page[-1].at, page[-1].id)
 
 
 def _fits(letter: DeadLetter, chosen: LetterFilter) -> bool:

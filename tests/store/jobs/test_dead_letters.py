@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from gateway.jobs.dead.again import letters_of
 from gateway.policy.jobs.dead_letters import (
     REPLAYS,
     DeadGroup,
@@ -16,6 +19,7 @@ from gateway.policy.jobs.dead_letters import (
     derived_letter_id,
 )
 from gateway.policy.jobs.job import ClaimedWork, JobError, JobFlag, JobKind, JobQuery, JobState, NewJob
+from gateway.policy.jobs.replay import LetterFilter
 from tests.store.jobs.support import DAY_S, OURS, STALE, Jobs, line
 
 FOREVER = 10.0**10
@@ -31,6 +35,29 @@ async def dead_call(jobs: Jobs, message: str = "it failed", payload: bytes = b"{
     work = await jobs.claim()
     await jobs.finish(work, JobState.FAILED, error=error(message), is_attempt=True, is_dead=True)
     return derived_letter_id(work.job.id, None)
+
+
+async def test_all_groups_can_be_walked_through(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are beside those that are listed, in the order of their ids; what goes meanwhile moves none."""
+    for store in ("memory.dead_letters", "sqlite.dead_rows", "redis.dead_letters"):
+        monkeypatch.setattr(f"gateway.store.jobs.{store}.MOST_GROUPS", 3)
+        monkeypatch.setattr(f"gateway.store.jobs.{store}.GROUPS_AT_ONCE", 4)
+    for number in range(11):
+        await dead_call(jobs, f"it was {chr(97 + number)}", tenant=f"tenant-{number % 3}")
+    assert len(await groups(jobs)) == 3
+    found: list[DeadGroup] = []
+    while some := await jobs.store.dead.groups(1, found[-1].id if found else ""):
+        assert len(some) <= 4
+        found += some
+        if len(found) == 4:
+            assert await jobs.store.dead.purge([found[0].samples[0].id]) == 1
+    assert len(found) == 11
+    assert [group.id for group in found] == sorted({group.id for group in found})
+
+    walked = [one async for one in letters_of(jobs.store, LetterFilter())]
+    assert len({one.id for one in walked}) == len(walked) == 10
+    assert await jobs.store.dead.purge([one.id for one in walked]) == 10
+    assert await jobs.store.dead.groups(0, "") == []
 
 
 async def letter(jobs: Jobs, letter_id: str) -> DeadLetter:

@@ -64,6 +64,7 @@ async def test_groups_beyond_those_that_are_listed_cost_nothing(job_lends: JobLe
     assert await jobs.store.dead.groups(0) == []
     with Redis.from_url(job_lends.url) as client:
         assert [*client.scan_iter(match=f"{job_lends.namespace}:*:sizes")] == []
+        assert [*client.scan_iter(match=f"{job_lends.namespace}:*:group_ids")] == []
 
 
 async def test_what_one_server_cannot_do_now_holds_up_no_other(job_lends: JobLender, wall: Wall) -> None:

@@ -15,7 +15,7 @@ from gateway.policy.jobs.job import ClaimedWork, Job, JobEnd, NewJob
 from gateway.store.jobs import transitions
 from gateway.store.jobs.letters import letter_of_job, replayed, replaying, stripped
 from gateway.store.jobs.memory.pieces import MemoryJob
-from gateway.store.jobs.transitions import MOST_GROUPS, NOT_OURS, written
+from gateway.store.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS, written
 
 
 class MemoryDeadLetters:
@@ -50,8 +50,8 @@ class MemoryDeadLetters:
         """Tells whether a job must not be forgotten."""
         return any(letter.job_id == job_id and letter.holds_job for letter in self._letters.values())
 
-    async def groups(self, samples: int) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest letters."""
+    async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
+        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
         found: dict[str, list[DeadLetter]] = {}
         for letter in self._in_order():
             found.setdefault(letter.group, []).append(letter)
@@ -63,6 +63,8 @@ class MemoryDeadLetters:
             )
             for name, letters in found.items()
         ]
+        if after is not None:
+            return sorted((group for group in groups if group.id > after), key=lambda group: group.id)[:GROUPS_AT_ONCE]
         return sorted(groups, key=lambda group: (-group.number, group.id))[:MOST_GROUPS]
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:

@@ -14,7 +14,7 @@ from gateway.store.jobs.redis.letters import LetterChange, read_letter
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 from gateway.store.jobs.redis.steps import RedisSteps
 from gateway.store.jobs.redis.writes import RedisWrites
-from gateway.store.jobs.transitions import MOST_GROUPS, NOT_OURS
+from gateway.store.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 WRITE, PURGE = job_script("letters_write", "take", "letters"), job_script("letters_purge", "letters")
 PAGE, GROUPS = job_script("letters_page", "letters"), job_script("letters_groups", "letters")
@@ -32,11 +32,12 @@ class RedisDeadLetters:
         self._writes = writes
         self._letters = steps.letters
 
-    async def groups(self, samples: int) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest letters."""
+    async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
+        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
         groups: dict[str, DeadGroup] = {}
         for partition in range(self._partitions.number):
-            _, _, rows = await self._partitions.run(GROUPS, partition, samples, MOST_GROUPS)
+            asked = (samples, MOST_GROUPS) if after is None else (samples, GROUPS_AT_ONCE, after)
+            _, _, rows = await self._partitions.run(GROUPS, partition, *asked)
             for name, about, number, size, oldest, newest, texts in rows:
                 kind, error_class, model, template = orjson.loads(about)
                 letters = [read_letter(text) for text in texts]
@@ -45,6 +46,8 @@ class RedisDeadLetters:
                     name.decode(), LetterKind(kind), error_class, model, template, number, int(size), *times, letters
                 )
                 groups[one.id] = _both(groups[one.id], one, samples) if one.id in groups else one
+        if after is not None:
+            return sorted(groups.values(), key=lambda group: group.id)[:GROUPS_AT_ONCE]
         return sorted(groups.values(), key=lambda group: (-group.number, group.id))[:MOST_GROUPS]
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:

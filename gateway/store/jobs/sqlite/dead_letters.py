@@ -31,9 +31,9 @@ class SqliteDeadLetters:
         self._acceptance = acceptance
         self._wall = wall
 
-    async def groups(self, samples: int) -> Sequence[DeadGroup]:
-        """Returns the groups with the most letters, the largest first, each with its newest letters."""
-        return await self._file.read(lambda db: dead_rows.groups(db, samples))
+    async def groups(self, samples: int, after: str | None = None) -> Sequence[DeadGroup]:
+        """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
+        return await self._file.read(lambda db: dead_rows.groups(db, samples, after))
 
     async def page(self, page: LetterPage) -> Sequence[DeadLetter]:
         """Returns the letters of a group that are open, in order."""

@@ -18,7 +18,7 @@ from gateway.policy.jobs.job import JobEnd
 from gateway.store.jobs.letters import letter_of_job, replayed, stripped
 from gateway.store.jobs.sqlite import job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow
-from gateway.store.jobs.transitions import MOST_GROUPS
+from gateway.store.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS
 
 _COUNTED = (
     "INSERT INTO dead_groups (id, kind, class, model, template, count, bytes) VALUES (?, ?, ?, ?, ?, ?, ?) "
@@ -27,8 +27,9 @@ _COUNTED = (
 _GROUPS = (
     "SELECT id, kind, class, model, template, count, bytes, "
     "(SELECT min(at) FROM dead WHERE grp = dead_groups.id AND open = 1), "
-    "(SELECT max(at) FROM dead WHERE grp = dead_groups.id AND open = 1) FROM dead_groups ORDER BY count DESC, id LIMIT ?"
+    "(SELECT max(at) FROM dead WHERE grp = dead_groups.id AND open = 1) FROM dead_groups "
 )
+_LARGEST, _NEXT = f"{_GROUPS}ORDER BY count DESC, id LIMIT ?", f"{_GROUPS}WHERE id > ? ORDER BY id LIMIT ?"
 _PAGE = "SELECT body FROM dead WHERE grp = ? AND open = 1 AND (at, id) > (?, ?) ORDER BY at, id LIMIT ?"
 
 
@@ -70,11 +71,12 @@ def remove(db: sqlite3.Connection, letter: DeadLetter) -> None:
         db.execute("UPDATE jobs SET dead = 0 WHERE id = ?", (letter.job_id,))
 
 
-def groups(db: sqlite3.Connection, samples: int) -> list[DeadGroup]:
-    """Returns the groups with the most letters, the largest first, each with its newest letters."""
+def groups(db: sqlite3.Connection, samples: int, after: str | None) -> list[DeadGroup]:
+    """Returns the groups with the most letters, the largest first, each with its newest letters; or the next by id."""
     newest = "SELECT body FROM dead WHERE grp = ? AND open = 1 ORDER BY at DESC, id DESC LIMIT ?"
     found = []
-    for name, kind, *rest in db.execute(_GROUPS, (MOST_GROUPS,)).fetchall():
+    rows = db.execute(_LARGEST, (MOST_GROUPS,)) if after is None else db.execute(_NEXT, (after, GROUPS_AT_ONCE))
+    for name, kind, *rest in rows.fetchall():
         bodies = db.execute(newest, (name, samples)).fetchall() if samples else []
         fields = [name, LetterKind(kind), *rest, [unpack(body) for (body,) in bodies]]
         found.append(DeadGroup(*fields))

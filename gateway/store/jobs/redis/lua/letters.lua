@@ -42,6 +42,7 @@ local function drop_letter(id)
       redis.call('ZREM', BASE .. ':sizes', group)
       redis.call('HDEL', BASE .. ':dead_bytes', group)
       redis.call('HDEL', BASE .. ':groups', group)
+      redis.call('ZREM', BASE .. ':group_ids', group)
     end
   end
   local ended_at = job_id and redis.call('HGET', BASE .. ':held', job_id)
@@ -66,6 +67,7 @@ local function keep_letter(letter)
     redis.call('ZINCRBY', BASE .. ':sizes', 1, group)
     redis.call('HINCRBY', BASE .. ':dead_bytes', group, bytes)
     redis.call('HSET', BASE .. ':groups', group, letter.about)
+    redis.call('ZADD', BASE .. ':group_ids', 0, group)
   end
   local ended_at = job_id and redis.call('ZSCORE', BASE .. ':ended', job_id)
   if ended_at then
