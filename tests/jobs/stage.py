@@ -71,6 +71,8 @@ class Stage:
     class_of: Mapping[int, str] = field(default_factory=lambda: {401: "auth", 500: "server_error", 400: "bad_request"})
     held: Callable[[str], bool] = lambda _id: False
     following: Following = nothing_follows
+    model_of: Callable[[int], int] = lambda _line: 0
+    """The number of a line's model in its batch's list."""
 
     def __post_init__(self) -> None:
         self.store = self.open_store()
@@ -126,8 +128,8 @@ class Stage:
         job = work.job
         text = b"".join([part async for part in self.blobs.read(job.about[INPUT])])
         offset, index = 0, []
-        for line in text.splitlines():
-            index.append(pack_entry(IndexEntry(offset, len(line), 0)))
+        for number, line in enumerate(text.splitlines()):
+            index.append(pack_entry(IndexEntry(offset, len(line), self.model_of(number))))
             offset += len(line) + 1
         await self.write_blob("index", b"".join(index))
         plan = plan_chunks(len(index), self.rules.batches)

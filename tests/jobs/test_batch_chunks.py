@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
-from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
+from gateway.jobs.batches.chunk_input import MOST_MISSING, ChunkInput, InputLine, MissingInputs
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
 from gateway.policy.batches.marks import BRAKED_BY
 from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
-from gateway.policy.jobs.rules import BatchRules
+from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, JobFlag, JobState
+from gateway.policy.jobs.rules import BatchRules, SegmentRules
 from tests.flow.virtual import LoopClock, run
-from tests.jobs.stage import BODY, Stage, few_lines
+from tests.jobs.stage import BODY, Script, Stage, few_lines
 
 
 def number_of(request: StoredRequest) -> int:
@@ -99,6 +102,74 @@ def test_a_refusal_puts_a_line_off_and_counts_as_nothing() -> None:
         await stage.worker.aclose()
 
     run(story)
+
+
+def refusing(until: float, clock: LoopClock, wait_s: float, keeps_out: Callable[[StoredRequest], bool]) -> Script:
+    """Refuses some lines until a time, each for so long."""
+
+    def script(request: StoredRequest, _try: int) -> float | GatewayError:
+        if clock.monotonic() < until and keeps_out(request):
+            return QueueFull("Full.", retry_after_s=wait_s)
+        return 0.1
+
+    return script
+
+
+def test_lines_that_wait_long_keep_no_room_from_those_that_can_start() -> None:
+    """Neither in their chunk, nor a place of the segment; and few of them ask in vain."""
+
+    def odd(request: StoredRequest) -> bool:
+        return request.id.startswith("batch") and number_of(request) % 2 == 1
+
+    async def story(clock: LoopClock) -> None:
+        until = clock.monotonic() + 1000
+        stage = Stage(
+            clock,
+            script=refusing(until, clock, 300.0, odd),
+            rules=replace(few_lines(parallel_chunks=1), segments=(SegmentRules("all", concurrency=1),)),
+            model_of=lambda line: line % 2,
+        )
+        stage.worker.start()
+        await stage.accept_batch(40)
+        await asyncio.sleep(30)
+        await stage.accept("job_1")
+
+        await stage.end_of("job_1", within_s=10)
+        others = {id for id in stage.tries if id.startswith("batch") and not int(id[-6:]) % 2}
+        assert len(others) == 8  # all of the first chunk of 16
+        assert (await stage.end_of("batch_1", within_s=2000)).tally.completed == 40
+        assert len(stage.tries) < 41 + 4 * 16
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_one_line_that_is_kept_out_for_long_keeps_no_other_out() -> None:
+    """One that is too large for now, say: others for the same model go on, and it follows."""
+
+    async def story(clock: LoopClock) -> None:
+        until = clock.monotonic() + 500
+        script = refusing(until, clock, 300.0, lambda request: number_of(request) in (0, 17))
+        stage = Stage(clock, rules=few_lines(), script=script)
+        stage.worker.start()
+        await stage.accept_batch(32)
+        await asyncio.sleep(20)
+
+        assert stage.tries.count(stage.tries[-1]) == 1
+        assert len(set(stage.tries)) == 32
+        assert (await stage.end_of("batch_1", within_s=1000)).tally.completed == 32
+        assert len(stage.tries) <= 32 + 2 * 2
+        await stage.worker.aclose()
+
+    run(story)
+
+
+def test_an_input_that_has_come_back_is_missed_anew() -> None:
+    """Tries of a chunk while it was away before do not count any more."""
+    missing, work = MissingInputs(), cast(ClaimedWork, SimpleNamespace(job=SimpleNamespace(id="batch_1"), piece=0))
+    for _ in range(3):
+        assert not any(missing.is_gone_for_good(work, FileNotFoundError()) for _ in range(MOST_MISSING - 1))
+        missing.was_read(work)
 
 
 def test_a_line_that_failed_for_now_is_tried_again_later() -> None:
@@ -349,10 +420,10 @@ def test_an_input_that_cannot_be_read_for_a_while_costs_nothing(monkeypatch: pyt
         broken_at, mended_at = clock.monotonic() + 1, clock.monotonic() + 30
         real = ChunkInput.next_lines
 
-        async def next_lines(self: ChunkInput, most: int) -> list[InputLine]:
+        async def next_lines(self: ChunkInput, most: int, away: Collection[int]) -> list[InputLine]:
             if broken_at < clock.monotonic() < mended_at:
                 raise JobsUnavailable("The disk says nothing.")
-            return await real(self, most)
+            return await real(self, most, away)
 
         monkeypatch.setattr(ChunkInput, "next_lines", next_lines)
         stage.worker.start()

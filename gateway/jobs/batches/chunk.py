@@ -14,13 +14,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from gateway.call import Call
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, MissingInputs
 from gateway.jobs.batches.commits import LineCommits
 from gateway.jobs.batches.dead_lines import deadly_letter, failed_letter, given_up
+from gateway.jobs.batches.left_lines import FAR_S, LeftLines
+from gateway.jobs.batches.line_calls import LineCalls
 from gateway.jobs.batches.line_request import request_of
 from gateway.jobs.batches.poison import SuspectLines
 from gateway.jobs.batches.segment import write_chunk
@@ -110,12 +111,10 @@ class _Chunk:
         self._brake: Brake = runner.brakes.of(self._job)
         self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._calls: dict[int, list[Call]] = {}
+        self._calls = LineCalls()
         self._waiting = 0
         """Lines that were refused for want of room, and wait to ask again."""
-        self._later_at: float | None = None
-        """When the first of the lines that failed for now may be tried again, in wall-clock seconds."""
-        self._left_out = 0  # lines that were tried, and that this claim leaves without a result
+        self._left = LeftLines(runner.clock)
         self._news = asyncio.Event()
         self._commits = LineCommits(runner.store, running, runner.clock, self._news)
         self._suspects = SuspectLines(runner.store, running, runner.turn)
@@ -132,12 +131,11 @@ class _Chunk:
         except FileNotFoundError as gone:
             self._cannot_read(gone)
         self._suspects.open(committed)
-        slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
+        self._slice_ends_at = runner.clock.monotonic() + self._rules.batches.slice_s
         stops_at: float | None = None
         while running.is_ours:
             self._news.clear()
-            is_over = runner.clock.monotonic() >= slice_ends_at and self._do_others_wait()
-            if not running.stopping.is_set() and not is_over and not self._is_unreadable:
+            if not running.stopping.is_set() and not self._is_over() and not self._is_unreadable:
                 await self._feed()
             elif running.stopping.is_set():
                 self._stop_held()
@@ -174,9 +172,10 @@ class _Chunk:
 
     async def _feed(self) -> None:
         """Starts lines while few of them are held, at most as many as this chunk's part of the window."""
-        while (room := self._room()) > 0 and len(self._input):
+        while (room := self._room()) > 0 and self._input.has_any(away := self._left.models()):
             try:
-                lines = await self._input.next_lines(room)
+                lines = await self._input.next_lines(room, away)
+                self._runner.missing.was_read(self._running.work)
             except (JobsUnavailable, FileNotFoundError) as trouble:
                 self._cannot_read(trouble)
                 return
@@ -196,15 +195,16 @@ class _Chunk:
                 self._commits.add(result)
             return
         log.warning("job %s: its input cannot be read now: %s", self._job.id, trouble)
-        self._is_unreadable, self._later_at = True, self._runner.clock.wall() + LAST_RETRY_S
+        self._is_unreadable = True
+        self._left.leave_all_until(LAST_RETRY_S)
 
     def _room(self) -> int:
         if self._brake.is_on or not self._runner.may_begin():
-            return int(self._brake.is_on and not self._tasks and not self._left_out)
+            return int(self._brake.is_on and not self._tasks and not self._left.number)
         window = self._suspects.window(self._rules.batches.window)
         window = max(1, window // max(1, self._runner.chunks))
         uncommitted = len(self._tasks) + len(self._commits)
-        return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - len(self._held()))
+        return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - self._calls.held())
 
     async def _without_suspects(self, lines: list[InputLine]) -> list[InputLine]:
         """Returns the lines that may run beside others, once it is noted that they do; gives up those that kill."""
@@ -217,16 +217,15 @@ class _Chunk:
         is_ours = not lines or await self._suspects.note([*self._tasks, *(line.number for line in lines)])
         return lines if is_ours else []
 
-    def _held(self) -> list[int]:
-        """Returns the lines whose own calls wait in the delay queue."""
-        return [number for number, calls in self._calls.items() if calls and calls[-1].held is not None]
-
-    def _do_others_wait(self) -> bool:
+    def _is_over(self) -> bool:
+        """Tells whether the chunk has had its time, and others want theirs."""
+        if self._runner.clock.monotonic() < self._slice_ends_at:
+            return False
         return any(of.number for (_, _, state), of in self._runner.store.depth().items() if state == "ready")
 
     async def _next_news(self) -> None:
         clock = self._runner.clock
-        look_s = LOOK_S if self._calls and self._held() else IDLE_LOOK_S
+        look_s = LOOK_S if self._calls.held() else IDLE_LOOK_S
         timer = clock.call_at(clock.monotonic() + look_s, self._news.set)
         await self._news.wait()
         timer.cancel()
@@ -252,7 +251,7 @@ class _Chunk:
             self._defect = defect
         finally:
             self._tasks.pop(line.number, None)
-            self._calls.pop(line.number, None)
+            self._calls.end(line.number)
             self._news.set()
 
     async def _served(self, line: InputLine) -> LineResult | None:
@@ -265,23 +264,27 @@ class _Chunk:
             return unanswered_line(who, "input_modified", "The input file is not what it was when it was checked.")
         who = LineIdentity(line.number, line_id(job.id, line.number), custom_id)
         while True:
-            calls = self._calls[line.number] = []
+            calls = self._calls.begin(line.number)
             probe_s = self._brake.probe_s if self._brake.is_on else 0.0
             request = request_of(job, self._rules, runner.clock.wall(), who.id, body, parsed)
             tried = await runner.server.serve(request, calls)
             outcome, retry_after_s = tried.verdict
             if outcome is Outcome.PUT_OFF:
+                if (wait_s := retry_after_s or 0.0) > FAR_S:
+                    self._left.put_off(line.model, wait_s)
+                    return None
                 self._waiting += 1
                 try:
-                    await self._running.pause(retry_after_s or 0.0)
+                    await self._running.pause(wait_s)
                 finally:
                     self._waiting -= 1
-                if self._running.stopping.is_set():
+                if self._running.stopping.is_set() or self._is_over():
                     return None
-            elif outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
+                continue
+            self._left.let_through(line.model)
+            if outcome is Outcome.INTERRUPTED or (outcome is Outcome.TRANSIENT and self._may_try_again(line, tried)):
                 return None
-            else:
-                return self._result(who, tried, probe_s)
+            return self._result(who, tried, probe_s)
 
     def _may_try_again(self, line: InputLine, tried: TryResult) -> bool:
         """Counts a failed attempt; whether there is another, which another claim of the chunk will make."""
@@ -292,9 +295,7 @@ class _Chunk:
             return False
         self._runner.attempts[self._job.id, line.number] = attempts
         wait_s = max(backoff_s(self._rules, attempts, self._runner.draw()), tried.verdict.retry_after_s or 0.0)
-        at = self._runner.clock.wall() + wait_s
-        self._later_at = at if self._later_at is None else min(at, self._later_at)
-        self._left_out += 1
+        self._left.leave(wait_s)
         if tried.error is not None and self._running.meter is not None:
             self._running.meter.tried_again(tried.error.error_class)
         return True
@@ -310,8 +311,8 @@ class _Chunk:
             if self._brake.is_on and not was_on and self._running.meter is not None:
                 self._running.meter.braked(error_class)
             if was_on:  # it was a probe: the line is not to pay for what the operator has to mend
-                self._left_out += 1
-                self._later_at = self._runner.clock.wall() + self._brake.probe_s
+                self._left.leave(self._brake.probe_s)
+                self._left.leave_all_until(self._brake.probe_s)
                 return None
         else:
             self._brake.succeeded()
@@ -322,9 +323,8 @@ class _Chunk:
 
     def _stop_held(self) -> None:
         """Stops the lines that have not been sent anywhere; they have cost nothing."""
-        for number, calls in self._calls.items():
-            if calls and (calls[-1].joined or calls[-1:])[0].held is not None:
-                self._tasks[number].cancel("shutdown")
+        for number in self._calls.held_lines():
+            self._tasks[number].cancel("shutdown")
 
     async def _stop_lines(self) -> None:
         tasks = list(self._tasks.values())
@@ -345,6 +345,6 @@ class _Chunk:
         if is_complete:
             await running.write(lambda: runner.store.complete_chunk(work, result))
         else:
-            is_later = not len(self._input) or self._brake.is_on or self._is_unreadable
-            at = self._later_at if is_later and not running.stopping.is_set() else None
+            is_later = not self._input.has_any(self._left.models()) or self._brake.is_on or self._is_unreadable
+            at = self._left.at if is_later and not running.stopping.is_set() else None
             await running.write(lambda: runner.store.give_back(work, run_at=at, is_attempt=False))

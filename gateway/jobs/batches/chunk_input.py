@@ -31,6 +31,8 @@ class InputLine(NamedTuple):
     text: bytes
     offset: int
     """Of its text, in the input file."""
+    model: int = 0
+    """The number of its model in the batch's list."""
 
 
 class ChunkInput:
@@ -57,11 +59,21 @@ class ChunkInput:
         self._left.extend((number, entry) for number, entry in entries if number not in has_result)
         self._unknown = []
 
-    async def next_lines(self, most: int) -> list[InputLine]:
-        """Returns the next lines, at least one while there are any. Raises JobsUnavailable, FileNotFoundError."""
-        if not self._read and self._left:
-            await self._read_ahead()
-        return [self._read.popleft() for _ in range(min(most, len(self._read)))]
+    def has_any(self, away: Collection[int]) -> bool:
+        """Tells whether there are lines for other models than those."""
+        return any(line.model not in away for line in self._read) or self._is_left(away)
+
+    async def next_lines(self, most: int, away: Collection[int] = ()) -> list[InputLine]:
+        """Returns the next lines for other models than `away`, at least one while there are any.
+
+        Raises JobsUnavailable, FileNotFoundError.
+        """
+        if self._is_left(away) and all(line.model in away for line in self._read):
+            await self._read_ahead(away)
+        some = list(islice((line for line in self._read if line.model not in away), most))
+        for line in some:
+            self._read.remove(line)
+        return some
 
     def give_up(self) -> list[LineResult]:
         """Returns the results of all lines that were not read: their input is gone, and with it what they are called."""
@@ -71,18 +83,22 @@ class ChunkInput:
             unanswered_line(LineIdentity(number, line_id(self._job.id, number), ""), *INPUT_GONE) for number in numbers
         ]
 
-    async def _read_ahead(self) -> None:
-        start = self._left[0][1].offset
-        taken = [self._left[0]]
-        for one in islice(self._left, 1, None):
+    def _is_left(self, away: Collection[int]) -> bool:
+        return any(entry.model not in away for _, entry in self._left)
+
+    async def _read_ahead(self, away: Collection[int]) -> None:
+        wanted = [one for one in self._left if one[1].model not in away]
+        start = wanted[0][1].offset
+        taken = wanted[:1]
+        for one in wanted[1:]:
             if _end(one[1]) - start > AHEAD_BYTES:
                 break
             taken.append(one)
         data = await self._bytes(self._job.about[INPUT], start, _end(taken[-1][1]) - start)
         for number, entry in taken:
-            self._left.popleft()
+            self._left.remove((number, entry))
             at = entry.offset - start
-            self._read.append(InputLine(number, data[at : at + entry.length], entry.offset))
+            self._read.append(InputLine(number, data[at : at + entry.length], entry.offset, entry.model))
 
     async def _bytes(self, name: str, start: int, length: int) -> bytes:
         return b"".join([part async for part in self._blobs.read(name, start, length)])
@@ -101,6 +117,10 @@ class MissingInputs:
         chunk = work.job.id, work.piece
         tries = self._tries[chunk] = self._tries.get(chunk, 0) + 1
         return tries >= MOST_MISSING
+
+    def was_read(self, work: ClaimedWork) -> None:
+        """Notes that lines of a chunk have been read: what was not there has come back, and is counted anew from now on."""
+        self._tries.pop((work.job.id, work.piece), None)
 
     def forget(self, job_id: str) -> None:
         """Forgets a batch that has ended."""
