@@ -16,7 +16,7 @@ from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
 from gateway.store.jobs.opening import open_redis_jobs
 from gateway.store.jobs.redis import durability, opening
 from gateway.store.jobs.redis.durability import JobDurability
-from gateway.store.jobs.redis.store import RedisJobStore
+from gateway.store.jobs.redis.store import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.store.redis_link.link import Link
 from tests.store.conformance import Wall
 from tests.store.jobs.support import OURS, Jobs
@@ -90,8 +90,8 @@ async def test_the_promise_is_what_the_server_keeps(wall: Wall, options: tuple[s
             await jobs.call()
 
 
-async def test_a_redis_that_may_evict_is_refused(wall: Wall) -> None:
-    """With the remedy; one that may do so later on takes no more jobs until it may not."""
+async def test_a_redis_that_may_evict_is_refused(wall: Wall, caplog: pytest.LogCaptureFixture) -> None:
+    """With the remedy; one that may do so later on takes no more jobs until it may not, and the log says both once."""
     with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
         with pytest.raises(StoreUnusable, match=r"allkeys-lru.*set its maxmemory-policy to noeviction"):
             async with opened(server.url, wall):
@@ -101,9 +101,9 @@ async def test_a_redis_that_may_evict_is_refused(wall: Wall) -> None:
             store = jobs.store
             assert isinstance(store, RedisJobStore)
             work = await jobs.running_call()
-            for policy in ("volatile-lru", "noeviction"):
+            for policy, waits_s in (("volatile-lru", CHECK_S), ("volatile-lru", RECHECK_S), ("noeviction", RECHECK_S)):
                 server.do("CONFIG", "SET", "maxmemory-policy", policy)
-                store._checked_at = -1e9
+                store._checked_at -= waits_s
                 store.tick()
                 await store.settled()
                 assert store.is_well == (policy == "noeviction")
@@ -112,6 +112,9 @@ async def test_a_redis_that_may_evict_is_refused(wall: Wall) -> None:
                         await jobs.call()
                     assert await store.renew([work]) == [OURS]
             await jobs.call()
+    off, on = [record.getMessage() for record in caplog.records if record.name == "gateway.jobs"]
+    assert "set its maxmemory-policy to noeviction" in off
+    assert on == "jobs are on again"
 
 
 async def test_a_redis_that_is_full_takes_no_jobs_and_recovers_by_itself(wall: Wall) -> None:

@@ -8,6 +8,7 @@ the other ports in Redis this one never pretends: where the Redis does not answe
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -57,8 +58,11 @@ from gateway.words import Lane
 LEASE_S = 15.0
 CHECK_S = 600.0
 """Seconds after which the settings of the Redis are looked at again."""
+RECHECK_S = 5.0
+"""The same while they are such that jobs are refused: somebody may be about to mend them."""
 LAST_S = 5.0
 """Seconds that what is under way has at the end."""
+log = logging.getLogger("gateway.jobs")
 
 
 class RedisJobStore:
@@ -278,15 +282,23 @@ class RedisJobStore:
         with suppress(JobsUnavailable):
             if self._claims.is_silent():
                 await self._claims.look()
-            if time.monotonic() - self._checked_at > CHECK_S:
+            if time.monotonic() - self._checked_at > (RECHECK_S if self._problem else CHECK_S):
                 self._checked_at = time.monotonic()
                 await self._claims.tidy()
-                try:
-                    await self._durability.check()
-                    self.promise, self.calm_s = self._durability.promise, self._durability.calm_s
-                    self._problem = ""
-                except StoreUnusable as error:
-                    self._problem = str(error)
+                await self._look_at_settings()
+
+    async def _look_at_settings(self) -> None:
+        try:
+            await self._durability.check()
+        except StoreUnusable as error:
+            if str(error) != self._problem:
+                log.error("jobs are off: %s", error)  # noqa: TRY400  # the sentence says it all
+            self._problem = str(error)
+            return
+        self.promise, self.calm_s = self._durability.promise, self._durability.calm_s
+        if self._problem:
+            log.warning("jobs are on again")
+        self._problem = ""
 
     async def _stop(self, partition: int, job_id: str) -> None:
         """Stops a job of which whoever sent it does not know."""
