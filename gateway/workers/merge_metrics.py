@@ -25,7 +25,6 @@ ADDED = frozenset(
         "gateway_calls_in_flight",
         "gateway_queue_depth",
         "gateway_queue_bytes",
-        "gateway_jobs_depth",
         "gateway_native_parts",
         "gateway_upstream_connections",
         "process_virtual_memory_bytes",
@@ -47,6 +46,7 @@ LEAST = frozenset(
 MOST = frozenset(
     {
         "gateway_queue_oldest_seconds",
+        "gateway_jobs_depth",
         "gateway_jobs_oldest_seconds",
         "gateway_dlq_depth",
         "gateway_dlq_oldest_seconds",

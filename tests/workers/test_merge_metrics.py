@@ -80,13 +80,20 @@ def test_a_gauge_has_the_rule_of_its_name() -> None:
     parts = []
     for level in (1.0, 3.0):
         registry = CollectorRegistry()
-        for name in ("gateway_queue_depth", "gateway_state_up", "gateway_breaker_state", "unheard_of"):
+        for name in (
+            "gateway_queue_depth",
+            "gateway_state_up",
+            "gateway_breaker_state",
+            "gateway_jobs_depth",
+            "unheard_of",
+        ):
             Gauge(name, "Now.", registry=registry).set(level)
         parts.append(dump(registry))
 
     merged = merge(parts)
 
     assert [value(merged, f"gateway_{name}") for name in ("queue_depth", "state_up", "breaker_state")] == [4, 1, 3]
+    assert value(merged, "gateway_jobs_depth") == 3  # all workers look at one store
     assert value(merged, "unheard_of") == 3
 
 
