@@ -149,8 +149,10 @@ class Edge:
             served.started = True
             await end_stream(cycle, error_event(call.endpoint, error_object(error)))
             return
-        if call is None:
+        was_to_be_job = served.wait_s is not None and self._async_answers is not None
+        if call is None or was_to_be_job:  # nothing else counts it
             self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
+        if call is None:
             trail = [(b"x-request-id", served.request_id.encode())]
         else:
             trail = answer_headers(call, self._clock.monotonic())

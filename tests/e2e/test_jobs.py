@@ -606,18 +606,19 @@ async def test_a_gateway_that_stops_hands_its_jobs_to_the_next(start: StartGatew
 async def test_a_file_that_cannot_be_made_turns_off_jobs_and_nothing_else(
     start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """503 names the way out, the log the remedy, once; plain calls go on; with the folder there jobs are there again."""
+    """503 names the way out and is counted, the log the remedy, once; plain calls go on, jobs when the folder is there."""
     monkeypatch.setattr(engine, "RETRY_S", 0.0)
     gateway = await start(with_jobs(tmp_path / "missing"))
     requests = (new_job(), post(CHAT, chat(), WEB, ASYNC), get("/v1/jobs", WEB), get("/v1/jobs/job_gw1", WEB))
     refused = [await ask(gateway.url, one) for one in requests]
     plain = await ask(gateway.url, post(CHAT, chat(), WEB))
-    ready = await ask(gateway.url, get("/readyz"))
+    ready, metrics = [await ask(gateway.url, get(path)) for path in ("/readyz", "/metrics")]
     (tmp_path / "missing").mkdir()
     job = await take(gateway.url, new_job())
 
     assert [(one.status, one.error["code"]) for one in refused] == [(503, "jobs_unavailable")] * 4
     assert all(one.header("retry-after") for one in refused)
+    assert b'gateway_requests_refused_total{code="jobs_unavailable"} 4.0' in metrics.body
     assert plain.status == ready.status == 200
     assert (await result_of(gateway.url, job["id"])).status == 200
     said = [record.getMessage() for record in caplog.records if "jobs are off" in record.getMessage()]
