@@ -120,6 +120,17 @@ def test_jobs_are_in_the_redis_that_has_the_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "work", "is_told"),
+    [("memory", "false", True), ("memory", "true", False), ("redis://h:1/0", "false", False)],
+)
+def test_jobs_that_nobody_runs_are_told_of(tmp_path: Path, state: str, work: str, is_told: bool) -> None:
+    """A file is one process's alone, so no other can run what this one takes."""
+    snapshot = load_text(tmp_path, f"state: {state}\njobs: {{work: {work}}}\n{GOOD}")
+
+    assert any("nobody runs them" in one for one in snapshot.notices) == is_told
+
+
+@pytest.mark.parametrize(
     ("store", "shared"),
     [
         ("rediss://h:1/3", SharedState("rediss://h:1/3")),

@@ -292,6 +292,7 @@ def test_explain_tells_how_a_request_would_fare_as_a_job(
     assert f"kept              in {tmp_path}/j.db, files in {tmp_path}/j.db.files; run here" in output
     strict = told(jobs={"store": "sqlite:///j.db"}, keys=[{"name": "web", "key": WEB_KEY}])
     assert "if its key had accepts_202; this one is refused" in strict
+    assert "; run by nobody" in told(jobs={"work": False})
     assert "job       none: this gateway takes no jobs" in told(jobs="off")
 
 

@@ -142,6 +142,11 @@ def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: 
             "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
         ]
     notices = []
+    if settings.store and not settings.works:
+        notices.append(
+            "jobs.work: jobs are taken, and nobody runs them: an SQLite file is one process's alone. Leave `work` out, or keep "
+            "jobs in a Redis, where `gateway work` runs them"
+        )
     if settings.is_on and settings.files == IN_REDIS:
         notices.append(
             "jobs: the bytes of files, and the answers of batches, are in the memory of the Redis, 512 MiB of them at most; "

@@ -42,8 +42,8 @@ def explain_job(
     group = bare_provider(policy, model)
     if group is not None:
         yield f"  refused           for callers with a credential of their own, which {group} needs and no job keeps"
-    place = settings.store if settings.store.startswith("/") else "the shared Redis"
-    worker = "run here" if settings.works else "run by other gateways"
+    place = settings.store or "the shared Redis"
+    worker = "run here" if settings.works else "run by nobody" if settings.store else "run by other gateways"
     yield f"  kept              in {place}, files in {settings.files}; {worker}"
 
 
