@@ -115,7 +115,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "demo",
-        help="see it work: a storm of calls, or a provider's outage, with and without the gateway; no key needed",
+        help="see it work: a storm of calls, an outage, with and without the gateway, or a batch that is killed; no key needed",
         description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare."
         " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways. Or, with"
         " --batch, run a batch while the gateway is killed, and hold its results against the provider's ledger.",
