@@ -1,7 +1,8 @@
 """Providers' own Files and Batch APIs, where they are of OpenAI's shape. Implements `jobs.ports.ProviderBatches`.
 
 Requests go over the provider's own transport, with the credential of the config. An answer that was whole and said no is
-ProviderRefused; all else that went wrong is Unreachable: what was asked may have been done.
+ProviderRefused; all else that went wrong is Unreachable: what was asked may have been done. Our secrets are taken out of all
+that a provider says, as on the way of calls, before it is read: lines of its files are results, its reasons are logged.
 
 Sources: https://platform.openai.com/docs/api-reference/{files,batch};
 https://learn.microsoft.com/azure/ai-foundry/openai/how-to/batch (paths without `/v1`, files that have to expire).
@@ -22,7 +23,7 @@ from gateway.policy.native.remote import FULL, PART, NeverSent, ProviderRefused,
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1.transport import ERRORS
 from gateway.upstream.http1.wire import WireTimeouts
-from gateway.upstream.redaction import secrets_of
+from gateway.upstream.redaction import MaskedChunks, Seam, secrets_of
 from gateway.upstream.wire import auth_header
 
 ANSWER_S: Final = 60.0
@@ -102,7 +103,7 @@ class HttpProviderBatches:
     async def find_batch(self, provider: Provider, part: str, file_id: str, not_before: float) -> RemoteBatch | None:
         """Returns the batch that was made for `part`, or of that file where the provider keeps no metadata."""
         async for entry in self._list(provider, "/batches", {"limit": "100"}, not_before):
-            batch = read_batch(entry)
+            batch = _batch(provider, entry)
             if batch is not None and (batch.part == part or (not batch.part and batch.input_file == file_id)):
                 return batch
         return None
@@ -110,7 +111,7 @@ class HttpProviderBatches:
     async def look(self, provider: Provider, batch_id: str) -> RemoteBatch:
         """Returns a batch as it is now."""
         said = await self._ask(provider, "GET", f"/batches/{_segment(batch_id)}")
-        batch = read_batch(said)
+        batch = _batch(provider, said)
         if batch is None:
             raise ProviderRefused(404, "", "the answer tells of no batch")
         return batch
@@ -124,8 +125,10 @@ class HttpProviderBatches:
         response = await self._send(provider, "GET", f"/files/{_segment(file_id)}/content")
         try:
             if not response.is_success:
-                raise _refusal(provider, response.status_code, await _read(response))
-            async for part in response.aiter_raw():
+                raise _refusal(provider, response.status_code, await _read(provider, response))
+            secrets = secrets_of(provider)
+            said = response.aiter_raw()
+            async for part in said if secrets is None else MaskedChunks(said, Seam(secrets)):
                 yield part
         except _FAULTS as error:
             raise Unreachable(type(error).__name__) from error
@@ -173,7 +176,7 @@ class HttpProviderBatches:
         try:
             async with asyncio.timeout(within_s):
                 response = await self._send(provider, method, path, query, headers, body)
-                text = await _read(response)
+                text = await _read(provider, response)
         except TimeoutError:
             raise Unreachable(f"no answer within {ANSWER_S:g} s") from None
         except _FAULTS as error:
@@ -257,8 +260,8 @@ def _form(fields: Mapping[str, str], filename: str) -> tuple[bytes, bytes]:
     return f"{''.join(parts)}--{BOUNDARY}\r\n{head}\r\n\r\n".encode(), f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-async def _read(response: httpx.Response) -> bytes:
-    """Returns the body of an answer, which is not a file's."""
+async def _read(provider: Provider, response: httpx.Response) -> bytes:
+    """Returns the body of an answer, which is not a file's, without secrets."""
     parts, size = [], 0
     try:
         async for part in response.aiter_raw():
@@ -268,11 +271,20 @@ async def _read(response: httpx.Response) -> bytes:
             parts.append(part)
     finally:
         await response.aclose()
-    return b"".join(parts)
+    secrets = secrets_of(provider)
+    return b"".join(parts) if secrets is None else secrets.mask(b"".join(parts))
+
+
+def _batch(provider: Provider, said: object) -> RemoteBatch | None:
+    """Returns the batch of an answer; its reasons are noted and logged."""
+    batch, secrets = read_batch(said), secrets_of(provider)
+    if batch is None or secrets is None:
+        return batch
+    return batch._replace(code=secrets.text(batch.code), message=secrets.text(batch.message))
 
 
 def _refusal(provider: Provider, status: int, text: bytes) -> ProviderRefused | Unreachable:
-    """Returns what an answer without success means. Its text may quote what was sent."""
+    """Returns what an answer without success means."""
     code = message = ""
     try:
         said = orjson.loads(text)
@@ -285,7 +297,7 @@ def _refusal(provider: Provider, status: int, text: bytes) -> ProviderRefused | 
         message = text[:MOST_REASON_BYTES].decode(errors="replace")
     secrets = secrets_of(provider)
     why = f"{provider.name} answered {status} {code} {message}"
-    why = (secrets.text(why) if secrets is not None else why)[:300]  # what is cut first is no secret any more
+    why = (secrets.text(why) if secrets is not None else why)[:300]  # once more: it may have been written as \u0073k
     if status >= 500 or (status in _UNSURE and code not in FULL):
         return Unreachable(why)
     return ProviderRefused(status, code, why)

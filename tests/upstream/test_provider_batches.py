@@ -215,3 +215,45 @@ async def test_what_no_connection_was_made_for_was_not_asked() -> None:
             with pytest.raises(Unreachable):
                 await batches.create(provider, "file-1", "/v1/chat/completions", "x", lambda: True)
             assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 7, 64, 4096])
+async def test_files_say_no_secret_however_they_are_cut(cut: int) -> None:
+    """Their lines become results; in place, so that each stays the JSON that it was."""
+    text = b"".join(
+        b'{"custom_id":"%d","response":{"body":{"error":"key %b!"}}}\n' % (n, SECRET.encode()) for n in range(9)
+    )
+    text += SECRET.encode()[:-1]  # the beginning of one is none
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(text), cut):
+            yield text[at : at + cut]
+
+    async def answer(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=pieces())
+
+    batches = HttpProviderBatches(lambda _provider: httpx.MockTransport(answer))
+    got = b"".join([part async for part in batches.content(GROQ, "file-1")])
+
+    assert got == text.replace(SECRET.encode(), b"*" * len(SECRET))
+
+
+@pytest.mark.parametrize("is_escaped", [False, True])
+@pytest.mark.parametrize("status", [200, 400, 503])
+async def test_no_reason_has_a_secret(status: int, is_escaped: bool) -> None:
+    """Neither that of a batch that failed, which is noted and logged, nor that of a refusal."""
+    said = {"message": f"Incorrect API key: {SECRET}", "code": f"x{SECRET}"}
+    batch = {**BATCH, "status": "failed", "errors": {"data": [said]}}
+    answer = orjson.dumps(batch if status == 200 else {"error": said})
+    if is_escaped:
+        answer = answer.replace(b"sk-canary", b"\\u0073k-canary")
+    wire = Wire(always(status, answer))
+    try:
+        told = repr(await wire.batches.look(OPENAI, "batch_1"))
+    except ProviderRefused as refused:
+        told = str(refused)
+    except Unreachable as why:
+        told = str(why)
+
+    assert "Incorrect API key" in told
+    assert SECRET not in told
