@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     FINALISE,
+    ChunkPlan,
     Job,
     JobEnd,
     JobError,
@@ -65,6 +66,19 @@ def changed(job: Job, **fields: Any) -> Job:
     return replace(job, **fields, revision=job.revision + 1)
 
 
+def unlike(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Returns those that repeat none of those before them: neither its id nor one of its keys."""
+    names: set[str | bytes] = set()
+    found = []
+    for new in jobs:
+        own: set[str | bytes] = {new.job.id, new.dedupe_key, new.debounce_key}
+        own.discard(b"")
+        if not own & names:
+            found.append(new)
+        names |= own
+    return found
+
+
 def taken_in(job: Job, now: float) -> Job:
     """Returns a new job as a store keeps it: by the store's clock it is due or not."""
     state = JobState.SCHEDULED if job.run_at > now else JobState.QUEUED
@@ -83,6 +97,12 @@ def debounced(old: Job, new: NewJob, now: float) -> Job:
         revision=old.revision + 1,
     )
     return taken_in(job, now)
+
+
+def begun(job: Job, plan: ChunkPlan, marks: Mapping[str, object]) -> Job:
+    """Returns a batch that has been checked."""
+    tally = job.tally._replace(total=plan.total)
+    return changed(job, stage=Stage.RUN, marks={**job.marks, **marks}, tally=tally)
 
 
 def due(job: Job) -> Job:
@@ -156,6 +176,11 @@ def counted(tally: Tally, results: Sequence[LineResult]) -> Tally:
 def is_past_stopping(job: Job) -> bool:
     """Tells whether a deadline has no say any more: the job has ended, is to stop, or is being put together."""
     return job.state.is_end or job.ends_as is not None or (job.kind is JobKind.BATCH and job.stage is Stage.FINALISE)
+
+
+def is_overdue(job: Job, now: float) -> bool:
+    """Tells whether the deadline has passed of a job with which it has a say."""
+    return job.deadline <= now and not is_past_stopping(job)
 
 
 def is_chunk(job: Job, piece: int) -> bool:

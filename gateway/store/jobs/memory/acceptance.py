@@ -23,7 +23,8 @@ class MemoryAcceptance:
 
     def accept_all(self, jobs: Sequence[NewJob], now: float) -> Sequence[Accepted]:
         """Takes jobs, all or none of them. Raises TooManyJobs."""
-        fresh = self._fresh_of(jobs, now)
+        unlike = transitions.unlike(jobs)
+        fresh = [new for new in unlike if self._known(new, now) is None and self._scheduled(new) is None]
         tenants = [kept.job.tenant for kept in self._jobs.values() if not kept.job.state.is_end]
         tenants += [new.job.tenant for new in fresh]
         for tenant in {new.job.tenant for new in fresh}:
@@ -59,18 +60,6 @@ class MemoryAcceptance:
         """Forgets keys of jobs that are forgotten."""
         self._dedupe = {key: known for key, known in self._dedupe.items() if known[0] in self._jobs}
         self._debounce = {key: job_id for key, job_id in self._debounce.items() if job_id in self._jobs}
-
-    def _fresh_of(self, jobs: Sequence[NewJob], now: float) -> list[NewJob]:
-        """Returns those that are neither there already, nor take the place of others, nor repeat one another."""
-        names: set[str | bytes] = set()
-        fresh = []
-        for new in jobs:
-            own: set[str | bytes] = {new.job.id, new.dedupe_key, new.debounce_key}
-            own.discard(b"")
-            if not own & names and self._known(new, now) is None and self._scheduled(new) is None:
-                fresh.append(new)
-            names |= own
-        return fresh
 
     def _known(self, new: NewJob, now: float) -> Accepted | None:
         """Returns the answer to a job that is there already."""

@@ -17,7 +17,6 @@ from gateway.policy.jobs.job import (
     JobKind,
     JobState,
     LineResult,
-    Stage,
     StoredAnswer,
 )
 from gateway.store.jobs import transitions
@@ -106,8 +105,7 @@ class MemoryPieces:
         """Puts the first chunks of a checked batch in the place of CHECK."""
         kept.pieces.clear()
         kept.plan, kept.next_chunk = plan, 0
-        tally = kept.job.tally._replace(total=plan.total)
-        kept.job = transitions.changed(kept.job, stage=Stage.RUN, marks={**kept.job.marks, **marks}, tally=tally)
+        kept.job = transitions.begun(kept.job, plan, marks)
         self._go_on(kept, now)
 
     def complete(self, kept: MemoryJob, result: ChunkResult, now: float) -> None:

@@ -84,7 +84,7 @@ class MemoryJobStore:
             given = 0
             while given < ask.most and (ready := self._pieces.ready(self._jobs.values(), ask.segment)):
                 kept, piece = ready[0]
-                if kept.job.deadline <= now and not transitions.is_past_stopping(kept.job):
+                if transitions.is_overdue(kept.job, now):
                     self._pieces.expire(kept, now)
                     continue
                 piece.state, piece.fence, piece.claims = "claimed", next(self._fences), piece.claims + 1
@@ -264,7 +264,7 @@ class MemoryJobStore:
         """Lets deadlines pass and scheduled jobs become due."""
         now = self._wall()
         for kept in list(self._jobs.values()):
-            if kept.job.deadline <= now and not transitions.is_past_stopping(kept.job):
+            if transitions.is_overdue(kept.job, now):
                 self._pieces.expire(kept, now)
             self._pieces.promote(kept, now)
         self._acceptance.tick(now)

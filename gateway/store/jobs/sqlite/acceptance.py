@@ -49,7 +49,8 @@ class SqliteAcceptance:
         What `take_back` needs of those that are replaced is noted in `replaced`.
         """
         replaced.clear()  # of an attempt that was rolled back
-        fresh = self._fresh_of(db, jobs, now)
+        unlike = transitions.unlike(jobs)
+        fresh = [new for new in unlike if self._known(db, new, now) is None and self._scheduled(db, new) is None]
         opened = db.execute("SELECT entries FROM totals WHERE name = ?", (OPEN,)).fetchone() or (0,)
         tenants = [new.job.tenant for new in fresh]
         for tenant in set(tenants):
@@ -111,18 +112,6 @@ class SqliteAcceptance:
             found = db.execute("SELECT seq FROM jobs WHERE id = ? AND taken = ?", (new.job.id, taken)).fetchone()
             if found is not None:
                 job_rows.remove(db, found[0])
-
-    def _fresh_of(self, db: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[NewJob]:
-        """Returns those that are neither there already, nor take the place of others, nor repeat one another."""
-        names: set[str | bytes] = set()
-        fresh = []
-        for new in jobs:
-            own: set[str | bytes] = {new.job.id, new.dedupe_key, new.debounce_key}
-            own.discard(b"")
-            if not own & names and self._known(db, new, now) is None and self._scheduled(db, new) is None:
-                fresh.append(new)
-            names |= own
-        return fresh
 
     @staticmethod
     def _known(db: sqlite3.Connection, new: NewJob, now: float) -> Accepted | None:

@@ -87,7 +87,7 @@ class SqliteClaims:
         given: list[ClaimedWork | None] = []
         for seq, piece, claims in ready:
             row = job_rows.get(db, seq)
-            if row.job.deadline <= now and not transitions.is_past_stopping(row.job):
+            if transitions.is_overdue(row.job, now):
                 self._pieces.stop(db, row, JobState.EXPIRED, now)
                 return [*given, None]
             fence = next(self._pieces.numbers)

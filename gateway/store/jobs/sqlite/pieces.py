@@ -103,9 +103,7 @@ class SqlitePieces:
         """Puts the first chunks of a checked batch in the place of CHECK."""
         self._drop_all(db, row)
         db.execute("REPLACE INTO plans (job, total, lines, parallel, next) VALUES (?, ?, ?, ?, 0)", (row.seq, *plan))
-        tally = row.job.tally._replace(total=plan.total)
-        job = transitions.changed(row.job, stage=Stage.RUN, marks={**row.job.marks, **marks}, tally=tally)
-        job_rows.keep(db, row, job)
+        job_rows.keep(db, row, transitions.begun(row.job, plan, marks))
         self._go_on(db, row, now)
 
     def complete(self, db: sqlite3.Connection, row: JobRow, result: ChunkResult, now: float) -> None:
