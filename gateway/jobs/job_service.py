@@ -16,6 +16,7 @@ from gateway.jobs.watchers import Watchers
 from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
+from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import (
     Accepted,
     Job,
@@ -44,14 +45,15 @@ class JobService:
         clock: Clock,
         rules: Callable[[], JobRules],
         price_of: Callable[[Call], float | None],
-        new_id: Callable[[], str],
+        draw: Callable[[int], bytes],
     ) -> None:
-        """`price_of` estimates what an attempt of a call costs in US dollars; `rules` gives those in force."""
+        """`price_of` estimates what an attempt of a call costs in US dollars; `rules` gives those in force, `draw` so many
+        random bytes."""
         self._engine = engine
         self._clock = clock
         self._rules = rules
         self._price_of = price_of
-        self._new_id = new_id
+        self._draw = draw
         self.watchers = Watchers(clock, lambda: engine.is_closing)
 
     async def accept(self, call: Call, options: JobOptions, job_id: str = "", *, dedupes: bool = True) -> Accepted:
@@ -65,7 +67,8 @@ class JobService:
         refuse_callers_credential(call)
         refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
-        (accepted,) = await store.accept([self._new_job(call, options, job_id or self._new_id(), dedupes=dedupes)])
+        job_id = job_id or new_id(JOB, self._draw(DRAW_BYTES))
+        (accepted,) = await store.accept([self._new_job(call, options, job_id, dedupes=dedupes)])
         if accepted.is_conflict:
             said, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
             raise DedupeConflict(

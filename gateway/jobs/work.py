@@ -35,13 +35,9 @@ from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
-from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
-from gateway.policy.jobs.replay import SEGMENT as REPLAY_SEGMENT
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.policy.snapshot import Policies
-
-REPLAYS = SegmentRules(REPLAY_SEGMENT, concurrency=4)
 
 
 class JobWork:
@@ -81,33 +77,23 @@ class JobWork:
         self._outwards = outwards
         self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
         self.hook_urls = RequestedUrls(
-            lambda: policies.current.jobs.default.allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
+            lambda: self._default_rules().allow_request_urls, self._hook_secrets, clock.monotonic, outwards[1]
         )
         self._meter = meter
         self._make_call = make_call
         self._price_of = price_of
         self._random = random.Random()  # noqa: S311  # backoffs and ids, which are no secrets: every look is by tenant
         make_worker = self._make_worker if works else None
-        self.engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
-        self.webhooks = WebhookDesk(
-            lambda: policies.current.webhooks, self.hooks, self.hook_urls, self.engine.reader, clock
-        )
-        self.service = JobService(self.engine, clock, lambda: policies.current.jobs.default, price_of, self._new_job_id)
-        self.files = FileService(
-            self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs, self._random.randbytes
-        )
-        self.partial = PartialFiles(self.engine.reader, blobs)
-        watchers, draw = self.service.watchers, self._random.randbytes
-        self.batches = BatchService(
-            self.engine.store, self.engine.reader, watchers, clock, lambda: policies.current.jobs.default, draw
-        )
+        self.engine = engine = JobEngine(open_store, has_jobs, make_worker, clock, nothing, waits=waits)
+        store, reader, rules, draw = engine.store, engine.reader, self._default_rules, self._random.randbytes
+        self.webhooks = WebhookDesk(lambda: policies.current.webhooks, self.hooks, self.hook_urls, reader, clock)
+        self.service = JobService(engine, clock, rules, price_of, draw)
+        self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
+        self.partial = PartialFiles(reader, blobs)
+        self.batches = BatchService(store, reader, self.service.watchers, clock, rules, draw)
+        self.dead = DeadLetterService(store, reader, blobs, clock, rules, draw, self._usd_of)
+        self.retries = JobRetries(self.dead, reader)
         self._parts: NativeParts | None = None
-
-        self.dead = DeadLetterService(
-            *(self.engine.store, self.engine.reader, blobs, clock, lambda: policies.current.jobs.default),
-            *(draw, self._usd_of),
-        )
-        self.retries = JobRetries(self.dead, self.engine.reader)
 
     async def start(self) -> None:
         """Goes on with the work that is there."""
@@ -130,24 +116,23 @@ class JobWork:
         model = policy.find_model(job.model) if job.model else None
         return policy.jobs.default if model is None else model.jobs
 
-    def _make_worker(self, store: JobStore) -> JobWorker:
-        draw = self._random.random
-        calls = CallJobs(store, self._server, self._clock, self.rules_of, draw)
+    def _default_rules(self) -> JobRules:
+        return self._policies.current.jobs.default
 
-        def default() -> JobRules:
-            return self._policies.current.jobs.default
+    def _make_worker(self, store: JobStore) -> JobWorker:
+        blobs, clock, rules_of, draw = self._blobs, self._clock, self.rules_of, self._random.random
+        default = self._default_rules
 
         def dead_lines() -> DeadLines:
             return default().dead_letters.lines
 
-        server, clock, rules_of = self._server, self._clock, self.rules_of
-        chunks = ChunkRunner(store, self._blobs, server, clock, rules_of, draw, self._may_begin, dead_lines)
-        checks = BatchChecks(store, self._blobs, self._policies, self._clock, self.rules_of)
-        ends = BatchEnds(store, self._blobs, self._clock, self.rules_of)
-        deliveries = Deliveries(store, self.hooks, self.hook_urls, self._clock, draw)
+        calls = CallJobs(store, self._server, clock, rules_of, draw)
+        chunks = ChunkRunner(store, blobs, self._server, clock, rules_of, draw, self._may_begin, dead_lines)
+        checks = BatchChecks(store, blobs, self._policies, clock, rules_of)
+        ends = BatchEnds(store, blobs, clock, rules_of)
+        deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
+        replays = ReplayJobs(store, Again(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
-
-        replays = ReplayJobs(store, Again(store, self._blobs, clock, default), clock)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -168,18 +153,17 @@ class JobWork:
 
         def segments() -> Sequence[SegmentRules]:
             hooks = delivery_segments(self.hooks, self.hook_urls, store)
-            return [*hooks, *self._policies.current.jobs.default.segments]
+            return [*hooks, *default().segments]
 
         def keep_s() -> float:
             return default().keep_jobs_s
 
-        sweep = BlobSweep(store, self._blobs, self._clock)
-        seen = chunks.brakes
-        cleaning = JobCleaning(store, self._blobs, self._clock, keep_s, lambda: seen.job_ids, chunks.forget)
+        sweep = BlobSweep(store, blobs, clock)
+        cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         changed = self.service.watchers.changed
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always)
-        return JobWorker(store, run, self._clock, segments, self._meter, changed, self._may_begin, chores)
+        return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)
 
     def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:
         if self._native is None:
@@ -201,6 +185,3 @@ class JobWork:
             return self._price_of(await self._make_call(request_of(new.job, new.payload, self._clock.wall())))
         except GatewayError:
             return None
-
-    def _new_job_id(self) -> str:
-        return new_id(JOB, self._random.randbytes(DRAW_BYTES))

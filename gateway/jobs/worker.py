@@ -131,7 +131,7 @@ class JobWorker:
         room = {rules.name: rules.concurrency for rules in self._segments()}
         rest = list(room.values())[-1]
         for segment, _, _ in self._store.depth():
-            room.setdefault(segment, rest)  # a config that has gone named it: its jobs go on with the share of the last
+            room.setdefault(segment, rest)  # replays, and what a config that has gone named: as many as of the last
         free = {segment: most - busy[segment] for segment, most in room.items() if most > busy[segment]}
         fitting = self._fitting()
         if not free or not fitting:
