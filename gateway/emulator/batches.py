@@ -25,6 +25,7 @@ MOST_FILES = 10_000
 _WINDOW_S = 86_400
 _BOUNDARY = re.compile(rb'boundary="?([^";]+)')
 _FILENAME = re.compile(rb'filename="([^"]*)"')
+_LIMIT = re.compile(r"[1-9][0-9]{0,4}")
 _FIELD = re.compile(rb'name="([^"]*)"')
 AnswerLine = Callable[[EmulatedEndpoint, dict[str, Any]], EmulatedReply | Stream]
 """Answers the body of a line. Raises ProblemError."""
@@ -85,7 +86,7 @@ class EmulatedBatches:
             case "batches", "POST", True, "cancel":
                 return self._cancel(self._known_batch(id))
         if kind in ("files", "batches") and verb in ("", "content", "cancel"):
-            raise ProblemError(wrong_method(method, path, "GET"))
+            raise ProblemError(wrong_method(method, path, "POST" if verb == "cancel" else "GET"))
         raise ProblemError(unknown_url(method, path))
 
     def _upload(self, content_type: bytes, body: bytes) -> EmulatedReply:
@@ -122,6 +123,7 @@ class EmulatedBatches:
             raise ProblemError(EmulatedProblem(400, "There is no such input file", param="input_file_id"))
         now = self._wall()
         batch_id = f"batch_{self._rng.getrandbits(96):024x}"
+        problems = _problems(self.files[file].data)
         unset = ("errors", "output_file_id", "error_file_id", "finalizing_at", "completed_at", "failed_at")
         self.batches[batch_id] = {
             "id": batch_id,
@@ -137,6 +139,11 @@ class EmulatedBatches:
             "request_counts": {"total": self.files[file].data.count(b"\n"), "completed": 0, "failed": 0},
             "metadata": asked.get("metadata"),
         }
+        if problems:
+            counts = {"total": 0, "completed": 0, "failed": 0}
+            errors = {"object": "list", "data": problems}
+            ended = {"status": "failed", "failed_at": int(now), "errors": errors, "request_counts": counts}
+            self.batches[batch_id] |= ended
         return json_reply(self._looked(batch_id))
 
     def _cancel(self, batch_id: str) -> EmulatedReply:
@@ -209,12 +216,30 @@ class EmulatedBatches:
         return batch_id
 
 
+def _problems(data: bytes) -> list[dict[str, Any]]:
+    """Returns what makes a batch of this file fail: each line that is none."""
+    message = "This line is not parseable as valid JSON."
+    return [
+        {"code": "invalid_json_line", "line": number, "message": message, "param": None}
+        for number, text in enumerate(data.splitlines(), 1)
+        if not _is_line(text)
+    ]
+
+
+def _is_line(text: bytes) -> bool:
+    try:
+        line = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(line, dict) and isinstance(line.get("custom_id"), str)
+
+
 def _page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> EmulatedReply:
     """Returns a page of a list, newest first."""
     entries = entries[::-1]
     ids = [one["id"] for one in entries]
     start = ids.index(asked["after"]) + 1 if asked.get("after") in ids else 0
-    limit = int(asked["limit"]) if asked.get("limit", "").isdecimal() else 20
+    limit = int(asked["limit"]) if _LIMIT.fullmatch(asked.get("limit", "")) else 20
     page = entries[start : start + limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return json_reply({"object": "list", "data": page, **ends, "has_more": start + limit < len(entries)})
