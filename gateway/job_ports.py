@@ -195,7 +195,7 @@ class JobStore(Protocol):
         ...
 
     async def add_file(self, file: StoredFile) -> None:
-        """Keeps a file, durably; one with the same id is replaced."""
+        """Keeps a file, durably; one with the same id is replaced, but one that was removed stays so: the blob is garbage."""
         ...
 
     async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:

@@ -178,6 +178,20 @@ async def test_the_bytes_of_files_are_counted_while_they_are_there(jobs: Jobs) -
     assert await counted() == [3, 100, 0, 103]
 
 
+@pytest.mark.parametrize("expires_in_s", [None, HOUR_S])
+async def test_a_file_that_was_removed_stays_so(jobs: Jobs, expires_in_s: float | None) -> None:
+    """Whoever was late to keep it brings it back to nobody: what it had is garbage."""
+    expires_at = None if expires_in_s is None else jobs.wall() + expires_in_s
+    await jobs.store.add_file(jobs.file("f1", blob="files/a", expires_at=expires_at))
+    await jobs.store.remove_file("f1", "t")
+    await jobs.store.add_file(jobs.file("f1", blob="files/b", expires_at=expires_at))
+
+    assert await jobs.store.find_file("f1", "t") is None
+    assert await jobs.store.list_files(FileQuery("t")) == ([], False)
+    assert await jobs.store.file_bytes("t") == 0
+    assert sorted(await jobs.take_garbage(10)) == ["files/a", "files/b"]
+
+
 async def test_garbage_is_named_until_it_is_forgotten(jobs: Jobs) -> None:
     """So none is left behind by whoever dies between its removal and that."""
     for number in range(3):

@@ -15,10 +15,15 @@ class MemoryJobFiles:
         self._files: dict[str, StoredFile] = {}
         self._gone: set[str] = set()
         """The ids of removed files: they keep their places, so that a list can go on behind one of them."""
+        self._removed: set[str] = set()
+        """Those among them that had not expired: they are never kept again."""
         self._garbage: dict[str, None] = {}
 
     def add(self, file: StoredFile) -> None:
-        """Keeps a file; the blob of one that it replaces is garbage, unless it is the same."""
+        """Keeps a file; the blob of one that it replaces is garbage, unless it is the same, or its own if that was removed."""
+        if file.id in self._removed:
+            self.discard([file.blob])
+            return
         old = self._files.get(file.id)
         if old is not None and old.blob != file.blob and file.id not in self._gone:
             self.discard([old.blob])
@@ -48,6 +53,7 @@ class MemoryJobFiles:
         if file is None:
             return False
         self._gone.add(file_id)
+        self._removed.add(file_id)
         self.discard([file.blob])
         return True
 

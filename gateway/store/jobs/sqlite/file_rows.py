@@ -14,6 +14,8 @@ _ADD = (
     "tenant = excluded.tenant, purpose = excluded.purpose, filename = excluded.filename, bytes = excluded.bytes, "
     "created = excluded.created, expires = excluded.expires, blob = excluded.blob, gone = NULL"
 )
+_WAS_REMOVED = "SELECT 1 FROM files WHERE id = ? AND gone IS NOT NULL AND (expires IS NULL OR gone < expires)"
+"""Not for its age: whoever removed it does not want it again."""
 _EXPIRED_BYTES = (
     "SELECT coalesce(sum(bytes), 0) FROM files INDEXED BY files_expires "
     "WHERE gone IS NULL AND expires <= ? AND (? = '' OR tenant = ?)"
@@ -32,7 +34,10 @@ _GARBAGE = (
 
 
 def add(db: sqlite3.Connection, file: StoredFile) -> None:
-    """Keeps a file; the blob of one that it replaces is garbage, unless it is the same."""
+    """Keeps a file; the blob of one that it replaces is garbage, unless it is the same, or its own if that was removed."""
+    if db.execute(_WAS_REMOVED, (file.id,)).fetchone() is not None:
+        _discard(db, file.blob)
+        return
     old = db.execute("SELECT blob FROM files WHERE id = ? AND gone IS NULL", (file.id,)).fetchone()
     if old is not None and old[0] != file.blob:
         _discard(db, old[0])

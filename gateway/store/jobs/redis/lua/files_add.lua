@@ -1,6 +1,11 @@
 -- Keeps a file. ARGV behind the usual: id, tenant, blob, bytes, when it expires ('': never), the rest as JSON.
 local id, tenant, blob, bytes = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local old = file_of(id)
+local gone = old and is_gone(id)
+if gone and (old[5] == '' or tonumber(gone) < tonumber(old[5])) then -- removed, and not for its age: it stays so
+  discard(blob)
+  return { said(), 0 }
+end
 local place_of
 if old then
   place_of = old[4]
