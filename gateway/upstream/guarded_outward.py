@@ -27,7 +27,7 @@ from gateway.job_ports import FetchGuard, OutwardAnswer, Unreachable
 from gateway.upstream.http1.pool import Origin
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.http1.wire import EncodedRequest
-from gateway.upstream.outward import OUTWARD_ERRORS, in_words, post_over, read_some, timeouts_of
+from gateway.upstream.outward import answer_within, post_over, read_some, timeouts_of
 
 if TYPE_CHECKING:
     from gateway.policy.webhooks.public_address import PublicUrl
@@ -89,19 +89,11 @@ class GuardedOutward:
     ) -> OutwardAnswer:
         """Posts a body, within `timeout_s` from the look-up to the end of what is read. Raises FetchRefused, Unreachable."""
         place = self._guard.read(url)
-        answered: list[OutwardAnswer] = []
-        try:
-            async with asyncio.timeout(timeout_s):
-                if self._proxied is not None:
-                    await self._post_proxied(self._proxied, place, headers, body, timeout_s, answered)
-                else:
-                    await self._post_pinned(place, headers, body, timeout_s, answered)
-        except (TimeoutError, httpx.TimeoutException):
-            if not answered:  # else only its body was late
-                raise Unreachable(f"no answer within {timeout_s:g} s") from None
-        except OUTWARD_ERRORS as error:
-            raise Unreachable(in_words(error)) from error
-        return answered[0]
+        if self._proxied is not None:
+            return await answer_within(
+                timeout_s, partial(self._post_proxied, self._proxied, place, headers, body, timeout_s)
+            )
+        return await answer_within(timeout_s, partial(self._post_pinned, place, headers, body, timeout_s))
 
     async def aclose(self) -> None:
         """Closes the connections to the proxy; those to others end with their requests."""

@@ -7,7 +7,7 @@ answer's body only as much is read as lets the connection be used again. What it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -35,22 +35,31 @@ class HttpOutward:
         self, url: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
     ) -> OutwardAnswer:
         """Posts a body, within `timeout_s` from the connection to the end of what is read. Raises Unreachable."""
-        answered: list[OutwardAnswer] = []
-        try:
+
+        async def send(answered: list[OutwardAnswer]) -> None:
             extensions = {"timeout": timeouts_of(timeout_s).as_extension()}
             request = httpx.Request("POST", url, headers=[*headers], content=body, extensions=extensions)
-            async with asyncio.timeout(timeout_s):
-                await post_over(self._transport, request, answered)
-        except (TimeoutError, httpx.TimeoutException):
-            if not answered:  # else only its body was late
-                raise Unreachable(f"no answer within {timeout_s:g} s") from None
-        except OUTWARD_ERRORS as error:
-            raise Unreachable(in_words(error)) from error
-        return answered[0]
+            await post_over(self._transport, request, answered)
+
+        return await answer_within(timeout_s, send)
 
     async def aclose(self) -> None:
         """Closes all connections."""
         await self._transport.aclose()
+
+
+async def answer_within(timeout_s: float, send: Callable[[list[OutwardAnswer]], Awaitable[None]]) -> OutwardAnswer:
+    """Returns the answer that `send` notes as soon as its head has come; the rest may be late. Raises Unreachable."""
+    answered: list[OutwardAnswer] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send(answered)
+    except (TimeoutError, httpx.TimeoutException):
+        if not answered:  # else only its body was late
+            raise Unreachable(f"no answer within {timeout_s:g} s") from None
+    except OUTWARD_ERRORS as error:
+        raise Unreachable(in_words(error)) from error
+    return answered[0]
 
 
 async def post_over(transport: httpx.AsyncBaseTransport, request: httpx.Request, answered: list[OutwardAnswer]) -> None:
