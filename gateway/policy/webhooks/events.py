@@ -8,7 +8,7 @@ Source: openai-python `types/webhooks`, 2026-11; https://github.com/standard-web
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -72,22 +72,8 @@ def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
 def _delivery(ended: Job, event: str, name: str, segment: str, whose: Mapping[str, str] | None = None) -> NewJob:
     ended_at = ended.ended_at or ended.created_at
     _, delivery_id = derived_event_ids(ended.id, name)
-    job = Job(
-        id=delivery_id,
-        kind=JobKind.DELIVERY,
-        tenant="",
-        key="",
-        lane="background",
-        segment=segment,
-        is_urgent=False,
-        model="",
-        state=JobState.QUEUED,
-        created_at=ended_at,
-        run_at=ended_at,
-        deadline=ended_at + DEADLINE_S,
-        max_attempts=len(SCHEDULE_S),
-        about={ENDPOINT: name, EVENT: event, OF: ended.id, TENANT: ended.tenant, **(whose or {})},
-    )
+    about = {ENDPOINT: name, EVENT: event, OF: ended.id, TENANT: ended.tenant, **(whose or {})}
+    job = _delivery_job(delivery_id, segment, ended_at, about)
     return NewJob(job, payload=event_body(event, ended.id, ended_at))
 
 
@@ -105,13 +91,18 @@ def redelivery_of(ended: Job, now: float) -> NewJob:
     about = {name: value for name, value in ended.about.items() if name in _OWN}
     at = about.setdefault(EVENT_AT, ended.created_at)
     about.setdefault(MESSAGE_ID, ended.id)
-    job = Job(
-        id=derived_redelivery_id(ended.id),
+    job = _delivery_job(derived_redelivery_id(ended.id), ended.segment, now, about)
+    return NewJob(job, payload=event_body(about[EVENT], about[OF], at))
+
+
+def _delivery_job(id: str, segment: str, now: float, about: Mapping[str, Any]) -> Job:
+    return Job(
+        id=id,
         kind=JobKind.DELIVERY,
         tenant="",
         key="",
-        lane=ended.lane,
-        segment=ended.segment,
+        lane="background",
+        segment=segment,
         is_urgent=False,
         model="",
         state=JobState.QUEUED,
@@ -121,4 +112,3 @@ def redelivery_of(ended: Job, now: float) -> NewJob:
         max_attempts=len(SCHEDULE_S),
         about=about,
     )
-    return NewJob(job, payload=event_body(about[EVENT], about[OF], at))
