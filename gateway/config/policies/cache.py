@@ -20,7 +20,6 @@ from pydantic import Field, model_validator
 
 from gateway.config.reading.check import check, check_part, check_sets
 from gateway.config.reading.fields import (
-    Cosine,
     Count,
     Duration,
     Embeddings,
@@ -28,6 +27,7 @@ from gateway.config.reading.fields import (
     PositiveDuration,
     Section,
     Size,
+    UpToOne,
     Version,
     WhichRequests,
     is_pattern,
@@ -90,7 +90,7 @@ class SemanticEntry(Entry):
     """The field `semantic` of a set of `cache.yaml`."""
 
     embeddings: Embeddings
-    threshold: Cosine = _SEMANTIC.threshold
+    threshold: UpToOne = _SEMANTIC.threshold
     ttl: PositiveDuration = _SEMANTIC.ttl_s
     max_entries: Count = _SEMANTIC.max_entries
     wait: Duration = _SEMANTIC.wait_s

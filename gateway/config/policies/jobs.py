@@ -16,7 +16,6 @@ from gateway.config.policies.retries import CostEntry
 from gateway.config.reading.check import check, check_part, check_sets
 from gateway.config.reading.fields import (
     Attempts,
-    Cosine,
     Count,
     Duration,
     Factor,
@@ -24,6 +23,7 @@ from gateway.config.reading.fields import (
     PositiveDuration,
     Section,
     Size,
+    UpToOne,
     Usd,
     Whole,
     said,
@@ -129,7 +129,7 @@ class NativeEntry(Entry):
     min_lines: Count = _NATIVE.min_lines
     part_lines: Count = _NATIVE.part_lines
     take_back_after: PartOf = _NATIVE.take_back_after
-    price_factor: Cosine = _NATIVE.price_factor
+    price_factor: UpToOne = _NATIVE.price_factor
     split: dict[str, Count] = Field(default_factory=dict)
 
 
