@@ -68,12 +68,10 @@ class JobNeedsProviderKey(CallerFault):
     code = "job_needs_provider_key"
 
 
-class NoResult(GatewayError):
+class NoResult(CallerFault):
     """The job has ended without an answer to give."""
 
     status = 409
-    type = "invalid_request_error"
-    should_retry: bool | None = False
     code = "job_without_result"
 
 
