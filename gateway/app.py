@@ -262,7 +262,7 @@ class Gateway:
             self._shared.health if self._shared else lambda: None,
             self._kept_clock.wall,
             lambda: self._policies.current.emulated,
-            None if self._jobs is None else self._jobs.engine.health,
+            None if jobs is None else jobs.engine.health,
         )
         durable = durable_routes(self._policies, jobs, self._make_call, self._clock, self._pipeline.handle)
         admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen

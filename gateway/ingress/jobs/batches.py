@@ -15,7 +15,7 @@ from gateway.ingress import parse
 from gateway.ingress.bodies import read_object
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
-from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
+from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes, tenant_of
 from gateway.ingress.routes import ENDPOINTS, json_response
 from gateway.jobs.batch_service import BatchOwner, BatchService
 from gateway.jobs.webhooks.requested import refuse_request_url
@@ -85,7 +85,7 @@ class BatchRoutes:
 
     async def list_batches(self, request: Request) -> Response:
         """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         limit = limit_of(request, USUALLY_LISTED, MOST_LISTED)
 
         async def own() -> OwnPage:
@@ -96,17 +96,17 @@ class BatchRoutes:
 
     async def show(self, request: Request) -> Response:
         """Shows a batch, at most a second old."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         return self._shown(await self._batches.find(request.path_params["id"], tenant))
 
     async def cancel(self, request: Request) -> Response:
         """Asks a batch to stop."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         return self._shown(await self._batches.cancel(request.path_params["id"], tenant))
 
     async def events(self, request: Request) -> Response:
         """Streams the batch whenever it changes, as server-sent events with its revision as their id, until its end."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         batch_id = request.path_params["id"]
         await self._batches.find(batch_id, tenant)  # what is not there is said before the stream begins
         changes = partial(self._batches.changes, batch_id, tenant)

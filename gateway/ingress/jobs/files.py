@@ -17,7 +17,7 @@ from gateway.errors import BodyTimeout, InvalidRequest, NotFound
 from gateway.ingress import parse
 from gateway.ingress.jobs.download import download, download_partial
 from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
-from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes
+from gateway.ingress.jobs.own_routes import limit_of, own_routes, tenant_of
 from gateway.ingress.jobs.upload_form import MOST_FIELD_BYTES, UploadForm
 from gateway.ingress.routes import json_response
 from gateway.jobs.batches.partial import PartialFiles
@@ -64,7 +64,7 @@ class FileRoutes:
         policy = self._policies.current
         index = parse.index_headers(request.scope["headers"])
         parse.refuse_encoded(index)
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         form = UploadForm(index.get(b"content-type", b""))
         most, announced = policy.jobs.settings.max_file_bytes, index.get(b"content-length", b"")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > most + MOST_FIELD_BYTES + 1024):
@@ -94,7 +94,7 @@ class FileRoutes:
 
     async def list_files(self, request: Request) -> Response:
         """Lists the tenant's files, and behind them those it has at the provider of `passthrough`."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         asked = request.query_params
         order = asked.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -114,7 +114,7 @@ class FileRoutes:
 
     async def content(self, request: Request) -> Response:
         """Gives the bytes of a file; those that there are of one that a batch is writing, and says so."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         file_id = request.path_params["id"]
         try:
             file = await self._files.find(file_id, tenant)
@@ -127,14 +127,13 @@ class FileRoutes:
 
     async def remove(self, request: Request) -> Response:
         """Takes a file away."""
-        _, tenant, _ = caller_of(self._policies, request)
+        tenant = tenant_of(self._policies, request)
         file_id = request.path_params["id"]
         await self._files.remove(file_id, tenant)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _find(self, request: Request) -> StoredFile:
-        _, tenant, _ = caller_of(self._policies, request)
-        return await self._files.find(request.path_params["id"], tenant)
+        return await self._files.find(request.path_params["id"], tenant_of(self._policies, request))
 
 
 async def body_pieces(request: Request, timeout_s: float) -> AsyncIterator[bytes]:

@@ -15,7 +15,7 @@ from gateway.ingress import parse
 from gateway.ingress.bodies import read_bytes
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.job_body import Parts, split_job, split_large_job
-from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of
+from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of, tenant_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import json_response
@@ -134,7 +134,7 @@ class JobRoutes:
         return await split_large_job(raw, self._large_bodies, server.max_json_values)
 
     def _tenant(self, request: Request) -> str:
-        return caller_of(self._policies, request)[1]
+        return tenant_of(self._policies, request)
 
 
 def _to_be_polled(job: Job, status: int) -> Response:

@@ -63,6 +63,11 @@ def caller_of(policies: Policies, request: Request) -> tuple[Key, str, bytes | N
     return key, parse.choose_tenant(key, index), credential
 
 
+def tenant_of(policies: Policies, request: Request) -> str:
+    """Returns the tenant of who calls. Raises GatewayError."""
+    return caller_of(policies, request)[1]
+
+
 def limit_of(request: Request, usual: int, most: int) -> int:
     """Returns the length of a page that is asked for. Raises InvalidRequest."""
     said = request.query_params.get("limit")

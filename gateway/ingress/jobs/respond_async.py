@@ -99,12 +99,11 @@ class AsyncAnswers:
 
 def accepted_headers(job: Job) -> list[tuple[bytes, bytes]]:
     """Returns the headers of a 202: where the job is, and when to look."""
-    wait_s = POLL_AFTER_S
     return [
         (b"content-type", b"application/json"),
         (b"location", b"/v1/jobs/%b" % job.id.encode()),
-        (b"retry-after", b"%d" % ceil(wait_s)),
-        (b"openai-poll-after-ms", b"%d" % (wait_s * 1000)),
+        (b"retry-after", b"%d" % ceil(POLL_AFTER_S)),
+        (b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)),
         (b"x-gateway-job", job.id.encode()),
         (b"x-request-id", job.id.encode()),
     ]
