@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -36,6 +36,11 @@ MOST_HELD_BYTES = 256 * 1024 * 1024
 GUESSED_BYTES = 20_000_000
 """Of a request that is to be claimed, and that nobody knows yet: as large as one may be by default, or as the largest here. So
 small ones are claimed a few at a time, one claim after the other.
+"""
+SMALL_BYTES = 256 * 1024
+MOST_SMALL_BYTES = 32 * 1024 * 1024
+"""With memory held as far as it may be, requests of at most so many bytes are run besides, at most so many bytes of them: one
+piece is claimed to see how large it is, and given back for a while if it is too large.
 """
 RENEWALS = 3
 """A claim is renewed so often within its lease."""
@@ -74,6 +79,8 @@ class JobWorker:
         self._is_busy = asyncio.Event()
         self._running: dict[tuple[str, int], RunningWork] = {}
         self._is_draining = False
+        self._may_look_at = 0.0
+        """When, with memory held as far as it may be, it may be looked for small requests again, in monotonic seconds."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -134,8 +141,10 @@ class JobWorker:
             room.setdefault(segment, rest)  # replays, and what a config that has gone named: as many as of the last
         free = {segment: most - busy[segment] for segment, most in room.items() if most > busy[segment]}
         fitting = self._fitting()
-        if not free or not fitting:
+        if not free:
             return ()
+        if not fitting:
+            return await self._claim_small(free)
         each = max(
             1, fitting // len(free)
         )  # no segment waits for another to leave room, so one more of each may be held
@@ -145,6 +154,29 @@ class JobWorker:
         """Returns how many pieces may be claimed now, as far as memory goes."""
         held = [running.held_bytes for running in self._running.values()]
         return max(0, (MOST_HELD_BYTES - sum(held)) // max(GUESSED_BYTES, *held, 0))
+
+    async def _claim_small(self, free: Collection[str]) -> Sequence[ClaimedWork]:
+        """Claims a piece of each segment, and keeps those whose requests are small; the others are given back for a while."""
+        now = self._clock.monotonic()
+        small = sum(one.held_bytes for one in self._running.values() if one.held_bytes <= SMALL_BYTES)
+        if now < self._may_look_at or small > MOST_SMALL_BYTES:
+            return ()
+        kept: list[ClaimedWork] = []
+        for work in await self._store.claim([ClaimAsk(segment, 1) for segment in free]):
+            if len(work.payload) <= SMALL_BYTES or not await self._put_back(work):
+                kept.append(work)
+        if not kept:
+            self._may_look_at = now + LOOK_S
+        return kept
+
+    async def _put_back(self, work: ClaimedWork) -> bool:
+        """Gives a piece back for a while; False: the store cannot take it, so that it has to be run."""
+        try:
+            run_at = self._clock.wall() + LONGEST_PAUSE_S
+            await self._store.give_back(work, run_at=run_at, is_attempt=False)
+        except JobsUnavailable:
+            return False
+        return True
 
     async def _sleep_until_woken(self, longest_s: float) -> None:
         timer = self._clock.call_at(self._clock.monotonic() + longest_s, self._wake.set)
