@@ -20,6 +20,7 @@ from gateway.errors import BodyTimeout, GatewayError, InternalError, MethodNotAl
 from gateway.ingress import parse, passthrough
 from gateway.ingress.edge import ASGIApp, Edge, Receive, Scope, Send
 from gateway.ingress.http.connection import HotEndpoints
+from gateway.ingress.http.response import WholeResponse
 from gateway.ingress.render import error_body, error_headers, new_request_id
 from gateway.policy.snapshot import Key, Model, Policies
 from gateway.ports import Meter
@@ -128,7 +129,8 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
 
 def json_response(value: object, status: int = 200) -> Response:
     """A JSON answer off the hot path."""
-    return Response(orjson.dumps(value), status, {"x-request-id": new_request_id()}, media_type="application/json")
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", new_request_id().encode())]
+    return WholeResponse(orjson.dumps(value), status, headers)
 
 
 def _model_object(name: str, model: Model, created: float) -> dict[str, object]:

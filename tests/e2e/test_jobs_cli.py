@@ -21,7 +21,7 @@ from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.jobs.showing import batch_problems, job_facts, jobs_table
 from gateway.cli.main import main
 from gateway.emulator.faults import parse_rule
-from gateway.ingress.jobs import batches as batch_routes
+from gateway.ingress.jobs import shown_batches
 from gateway.ingress.jobs.upload_form import UploadForm
 from tests.e2e.batches import begin, input_of, line, names
 from tests.e2e.conftest import StartGateway
@@ -33,7 +33,7 @@ from tests.e2e.replaying import hold
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at often, and nobody's key is in the environment."""
-    monkeypatch.setattr(batch_routes, "POLL_AFTER_MS", 20)
+    monkeypatch.setattr(shown_batches, "POLL_AFTER_MS", 20)
     monkeypatch.setattr(batch_command, "AGAIN_S", 0.02)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 

@@ -18,7 +18,7 @@ import pytest
 from starlette.routing import Route
 
 from gateway.ingress.http.server import HttpServer
-from gateway.ingress.jobs.own_routes import OwnRoute
+from gateway.ingress.jobs.own_routes import ObjectRoute, OwnRoute
 from gateway.ingress.routes import Front, PassThrough
 from gateway.policy.jobs.ids import BATCH, FILE, JOB, new_id
 from tests.e2e.conftest import StartGateway
@@ -215,7 +215,7 @@ def routes_of(server: HttpServer) -> list[str]:
     rest: Any = app if front is None else front._rest
     routes = rest.routes
     for route in routes:
-        assert type(route) in (Route, OwnRoute, PassThrough), (
+        assert type(route) in (Route, ObjectRoute, OwnRoute, PassThrough), (
             f"{route}: the test does not know how to ask for this kind of route"
         )
     named = ["|".join(sorted(route.methods)) + " " + route.path for route in routes]

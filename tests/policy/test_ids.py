@@ -52,6 +52,14 @@ def test_the_files_of_a_batch_have_the_same_ids_always() -> None:
     assert all(is_ours(FILE, id) for id in ids)
 
 
+def test_the_ids_of_a_batchs_files_are_those_that_earlier_versions_gave_them() -> None:
+    """A batch that was begun before an update ends after it."""
+    batch = "batch_gwnqiv8iOlFFDhJJRoEV6sdR"
+
+    assert derived_file_id(batch, "output") == "file-gwjWAVTtLcP71JccIooYinja"
+    assert derived_file_id(batch, "errors") == "file-gwnu577XrO7hbR8oM6xz14wY"
+
+
 @given(st.binary(min_size=16, max_size=16))
 def test_a_batch_is_known_by_the_ids_of_its_files(draw: bytes) -> None:
     """Before there are any; other ids lead to batches that nobody has, and none to itself."""

@@ -16,14 +16,13 @@ from gateway.ingress.bodies import read_object
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.merged_lists import MergedLists, OwnPage
 from gateway.ingress.jobs.own_routes import caller_of, limit_of, own_routes, tenant_of
-from gateway.ingress.routes import ENDPOINTS, json_response
+from gateway.ingress.jobs.shown_batches import ShownBatches
+from gateway.ingress.routes import ENDPOINTS
 from gateway.jobs.batch_service import BatchOwner, BatchService
 from gateway.jobs.webhooks.requested import refuse_request_url
-from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import batch_object
 from gateway.policy.batches.request import read_batch_request
-from gateway.policy.jobs.ids import BATCH, derived_file_id
-from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.ids import BATCH
 from gateway.policy.jobs.job_request import read_webhook_header
 from gateway.policy.snapshot import Policies
 from gateway.words import LANES, Lane
@@ -31,8 +30,6 @@ from gateway.words import LANES, Lane
 EXAMPLE = '{"input_file_id": "file-…", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
 MOST_BODY_BYTES = 65_536
 USUALLY_LISTED, MOST_LISTED = 20, 100
-POLL_AFTER_MS = 5000
-"""Told to those who poll a batch that is not at its end."""
 _HIGHEST: Lane = "batch"
 """The lines of a batch wait for nobody who waits for them."""
 
@@ -51,6 +48,7 @@ class BatchRoutes:
         self._batches = batches
         self._readers = readers
         self._lists = lists
+        self._shown = ShownBatches()
         self._endpoints = [one.path for one in ENDPOINTS if one.request == "json" and one.answer == "json"]
 
     def routes(self) -> list[BaseRoute]:
@@ -81,7 +79,7 @@ class BatchRoutes:
             webhook=webhook,
         )
         body = await read_object(request, self._policies.current.server, MOST_BODY_BYTES, EXAMPLE)
-        return self._shown(await self._batches.create(owner, read_batch_request(body, self._endpoints)))
+        return self._shown.response(await self._batches.create(owner, read_batch_request(body, self._endpoints)))
 
     async def list_batches(self, request: Request) -> Response:
         """Lists the tenant's batches, newest first, and behind them those it has at the provider of `passthrough`."""
@@ -97,12 +95,12 @@ class BatchRoutes:
     async def show(self, request: Request) -> Response:
         """Shows a batch, at most a second old."""
         tenant = tenant_of(self._policies, request)
-        return self._shown(await self._batches.find(request.path_params["id"], tenant))
+        return self._shown.response(await self._batches.find(request.path_params["id"], tenant))
 
     async def cancel(self, request: Request) -> Response:
         """Asks a batch to stop."""
         tenant = tenant_of(self._policies, request)
-        return self._shown(await self._batches.cancel(request.path_params["id"], tenant))
+        return self._shown.response(await self._batches.cancel(request.path_params["id"], tenant))
 
     async def events(self, request: Request) -> Response:
         """Streams the batch whenever it changes, as server-sent events with its revision as their id, until its end."""
@@ -111,16 +109,3 @@ class BatchRoutes:
         await self._batches.find(batch_id, tenant)  # what is not there is said before the stream begins
         changes = partial(self._batches.changes, batch_id, tenant)
         return self._readers.follow(request, tenant, "batch", changes, batch_object)
-
-    def _shown(self, job: Job) -> Response:
-        response = json_response(batch_object(job))
-        if not job.state.is_end:
-            response.raw_headers += [
-                (b"openai-poll-after-ms", b"%d" % POLL_AFTER_MS),
-                (b"x-gateway-output-file-id", derived_file_id(job.id, "output").encode()),
-                (b"x-gateway-error-file-id", derived_file_id(job.id, "errors").encode()),
-            ]
-            paused = "operator" if job.is_paused else job.marks.get(marks.BRAKED_BY, "")
-            if paused:
-                response.raw_headers.append((b"x-gateway-paused", paused.encode()))
-        return response

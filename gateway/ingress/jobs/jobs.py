@@ -8,14 +8,15 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from gateway.clock import Clock
 from gateway.ingress import parse
 from gateway.ingress.bodies import read_bytes
+from gateway.ingress.http.response import WholeResponse
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.job_body import Parts, split_job, split_large_job
-from gateway.ingress.jobs.own_routes import caller_of, limit_of, states_of, tenant_of
+from gateway.ingress.jobs.own_routes import ObjectRoute, caller_of, limit_of, states_of, tenant_of
 from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import json_response
@@ -31,6 +32,7 @@ from gateway.words import Lane
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
 _PROBE_ID = "job"
+_LOOK_AGAIN = b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)
 
 
 class JobRoutes:
@@ -57,7 +59,9 @@ class JobRoutes:
             ("/jobs/{id}/result", self.result, "GET"),
             ("/jobs/{id}/events", self.events, "GET"),
         )
-        return [Route(prefix + path, act, methods=[method]) for prefix in ("/v1", "") for path, act, method in table]
+        return [
+            ObjectRoute(prefix + path, act, methods=[method]) for prefix in ("/v1", "") for path, act, method in table
+        ]
 
     async def create(self, request: Request) -> Response:
         """Takes a job: 202, or 200 for one that is there already."""
@@ -102,7 +106,7 @@ class JobRoutes:
         job = await self._jobs.find(request.path_params["id"], self._tenant(request))
         response = json_response(show_job(job))
         if not job.state.is_end:
-            response.headers["openai-poll-after-ms"] = f"{POLL_AFTER_S * 1000:.0f}"
+            response.raw_headers.append(_LOOK_AGAIN)
         return response
 
     async def cancel(self, request: Request) -> Response:
@@ -139,10 +143,7 @@ class JobRoutes:
 
 def _to_be_polled(job: Job, status: int) -> Response:
     """The job, with where it is and when to look again."""
-    body = orjson.dumps(show_job(job))
-    response = Response(body, status)
-    response.raw_headers[:] = [*accepted_headers(job), (b"content-length", b"%d" % len(body))]
-    return response
+    return WholeResponse(orjson.dumps(show_job(job)), status, accepted_headers(job))
 
 
 def _lane(key: Key, index: dict[bytes, bytes], asked: Any) -> Lane:

@@ -19,7 +19,20 @@ from gateway.policy.snapshot import Key, Policies
 Serve = Callable[[Request], Awaitable[Response]]
 
 
-class OwnRoute(Route):
+class ObjectRoute(Route):
+    """A path of objects: other paths are passed over without a look at their parts, as routes are tried one by one."""
+
+    def __init__(self, path: str, serve: Serve, methods: list[str]) -> None:
+        super().__init__(path, serve, methods=methods)
+        self._begins = path.partition("{")[0]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if not scope["path"].startswith(self._begins):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+class OwnRoute(ObjectRoute):
     """The path of objects. With a `passthrough` it takes only ids that look like ours, and pages of lists behind those."""
 
     def __init__(self, policies: Policies, mark: Mark, path: str, serve: Serve, method: str) -> None:

@@ -26,8 +26,14 @@ Role = Literal["output", "errors"]
 
 DRAW_BYTES = 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BODY, _CHECK = 19, 3
 _ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
+_STEPS: Final = {
+    role: int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
+    for role in get_args(Role)
+}
+"""How far the id of a batch's own file lies behind the batch's."""
 
 
 def new_id(mark: Mark, draw: bytes) -> str:
@@ -38,14 +44,14 @@ def new_id(mark: Mark, draw: bytes) -> str:
 
 def derived_file_id(batch_id: str, role: Role) -> str:
     """Returns the id of a batch's own file, always the same. Raises ValueError for what is no batch's id."""
-    return _moved(BATCH, batch_id, FILE, _step_of(role))
+    return _moved(BATCH, batch_id, FILE, _STEPS[role])
 
 
 def batches_of_file(file_id: str) -> Sequence[tuple[str, Role]]:
     """Returns the batches that could have a file with this id, and what it would be to each; there is one of them at most."""
     if not is_ours(FILE, file_id):
         return []
-    return [(_moved(FILE, file_id, BATCH, -_step_of(role)), role) for role in get_args(Role)]
+    return [(_moved(FILE, file_id, BATCH, -_STEPS[role]), role) for role in get_args(Role)]
 
 
 def derived_event_ids(job_id: str, endpoint: str) -> tuple[str, str]:
@@ -85,16 +91,14 @@ def line_id(batch_id: str, line: int) -> str:
     return f"batch_req_{batch_id.removeprefix(BATCH)}{line:06d}"
 
 
-def _step_of(role: Role) -> int:
-    return int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
-
-
 def _moved(mark: Mark, id: str, to: Mark, step: int) -> str:
     """Returns the id of the other kind that lies so far behind this one."""
     parts = _ID.fullmatch(id)
     if parts is None or parts[1] != mark:
         raise ValueError(f"{id!r} does not begin with {mark}")
-    number = sum(_DIGITS.index(digit) * 62**place for place, digit in enumerate(parts[2]))
+    number = 0
+    for digit in reversed(parts[2]):
+        number = 62 * number + _VALUES[digit]
     body = _base62((number + step) % 62**_BODY, _BODY)
     return f"{to}{body}{_check_of(to, body)}"
 
