@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gateway.emulator.server import EmulatorServer
 from tests.e2e.batch_kills import sdk_of
 from tests.e2e.batches import asked_of, becomes, begin, check_end, line, names
 from tests.e2e.batches import end_of as end_of_batch
-from tests.e2e.durable import ASYNC, WEB, ask, end_of, look, new_job, result_of, take
+from tests.e2e.durable import ASYNC, WEB, ask, end_of, look, new_job, policies, result_of, take
 from tests.e2e.harness import KEYS, chat, config_of, get, post
 from tests.e2e.lives import life, work
 from tests.store.redis_servers import RedisServer, redis_server
@@ -42,12 +43,14 @@ async def provider(server: RedisServer) -> AsyncIterator[EmulatorServer]:
     await provider.stop()
 
 
-def written(folder: Path, name: str, provider: EmulatorServer, server: RedisServer, **jobs: Any) -> Path:
+def written(
+    folder: Path, name: str, provider: EmulatorServer, server: RedisServer, sections: Any = None, **jobs: Any
+) -> Path:
     """A gateway's config, in a folder of its own."""
     place = folder / name
     place.mkdir()
     state = {"redis": server.url, "timeout": "1s"}
-    said = config_of(provider.base_url, keys=KEYS, state=state, jobs=jobs)
+    said = config_of(provider.base_url, **{"keys": KEYS, "state": state, "jobs": jobs, **(sections or {})})
     (place / "config.yaml").write_text(yaml.safe_dump(dict(said)))
     return place / "config.yaml"
 
@@ -93,6 +96,36 @@ async def test_two_gateways_work_on_one_batch(
             await check_end(at_second, done, custom_ids)
         assert set(asked_of(provider.emulator.recorder).values()) == {1}
         assert "Traceback" not in first.said + second.said
+
+
+async def test_two_gateways_have_one_batch_done_by_its_provider(
+    tmp_path: Path, provider: EmulatorServer, server: RedisServer
+) -> None:
+    """In parts, one of them told to stop on the way: each part is one batch there, each line paid for once, within a budget
+    that the two know of together.
+    """
+    custom_ids, tokens = names(40), {"max_tokens": 10}
+    native = {"batches": {"run": "native", "native": {"min_lines": 10, "part_lines": 10}}}
+    keys = [{**KEYS[0], "budget_usd_per_day": 1.0}, *KEYS[1:]]
+    price = {"input_usd_per_million": 1.0, "output_usd_per_million": 1000.0}
+    target = {"provider": "main", "model": "gpt-4o-mini", "price": price}
+    rules = policies(tmp_path, jobs=native)
+    sections = {"models": {"gpt-4o-mini": {"targets": [target]}}, "keys": keys, "policies": rules}
+    provider.emulator.config = replace(provider.emulator.config, batch_s=0)
+    one, other = (written(tmp_path, name, provider, server, sections) for name in ("one", "other"))
+    async with life(one) as first, life(other) as second:
+        async with sdk_of(first) as at_first, sdk_of(second) as at_second:
+            batch = await begin(at_first, (line(name, "gpt-4o-mini", **tokens) for name in custom_ids))
+            await becomes(at_second, batch.id, lambda seen: bool(seen.request_counts and seen.request_counts.completed))
+            first.tell(signal.SIGTERM)
+            assert await first.ends() == 0
+            done = await end_of_batch(at_second, batch.id)
+            assert done.status == "completed"
+            await check_end(at_second, done, custom_ids)
+        assert "Traceback" not in first.said + second.said
+    books = provider.emulator.batches
+    assert (len(books.batches), books.files, provider.emulator.stats.endpoints["chat/completions"]) == (4, {}, 0)
+    assert len(books.served) == sum(books.served.values()) == 40
 
 
 async def test_jobs_are_refused_by_a_redis_that_may_lose_them(
