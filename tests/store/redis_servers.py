@@ -168,7 +168,7 @@ class RedisCluster:
         for number, node in enumerate(self.nodes):
             with node.client() as client:
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+                client.execute_command("CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
         for node in others:
             with node.client() as client:
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port)

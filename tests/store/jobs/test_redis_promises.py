@@ -337,3 +337,27 @@ async def test_idle_replicas_ask_once_a_second(a_redis: RedisServer, wall: Wall)
         name: one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping")
     }
     assert sent == {"cmdstat_evalsha": 5}
+
+
+async def test_where_nothing_is_to_be_done_a_look_is_left_out_now_and_then(a_redis: RedisServer, wall: Wall) -> None:
+    """So that all that an idle gateway asks is within one operation a second; what came from here is claimed at once."""
+    asks = [ClaimAsk("fast", 10)]
+    async with opened(a_redis.url, wall) as jobs:
+        claims: Any = jobs.store._claims  # type: ignore[attr-defined]  # it is a Redis store
+
+        async def claim_a_second_later() -> int:
+            claims._looked_at = [at - 1.0 for at in claims._looked_at]
+            return len(await jobs.store.claim(asks))
+
+        await claim_a_second_later()
+        a_redis.do("CONFIG", "RESETSTAT")
+        for _ in range(30):
+            await claim_a_second_later()
+        with a_redis.client() as client:
+            stats: dict[str, Any] = client.info("commandstats")
+        assert stats["cmdstat_evalsha"]["calls"] == 25
+        for _ in range(16):
+            await claim_a_second_later()
+            await jobs.call()
+            (work,) = await jobs.store.claim(asks)
+            await jobs.finish(work)

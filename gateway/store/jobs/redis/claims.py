@@ -36,6 +36,8 @@ MOST_LOOKS = 20
 """Scripts of one tick, at most, while there is more to do."""
 LOOK_S, SILENT_S = 0.9, 1.6
 """Seconds after which a claim looks at what time has done; seconds without that, after which a tick does."""
+RESTS = 6
+"""Of so many looks where nothing is to be done one is left out, so that what else is asked now and then has its room."""
 
 Depths = Mapping[tuple[str, Lane, str], JobDepth]
 
@@ -54,6 +56,7 @@ class RedisClaims:
         self._is_hasty = is_hasty
         self._looked_at = [-inf] * partitions.number
         self._depths: list[Depths] = [{}] * partitions.number
+        self._is_empty = [False] * partitions.number
         self._open = [0] * partitions.number
         self._first = 0
         self._merged: Depths | None = {}
@@ -81,8 +84,11 @@ class RedisClaims:
         away = 0
         self._first += 1
         for place in range(self._partitions.number):
+            partition = (self._first + place) % self._partitions.number
+            if self._rests(partition):
+                continue
             try:
-                await self._claim_from((self._first + place) % self._partitions.number, rooms, works)
+                await self._claim_from(partition, rooms, works)
             except JobsUnavailable:  # those on other servers are not held up, and what was given is not lost
                 away += 1
                 if away == self._partitions.number and not works:
@@ -100,6 +106,20 @@ class RedisClaims:
                 rooms.subtract(given)
             if all(given[ask.segment] < ask.most for ask in asked):
                 break
+
+    def _rests(self, partition: int) -> bool:
+        """Tells whether a look can be left out: there was nothing a moment ago, and nothing came from here since."""
+        now_s = time.monotonic()
+        rests = (
+            (self._first + partition) % RESTS == 0
+            and self._is_empty[partition]
+            and partition not in self._partitions.readied
+            and self._looked_at[partition] + SILENT_S > now_s
+        )
+        if rests and not self._is_hasty:
+            self._looked_at[partition], self._is_empty[partition] = now_s, False  # the next is not left out
+            return True
+        return False
 
     def is_silent(self) -> bool:
         """Tells whether nobody has looked for a while."""
@@ -133,6 +153,7 @@ class RedisClaims:
         is_look = self._is_hasty or not asks or self._looked_at[partition] + LOOK_S < now_s
         if is_look:
             self._looked_at[partition] = now_s
+        self._partitions.readied.discard(partition)
         rooms = [part for ask in asks for part in (quote(ask.segment, safe=""), ask.most)]
         arguments = (self._replica, self._lease_ms, int(is_look), PROMOTED, " ".join(LANES), len(asks), *rooms)
         reply = await self._partitions.run(CLAIM, partition, *arguments)
@@ -141,6 +162,7 @@ class RedisClaims:
             works += [self._work(partition, row) for row in given]
         self._see(partition, depths, oldest if is_look else None, first)
         self._open[partition] = int(opened)
+        self._is_empty[partition] = not (depths or given or due) if is_look else False
         if due:
             await self._attend(partition, [job_id.decode() for job_id in due])
         return len(due) == PROMOTED or promoted == PROMOTED

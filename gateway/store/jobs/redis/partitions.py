@@ -58,6 +58,8 @@ class JobPartitions:
         self.is_closed = False
         self.is_well = True
         self.patience_s = PATIENCE_S
+        self.readied: set[int] = set()
+        """Where this process has made work ready since it last looked there."""
 
     def of_tenant(self, tenant: str) -> int:
         """Returns the partition that has a tenant's jobs and files."""
@@ -94,6 +96,7 @@ class JobPartitions:
         reply = await self.heard(self.link.run(script, keys, (now, partition, *args)))
         self._ahead_s = float(reply[0]) - time.monotonic()
         if reply[1]:
+            self.readied.add(partition)
             self._ready()
         return reply  # type: ignore[no-any-return]  # an array, as all scripts say
 
