@@ -35,6 +35,7 @@ from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.worker import JobWorker
+from gateway.policy.batches.marks import MODELS
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
 from gateway.policy.snapshot import Policies
@@ -111,9 +112,10 @@ class JobWork:
         return {} if self._parts is None else self._parts.phases()
 
     def rules_of(self, job: Job) -> JobRules:
-        """Returns the rules in force for a job: those that its model picks."""
+        """Returns the rules in force for a job: those that its model picks; of a batch, the one that all its lines name."""
         policy = self._policies.current
-        model = policy.find_model(job.model) if job.model else None
+        models = [job.model] if job.model else job.marks.get(MODELS, ())
+        model = policy.find_model(models[0]) if len(models) == 1 else None
         return policy.jobs.default if model is None else model.jobs
 
     def _default_rules(self) -> JobRules:

@@ -313,7 +313,7 @@ NOT_MORE = "must be more than that of the segment before, which has these jobs"
 def test_half_price_is_read_and_who_gets_nothing_is_told(tmp_path: Path) -> None:
     """Such as a provider that there is not."""
     native = "{min_lines: 9, part_lines: 8, take_back_after: 12.5%, price_factor: 0.4, split: {openai: 2, opnai: 1}}"
-    text = f"default: {{batches: {{run: native, native: {native}}}}}\n"
+    text = f"default: &set {{batches: {{run: native, native: {native}}}}}\nother: *set\n"
     snapshot = load_text(tmp_path, with_policies(tmp_path, jobs=text))
 
     assert snapshot.jobs.default.batches.native == NativeRules(9, 8, 0.125, 0.4, {"openai": 2, "opnai": 1})

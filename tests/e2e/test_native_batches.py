@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.emulator.config import EmulatorConfig
 from tests.e2e.batches import begin, check_end, end_of, line, names
@@ -77,3 +78,27 @@ async def test_what_a_provider_does_not_take_runs_here(start: StartGateway, tmp_
     provider = gateway.emulator.emulator
     assert (done.status, provider.batches.files, provider.batches.batches) == ("completed", {}, {})
     assert provider.stats.endpoints["chat/completions"] == 12
+
+
+async def test_a_batch_follows_the_set_of_its_only_model(start: StartGateway, tmp_path: Path) -> None:
+    """One whose lines name several models goes by `default`, since no set is more its own than another."""
+    place = policies(tmp_path, jobs={})
+    (tmp_path / "policies" / "jobs.yaml").write_text(yaml.safe_dump({"half": NATIVE}))
+
+    def config(url: str) -> Any:
+        sections = at("openai", base_url=url)
+        halved = {**sections["models"]["renamed"], "jobs": "half"}
+        return with_jobs(tmp_path, policies=place, **{**sections, "models": {**sections["models"], "halved": halved}})(
+            url
+        )
+
+    gateway = await start(config, emulator=EmulatorConfig(batch_s=0, api_key=PROVIDER_KEY))
+    provider, custom_ids, calls = gateway.emulator.emulator, names(20), []
+    async with gateway.sdk() as sdk:
+        for others in ("halved", "renamed"):
+            lines = [line(name, "halved" if number % 2 else others) for number, name in enumerate(custom_ids)]
+            done = await end_of(sdk, (await begin(sdk, lines)).id)
+            await check_end(sdk, done, custom_ids)
+            calls.append((len(provider.batches.served), provider.stats.endpoints["chat/completions"]))
+
+    assert calls == [(20, 0), (20, 20)]

@@ -17,7 +17,7 @@ from gateway.config.sections.redis_url import SCHEMES
 from gateway.config.sections.sections import beside
 from gateway.config.sections.state import redis_at
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.rules import IN_REDIS, Accept, BatchRules, JobRules, JobSettings
+from gateway.policy.jobs.rules import IN_REDIS, Accept, JobRules, JobSettings
 from gateway.policy.native.choice import may_take
 from gateway.policy.snapshot import Provider
 
@@ -152,9 +152,9 @@ def job_notices(settings: JobSettings, sets: Mapping[str, JobRules], providers: 
             "jobs: the bytes of files, and the answers of batches, are in the memory of the Redis, 512 MiB of them at most; "
             "name a folder that all gateways share: `jobs: {files: file:///FOLDER}`"
         )
-    rules = sets["default"].batches if settings.is_on and "default" in sets else BatchRules()
+    splits = {name: None for one in sets.values() if one.batches.goes_native for name in one.batches.native.split}
     keys = {one.group or one.name: may_take(one) for one in providers.values()}
-    stray = [name for name in rules.native.split if rules.goes_native and not keys.get(name)]
+    stray = [name for name in splits if settings.is_on and not keys.get(name)]
     return notices + [
         f"no lines of batches go to {name}, which native.split names: "
         + ("it has no api_key" if name in keys else f"it is no provider{did_you_mean(name, keys)}")

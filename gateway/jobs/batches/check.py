@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gateway.clock import Clock
 from gateway.job_ports import Blobs, BlobWriter, JobStore
@@ -92,7 +93,8 @@ class BatchChecks:
 
     async def _begin(self, running: RunningWork, checked: InputCheck) -> None:
         store, work, now = self._store, running.work, self._clock.wall()
-        rules = self._rules_of(work.job).batches
+        known = replace(work.job, marks={**work.job.marks, marks.MODELS: checked.models})
+        rules = self._rules_of(known).batches
         parts = plan_parts(self._policies.current, work.job, checked.models, checked.total, rules)
         plan = parts or plan_chunks(checked.total, rules)
         found = {
