@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.cli.client import AdminClient
 from gateway.cli.exits import UNUSABLE, fail
 from gateway.cli.operate import ask_admin
-from gateway.cli.showing import lay_out, safe
+from gateway.cli.showing import lay_out, moment, safe
 
 GROUPS = ("group", "kind", "class", "model", "letters", "oldest", "message")
 LETTERS = ("id", "state", "attempts", "dead at", "tenant", "last error")
+FACTS = ("id", "kind", "state", "class", "job", "line", "tenant", "model", "attempts", "cost_usd", "replays", "group")
 MODELS = ("model", "letters", "tokens in", "usd", "limit/s")
 FILTER = ("id", "group", "kind", "error_class", "model", "tenant")
 
@@ -69,7 +69,7 @@ def _chosen(options: argparse.Namespace) -> dict[str, Any]:
 def _groups(told: Mapping[str, Any]) -> str:
     rows = [
         (
-            *tuple(safe(row[name] or "-") for name in ("group", "kind", "class", "model", "letters")),
+            *(safe(row[name] or "-") for name in ("group", "kind", "class", "model", "letters")),
             _age(row["oldest_seconds"]),
             safe(row["message"]),
         )
@@ -81,7 +81,7 @@ def _groups(told: Mapping[str, Any]) -> str:
 def _letters(told: Mapping[str, Any]) -> str:
     rows = [
         (
-            *(safe(row["id"]), safe(row["state"]), safe(row["attempts"]), _time(row["dead_at"])),
+            *(safe(row["id"]), safe(row["state"]), safe(row["attempts"]), moment(row["dead_at"])),
             *(safe(row["tenant"] or "-"), safe(row["last_error"]["message"])),
         )
         for row in told["data"]
@@ -93,25 +93,11 @@ def _letters(told: Mapping[str, Any]) -> str:
 def _letter(told: Mapping[str, Any]) -> str:
     if told["object"] == "replay":
         return _replayed(told)
-    names = (
-        "id",
-        "kind",
-        "state",
-        "class",
-        "job",
-        "line",
-        "tenant",
-        "model",
-        "attempts",
-        "cost_usd",
-        "replays",
-        "group",
-    )
-    lines = [f"{name:10} {safe(told[name])}" for name in names if told[name] is not None]
-    lines += [f"{'dead at':10} {_time(told['dead_at'])}"]
+    lines = [f"{name:10} {safe(told[name])}" for name in FACTS if told[name] is not None]
+    lines += [f"{'dead at':10} {moment(told['dead_at'])}"]
     for error in told["trail"]:
         where = " ".join(safe(error[name]) for name in ("target", "phase") if error[name])
-        lines.append(f"  {_time(error['at'])}  {safe(error['class'])}  {where}  {safe(error['message'])}")
+        lines.append(f"  {moment(error['at'])}  {safe(error['class'])}  {where}  {safe(error['message'])}")
     if "payload" in told:
         lines.append(safe(told["payload"]) if told["payload"] is not None else "the request is gone")
     return "\n".join(lines)
@@ -160,7 +146,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds:.0f}s"
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,6 +6,7 @@ Whatever a client or a provider has named is shown so that no terminal takes it 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 By = Literal["layer", "model", "key"]
@@ -174,6 +175,11 @@ def story(answer: Mapping[str, Any]) -> str:
     return lay_out([(label, safe(fact)) for label, fact in facts if fact is not None])
 
 
+def moment(seconds: float) -> str:
+    """Writes a time of the wall clock."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
 def size(count: float) -> str:
     """Writes a number of bytes in a unit that keeps it short."""
     unit = 0
@@ -209,10 +215,11 @@ def _money(row: Mapping[str, Any]) -> str:
     unpriced = f"{row['unpriced']:,} not priced" if row["unpriced"] else ""
     if unpriced and not row["usd"]:
         return unpriced
-    return f"{_usd(row['usd'])} + {unpriced}" if unpriced else _usd(row["usd"])
+    return f"{usd(row['usd'])} + {unpriced}" if unpriced else usd(row["usd"])
 
 
-def _usd(amount: float) -> str:
+def usd(amount: float) -> str:
+    """Writes an amount in dollars, short."""
     return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.3g}"
 
 
@@ -235,7 +242,7 @@ def _source(answer: Mapping[str, Any]) -> str | None:
 def _saved(saved: Mapping[str, Any] | None) -> str | None:
     if saved is None:
         return None
-    price = "at a price not known" if saved["usd"] is None else _usd(saved["usd"])
+    price = "at a price not known" if saved["usd"] is None else usd(saved["usd"])
     return f"{saved['input_tokens']:,} input and {saved['output_tokens']:,} output tokens, {price}"
 
 

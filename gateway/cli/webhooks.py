@@ -7,14 +7,13 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from gateway.cli.client import AdminClient
 from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
 from gateway.cli.operate import ask_admin
-from gateway.cli.showing import lay_out, safe
+from gateway.cli.showing import lay_out, moment, safe
 
 SECRET_BYTES = 32
 HEADINGS = ("webhook", "state", "under way", "waiting", "later", "last", "where")
@@ -90,7 +89,7 @@ def _table(answer: Mapping[str, Any]) -> str:
 def _row(name: str, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     rests = f" ({row['rests_s']:g} s)" if row.get("rests_s") else ""
     waiting, last = row["waiting"], row["last"]
-    latest = f"{last[0]['result']}, {datetime.fromtimestamp(last[0]['at'], UTC):%Y-%m-%d %H:%M:%S}Z" if last else "-"
+    latest = f"{last[0]['result']}, {moment(last[0]['at'])}" if last else "-"
     return (
         safe(name),
         safe(row["state"]) + rests,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from gateway.cli.showing import lay_out, safe
+from gateway.cli.showing import lay_out, moment, safe, usd
 
 JOB_HEADINGS = ("id", "kind", "status", "model", "done", "created", "cost")
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
@@ -40,7 +39,7 @@ def job_facts(job: Mapping[str, Any]) -> str:
         ("finished", _at(job["finished_at"])),
         ("deadline", _at(job["deadline"])),
         ("tokens", f"{usage['input_tokens']:,} input, {usage['output_tokens']:,} output"),
-        ("cost", _cost(job)),
+        ("cost", usd(job["cost_usd"])),
         *_places(job),
     ]
     return lay_out([(label, safe(fact)) for label, fact in facts if fact is not None])
@@ -94,7 +93,7 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
         safe(job["model"] or "-"),
         _done(job) if job["progress"]["total"] else "-",
         _at(job["created_at"]) or "-",
-        _cost(job),
+        usd(job["cost_usd"]),
     )
 
 
@@ -117,10 +116,5 @@ def _places(job: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     return [(label, f"/v1/files/{file_id}/content" if file_id else None) for label, file_id in files]
 
 
-def _cost(job: Mapping[str, Any]) -> str:
-    amount = job["cost_usd"]
-    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.3g}"
-
-
 def _at(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
+    return None if seconds is None else moment(seconds)
