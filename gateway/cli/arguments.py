@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gateway.cli.dead_letter_arguments import add_dead_letters
 from gateway.cli.jobs.arguments import Actions, add_batch, add_jobs, add_webhooks
+from gateway.cli.jobs.dead_letter_arguments import add_dead_letters
+from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.config.policies.admission import KINDS
 from gateway.ingress.admin.operations import ACTIONS
 from gateway.settings import MOST_WORKERS
@@ -30,7 +31,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     _add_config(command)
     _add_listen(command, "server.host", "server.port")
-    command.add_argument("--workers", type=_workers, help="so many processes; they need state: redis://… (default: 1)")
+    command.add_argument(
+        "--workers", type=between(1, MOST_WORKERS), help="so many processes; they need state: redis://… (default: 1)"
+    )
     _add_log(command)
     command.set_defaults(command="serve:run_gateway")
 
@@ -47,7 +50,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     command = commands.add_parser("check", help="check a config: prints every problem at once")
     _add_config(command)
-    command.add_argument("--workers", type=_workers, help="whether so many processes can serve it")
+    command.add_argument("--workers", type=between(1, MOST_WORKERS), help="whether so many processes can serve it")
     command.add_argument("--show", action="store_true", help="print what the config compiles to, without its secrets")
     command.set_defaults(command="check:check")
 
@@ -139,6 +142,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 MOST_KILLS = 20
 """Of the demo's gateway."""
+_COUNT = between(1, 5000)
 EMULATOR_FLAGS = {
     "--ttft": "time to the first token, seconds",
     "--tokens-per-second": "pace of the output",
@@ -162,28 +166,28 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     from gateway.demo.storm import Storm  # as said above
 
     storm, outage, batch = Storm(), Outage(), BatchDemo()
-    command.add_argument("--calls", type=_count, default=storm.calls, help="made at once (default: %(default)s)")
+    command.add_argument("--calls", type=_COUNT, default=storm.calls, help="made at once (default: %(default)s)")
     command.add_argument(
-        "--rpm", type=_count, help=f"the provider's limit (default: {storm.rpm}; of a batch {batch.rpm})"
+        "--rpm", type=_COUNT, help=f"the provider's limit (default: {storm.rpm}; of a batch {batch.rpm})"
     )
     command.add_argument(
-        "--burst", type=_count, help=f"how many of it at once (default: {storm.burst}; of a batch {batch.burst})"
+        "--burst", type=_COUNT, help=f"how many of it at once (default: {storm.burst}; of a batch {batch.burst})"
     )
     which = command.add_mutually_exclusive_group()
     which.add_argument("--outage", action="store_true", help="show an outage; --calls, --rpm and --burst do not apply")
     command.add_argument(
-        "--seconds", type=_count, default=round(outage.seconds), help="of an outage (default: %(default)s)"
+        "--seconds", type=_COUNT, default=round(outage.seconds), help="of an outage (default: %(default)s)"
     )
     command.add_argument(
         "--rate",
-        type=_count,
+        type=_COUNT,
         default=round(outage.rate_per_s),
         help="calls a second, of an outage (default: %(default)s)",
     )
     which.add_argument("--batch", action="store_true", help="show a batch whose gateway is killed with -9 on the way")
-    command.add_argument("--lines", type=_count, default=batch.lines, help="of a batch (default: %(default)s)")
+    command.add_argument("--lines", type=_COUNT, default=batch.lines, help="of a batch (default: %(default)s)")
     command.add_argument(
-        "--kills", type=_kills, default=batch.kills, help="of a batch's gateway (default: %(default)s)"
+        "--kills", type=between(0, MOST_KILLS), default=batch.kills, help="of a batch's gateway (default: %(default)s)"
     )
     command.add_argument(
         "--seed", type=int, default=batch.seed, help="of a batch's kills and faults (default: %(default)s)"
@@ -200,7 +204,7 @@ def _add_emulator(command: argparse.ArgumentParser) -> None:
 
     command.epilog = "faults:\n" + "\n".join(f"  {name:<18}{text}" for name, text in FAULTS.items())
     command.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
-    command.add_argument("--port", type=_port, default=9000, help="default: %(default)s; 0 takes a free one")
+    command.add_argument("--port", type=port_number, default=9000, help="default: %(default)s; 0 takes a free one")
     command.add_argument("--demo", action="store_true", help="the pace of a hosted model (0.3 s, then 60 tokens/s)")
     for flag, text in EMULATOR_FLAGS.items():
         command.add_argument(flag, help=text)
@@ -298,7 +302,7 @@ def _add_objects(command: argparse.ArgumentParser) -> None:
 def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") -> None:
     """Adds what every command needs that asks a running gateway."""
     flags = dict.fromkeys((key_flag, "--admin-key"))
-    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
+    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
     command.add_argument(*flags, dest="admin_key", help="the admin key (default: $GATEWAY_ADMIN_KEY)")
     command.add_argument("--json", action="store_true", help="print the answer as it came")
     command.set_defaults(key_flag=key_flag)
@@ -306,7 +310,7 @@ def _add_admin(command: argparse.ArgumentParser, key_flag: str = "--admin-key") 
 
 def _add_listen(command: argparse.ArgumentParser, host: str, port: str) -> None:
     command.add_argument("--host", help=f"listen here instead of {host}")
-    command.add_argument("--port", type=_port, help=f"listen here instead of {port}; 0 takes a free one")
+    command.add_argument("--port", type=port_number, help=f"listen here instead of {port}; 0 takes a free one")
 
 
 def _add_log(command: argparse.ArgumentParser) -> None:
@@ -318,31 +322,3 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-c", "--config", type=Path, help="the config file (default: $GATEWAY_CONFIG, else config.yaml in this folder)"
     )
-
-
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{number} is not a port: 0 to 65535")
-    return number
-
-
-def _workers(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{number} is not between 1 and {MOST_WORKERS}")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 5000:
-        raise argparse.ArgumentTypeError(f"{number} is not between 1 and 5000")
-    return number
-
-
-def _kills(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= MOST_KILLS:
-        raise argparse.ArgumentTypeError(f"{number} is not between 0 and {MOST_KILLS}")
-    return number

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from gateway.cli.values import DEFAULT_URL
+
 TIMEOUT_S = 10.0
 BACKUP_TIMEOUT_S = 600.0
 """The gateway answers when the copy is made, which takes a large file's time."""
@@ -55,7 +57,7 @@ class GatewayAddress:
         except ValueError:
             host, port = "", None
         if not host or parts.scheme not in ("http", "https"):
-            raise AdminRefused(f"{url!r} is no address; write it as http://127.0.0.1:8080", is_misuse=True)
+            raise AdminRefused(f"{url!r} is no address; write it as {DEFAULT_URL}", is_misuse=True)
         return cls(url, host, port, parts.scheme == "https", parts.path.rstrip("/").removesuffix("/v1"))
 
     @contextmanager

@@ -1,15 +1,14 @@
-"""The arguments of `gateway jobs` and `gateway batch`."""
+"""The arguments of `gateway jobs`, `gateway batch` and `gateway webhooks`."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.cli.values import DEFAULT_URL, between, seconds
+
 MOST_LISTED = 100
-
-
 Actions = argparse._SubParsersAction  # the type that add_subparsers returns has no public name
 
 
@@ -19,7 +18,9 @@ def add_jobs(command: argparse.ArgumentParser) -> Actions[argparse.ArgumentParse
 
     action = actions.add_parser("ls", help="the key's jobs and batches, newest first")
     action.add_argument("--status", help="only those: queued, running, failed …; several divided by commas")
-    action.add_argument("--limit", type=_limit, default=20, help=f"at most {MOST_LISTED} (default: %(default)s)")
+    action.add_argument(
+        "--limit", type=between(1, MOST_LISTED), default=20, help=f"at most {MOST_LISTED} (default: %(default)s)"
+    )
     action.add_argument("--after", metavar="ID", help="those that come after this one")
     _add_caller(action)
     action.set_defaults(command="jobs.commands:list_jobs")
@@ -97,22 +98,8 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     action.set_defaults(command="webhooks:rotate")
 
 
-def seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,9})(s|m|h|d)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text} is no time such as 90m, 24h or 7d")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
-
-
 def _add_caller(command: argparse.ArgumentParser) -> None:
     """Adds what every command needs that calls a running gateway as its clients do."""
-    command.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway's address (default: %(default)s)")
+    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
     command.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
     command.add_argument("--json", action="store_true", help="print the answer as it came")
-
-
-def _limit(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MOST_LISTED:
-        raise argparse.ArgumentTypeError(f"{number} is not between 1 and {MOST_LISTED}")
-    return number

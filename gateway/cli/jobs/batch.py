@@ -20,6 +20,7 @@ from gateway.cli.jobs import showing
 from gateway.cli.jobs.caller import CallerAnswer, CallerClient, caller_of
 from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.showing import safe
+from gateway.cli.values import DEFAULT_URL
 
 ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
 POLL_S = 5.0
@@ -76,7 +77,7 @@ class FollowedBatch:
         self._progress = progress
         self._cancels = options.cancel_on_interrupt
         self._prints_json = options.json
-        self._where = "" if options.url == "http://127.0.0.1:8080" else f" --url {options.url}"
+        self._where = "" if options.url == DEFAULT_URL else f" --url {options.url}"
 
     def to_its_end(self, output: Path, errors: Path) -> int:
         """Waits for the end, writes the files, and returns the exit code."""
