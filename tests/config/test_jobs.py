@@ -23,7 +23,7 @@ from gateway.policy.jobs.rules import (
     NativeRules,
     SegmentRules,
 )
-from gateway.policy.retry.rules import CostRule
+from gateway.policy.retry.rules import Backoff, CostRule
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 
 MIB = 1024 * 1024
@@ -270,9 +270,7 @@ default:
     assert load_rules(tmp_path, text) == JobRules(
         attempts=7,
         deadline_s=7200,
-        backoff_base_s=1,
-        backoff_factor=3,
-        backoff_max_s=60,
+        backoff=Backoff(base_s=1, factor=3, max_s=60),
         by_cost=(CostRule(1, above_usd=1),),
         segments=(SegmentRules("small", 0.5, 9), SegmentRules("large")),
         keep_jobs_s=86_400,

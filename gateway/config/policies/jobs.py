@@ -41,7 +41,7 @@ from gateway.policy.jobs.rules import (
     RunAs,
     SegmentRules,
 )
-from gateway.policy.retry.rules import CostRule
+from gateway.policy.retry.rules import Backoff, CostRule
 from gateway.policy.webhooks.rules import SEGMENT
 from gateway.provider_errors import ErrorClass
 from gateway.words import LANES
@@ -81,9 +81,9 @@ class JobsSet(Entry):
 
 
 class JobBackoffEntry(Entry):
-    base: PositiveDuration = _BUILT_IN.backoff_base_s
-    factor: Factor = _BUILT_IN.backoff_factor
-    max: PositiveDuration = _BUILT_IN.backoff_max_s
+    base: PositiveDuration = _BUILT_IN.backoff.base_s
+    factor: Factor = _BUILT_IN.backoff.factor
+    max: PositiveDuration = _BUILT_IN.backoff.max_s
     jitter: Literal["full"] = "full"
 
     @model_validator(mode="after")
@@ -159,9 +159,7 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
     return JobRules(
         attempts=entry.attempts,
         deadline_s=entry.deadline,
-        backoff_base_s=backoff.base,
-        backoff_factor=backoff.factor,
-        backoff_max_s=backoff.max,
+        backoff=Backoff(base_s=backoff.base, factor=backoff.factor, max_s=backoff.max),
         by_cost=_by_cost(document, name, entry),
         segments=_segments(document, name, entry),
         keep_jobs_s=keep.jobs,

@@ -21,6 +21,8 @@ from gateway.errors import (
     ShuttingDown,
 )
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.retry import retry
+from gateway.policy.retry.budgets import attempts_by_cost
 
 PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
@@ -88,20 +90,10 @@ def failure_of(status: int, body: bytes) -> str:
 
 
 def backoff_s(rules: JobRules, attempts: int, draw: float) -> float:
-    """Returns how long to wait after so many failed attempts, at least 1; `draw` is uniform from [0, 1): full jitter.
-
-    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
-    """
-    longest_s = min(rules.backoff_max_s, rules.backoff_base_s * rules.backoff_factor ** min(attempts - 1, 32))
-    return longest_s * draw
+    """Returns how long to wait after so many failed attempts, at least 1; `draw` is uniform from [0, 1)."""
+    return retry.backoff_s(rules.backoff, attempts, draw)
 
 
 def attempts_allowed(rules: JobRules, cost_usd: float | None) -> int:
     """Returns how often a job is tried whose attempt costs so much; None: it is not priced."""
-    if cost_usd is not None:
-        for rule in rules.by_cost:
-            if (rule.above_usd is None or cost_usd > rule.above_usd) and (
-                rule.below_usd is None or cost_usd < rule.below_usd
-            ):
-                return rule.attempts
-    return rules.attempts
+    return attempts_by_cost(rules.by_cost, cost_usd, rules.attempts)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.retry.rules import CostRule
+from gateway.policy.retry.rules import Backoff, CostRule
 from gateway.words import Lane
+
+_BACKOFF: Final = Backoff(base_s=30.0, factor=2.0, max_s=900.0)
 
 Accept = Literal["fsync", "replicated", "fast"]
 """What a Redis has to have done before a job counts as taken: written it to its disk, told a replica, or nothing more."""
@@ -156,9 +158,7 @@ class JobRules:
     attempts: int = 5
     deadline_s: float = 86_400.0
     """Of a job that names none, from its `run_at` on."""
-    backoff_base_s: float = 30.0
-    backoff_factor: float = 2.0
-    backoff_max_s: float = 900.0
+    backoff: Backoff = _BACKOFF
     by_cost: Sequence[CostRule] = (CostRule(2, above_usd=0.25), CostRule(10, below_usd=0.0001))
     """The first that fits says how often a job is tried whose attempt costs so much."""
     segments: Sequence[SegmentRules] = (

@@ -46,7 +46,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class CostRule:
-    """The number of attempts for calls whose attempt is estimated to cost more than `above_usd` and less than `below_usd`."""
+    """The number of attempts for calls whose attempt is estimated to cost `above_usd` or more, and less than `below_usd`."""
 
     attempts: int
     above_usd: float | None = None
