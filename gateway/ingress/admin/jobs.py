@@ -21,9 +21,9 @@ from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.errors import JobsOff
-from gateway.policy.jobs.file_object import list_page
 from gateway.policy.jobs.job import JobFlag, JobQuery
 from gateway.policy.jobs.job_object import show_job
+from gateway.policy.jobs.list_page import list_page
 from gateway.policy.snapshot import Policies
 
 MOST_IDS = 100

@@ -23,7 +23,7 @@ from gateway.ingress.render import new_request_id
 from gateway.ingress.routes import json_response
 from gateway.jobs.one_call import read_reply
 from gateway.jobs.ports import ServeCall
-from gateway.policy.jobs.file_object import list_page
+from gateway.policy.jobs.list_page import list_page
 from gateway.policy.objects.answers import Page, read_page
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.route_plan import plan_route

@@ -23,7 +23,7 @@ ENDED: Final[Mapping[JobState, str]] = {
 def batch_object(job: Job) -> dict[str, Any]:
     """Returns a job of kind `batch` as JSON."""
     status, about, marks = batch_status(job), job.about, job.marks
-    ended_at = {ENDED[state]: job.ended_at for state in ENDED if state is job.state}
+    ended_at = {ENDED[job.state]: job.ended_at} if job.state.is_end else {}
     errors = marks.get(names.ERRORS)
     return {
         "id": job.id,

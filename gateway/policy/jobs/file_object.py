@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gateway.policy.jobs.job import StoredFile
@@ -20,15 +19,4 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "purpose": file.purpose,
         "status": "processed",  # deprecated, but the schema and the SDKs want it
         "status_details": None,
-    }
-
-
-def list_page(objects: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Returns a page of a list, of whatever has an id."""
-    return {
-        "object": "list",
-        "data": list(objects),
-        "first_id": objects[0]["id"] if objects else None,
-        "last_id": objects[-1]["id"] if objects else None,
-        "has_more": has_more,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.policy.jobs.job import Job, JobKind, JobPage, JobState
+from gateway.policy.jobs.list_page import list_page
 
 POLL_AFTER_S: Final = 2.0
 """Told to those who poll a job that is not at its end."""
@@ -53,15 +54,8 @@ def show_job(job: Job) -> dict[str, Any]:
 
 
 def show_page(page: JobPage) -> dict[str, Any]:
-    """Returns a page of job objects in the form of OpenAI's lists."""
-    jobs = [show_job(job) for job in page.jobs]
-    return {
-        "object": "list",
-        "data": jobs,
-        "first_id": jobs[0]["id"] if jobs else None,
-        "last_id": jobs[-1]["id"] if jobs else None,
-        "has_more": page.has_more,
-    }
+    """Returns a page of job objects."""
+    return list_page([show_job(job) for job in page.jobs], has_more=page.has_more)
 
 
 def _may_have_answer(job: Job) -> bool:
