@@ -1,4 +1,4 @@
-"""The ports of durable work: jobs, files and blobs, implemented in `store/` and wired together in `app.py`.
+"""The ports of durable work: jobs, files and blobs, implemented in `store/` and wired together in `wiring.py`.
 
 Unlike the store of answers, whose failures cost a cache hit, these say the truth or raise JobsUnavailable: what is accepted is
 durable, and what is not durable is not accepted. Every method that writes about claimed work is fenced.

@@ -202,7 +202,7 @@ class JobWorker:
             await self._run(running)
         except asyncio.CancelledError:
             log.debug("job %s: its piece %d was broken off", work.job.id, work.piece)
-            if running.is_ours and not running.is_over:  # most runners have given it back; then this changes nothing
+            if running.is_ours and not running.is_over:  # some runners have given it back; then this changes nothing
                 with suppress(JobsUnavailable):
                     await self._store.give_back(work, run_at=None, is_attempt=False)
         except Exception:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final
 
 from gateway.clock import Clock
@@ -45,11 +45,6 @@ class ReplayJobs:
             skipped = await self._replay(running, spec_of(running.work.job))
         except JobsUnavailable:  # the log says why
             await running.write(lambda: self._store.give_back(running.work, run_at=None, is_attempt=False))
-        except asyncio.CancelledError:
-            if running.is_ours:
-                with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-                    await asyncio.shield(self._store.give_back(running.work, run_at=None, is_attempt=False))
-            raise
         else:
             await self._end(running, skipped)
 

@@ -6,10 +6,8 @@ signed with, and where it goes, is looked up anew for each attempt.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from gateway.clock import Clock
 from gateway.job_ports import FetchRefused, JobStore, Unreachable
@@ -18,7 +16,6 @@ from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.webhooks.signing import signed_headers
 from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn
-from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import JobEnd, JobError, JobState
 from gateway.policy.jobs.rules import SegmentRules
 from gateway.policy.learning.reset_times import parse_retry_after
@@ -67,11 +64,6 @@ class Deliveries:
         attempt: AttemptResult | None = None
         try:
             attempt = await self._post(turn, running)
-        except asyncio.CancelledError:
-            if running.is_ours:
-                with suppress(JobsUnavailable):  # then the claim ends by its lease, or with the process
-                    await asyncio.shield(self._store.give_back(running.work, run_at=None, is_attempt=False))
-            raise
         finally:
             turn.end(attempt)
         if running.meter is not None:
