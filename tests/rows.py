@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from _pytest.mark import ParameterSet
@@ -19,7 +21,8 @@ def rows(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """As `pytest.mark.parametrize`, but the decorated test runs once, for one row after the other, to the last.
 
-    All rows share the fixtures. Every row that fails is named: one in a note on its error, several in an exception group.
+    All rows share the fixtures, but for `tmp_path`: each has a folder of its own in it. Every row that fails is named: one
+    in a note on its error, several in an exception group.
     """
     parameters = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     arguments = [_values(row, len(parameters)) for row in table]
@@ -33,7 +36,7 @@ def rows(
             failures = []
             for label, row in calls:
                 try:
-                    test(**row, **fixtures)
+                    test(**row, **_of_its_own(fixtures))
                 except Exception as error:  # noqa: BLE001 - raised again, with the row's name, when all have run
                     failures.append(_named(error, label))
             _raise(failures)
@@ -43,7 +46,7 @@ def rows(
             failures = []
             for label, row in calls:
                 try:
-                    await test(**row, **fixtures)
+                    await test(**row, **_of_its_own(fixtures))
                 except Exception as error:  # noqa: BLE001 - raised again, with the row's name, when all have run
                     failures.append(_named(error, label))
             _raise(failures)
@@ -59,6 +62,12 @@ def rows(
         return decorated
 
     return decorate
+
+
+def _of_its_own(fixtures: dict[str, Any]) -> dict[str, Any]:
+    if "tmp_path" not in fixtures:
+        return fixtures
+    return {**fixtures, "tmp_path": Path(mkdtemp(dir=fixtures["tmp_path"]))}
 
 
 def _values(row: Any, count: int) -> tuple[Any, ...]:

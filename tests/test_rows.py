@@ -17,12 +17,27 @@ def test_every_row_is_run_with_the_fixtures_of_the_test() -> None:
 
     @rows(("a", "b"), [(1, 2), (3, 4)])
     @rows("c", ["x", "y"])
-    def table(a: int, b: int, c: str, tmp_path: Path) -> None:
-        seen.append((a, b, c, tmp_path))
+    def table(a: int, b: int, c: str, t: str) -> None:
+        seen.append((a, b, c, t))
 
-    assert list(inspect.signature(table).parameters) == ["tmp_path"]
-    table(tmp_path=Path("t"))
-    assert seen == [(1, 2, "x", Path("t")), (1, 2, "y", Path("t")), (3, 4, "x", Path("t")), (3, 4, "y", Path("t"))]
+    assert list(inspect.signature(table).parameters) == ["t"]
+    table(t="t")
+    assert seen == [(1, 2, "x", "t"), (1, 2, "y", "t"), (3, 4, "x", "t"), (3, 4, "y", "t")]
+
+
+def test_no_row_finds_the_files_of_another(tmp_path: Path) -> None:
+    """Each has an empty folder, which is below that of the test."""
+    folders = set()
+
+    @rows("n", [1, 2, 3])
+    def table(n: int, tmp_path: Path) -> None:
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "file").write_text("left")
+        folders.add(tmp_path)
+
+    table(tmp_path=tmp_path)
+    assert {folder.parent for folder in folders} == {tmp_path}
+    assert len(folders) == 3
 
 
 def test_a_row_that_fails_is_named_and_stops_no_other() -> None:

@@ -13,6 +13,7 @@ from gateway.policy.limits.limit_set import LimitSet
 from gateway.policy.limits.rules import AZURE, CONTINUOUS, Limits
 from gateway.policy.snapshot import Counting, Target
 from tests.config.support import load_text, problems_of, with_policies
+from tests.rows import rows
 
 
 def target_of(folder: Path, provider: str, model: str = "targets: [p]", **files: str) -> Target:
@@ -64,7 +65,7 @@ def test_kind_of_a_provider_is_told_by_its_address_or_its_entry(tmp_path: Path, 
     assert target_of(tmp_path, fields).counting.kind == kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@rows("kind", KINDS)
 def test_every_kind_has_a_rule_that_reaches_its_targets(tmp_path: Path, kind: str) -> None:
     """Charge, cached tokens and windows together."""
     counting = target_of(tmp_path, f"dialect: openai, base_url: 'https://x', kind: {kind}").counting
@@ -154,7 +155,7 @@ def test_passthrough_reads_its_providers_words_and_learns_nothing(tmp_path: Path
     assert (passthrough.counting.kind, passthrough.counting.learns) == ("openai", False)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         (
@@ -217,7 +218,7 @@ def test_exact_counts_without_their_package_are_a_problem(tmp_path: Path, monkey
     ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "whose"),
     [
         ("base_url: 'https://api.openai.com/v1'", "account"),

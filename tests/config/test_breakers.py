@@ -8,6 +8,7 @@ import pytest
 
 from gateway.policy.health.rules import BreakerRules
 from tests.config.support import load_text, problems_of, with_policies
+from tests.rows import rows
 
 BUILT_IN = {"critical": 0, "interactive": 0, "batch": 60, "background": 21600}
 
@@ -82,7 +83,7 @@ def test_targets_of_a_model_get_the_set_it_picks(tmp_path: Path) -> None:
     assert models["o3"].targets[0].breaker == BreakerRules(window_s=600)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("enable: true", 'default.enable: unknown field; did you mean "enabled"?'),

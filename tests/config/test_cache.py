@@ -20,6 +20,7 @@ from gateway.config.policies.cache import LOCAL_FILES, SemanticEntry, with_route
 from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Model, PolicySnapshot, StoreBounds
 from tests.config.support import ROOT, load_text, problems_of, with_policies
+from tests.rows import rows
 
 KIB, MIB = 1024, 1024 * 1024
 EMBEDDING = "  embed: {targets: [openai/text-embedding-3-small], cache: plain}\n"
@@ -98,7 +99,7 @@ default:
     )
 
 
-@pytest.mark.parametrize("off", ["off", "'off'", "false", "no", "OFF"])
+@rows("off", ["off", "'off'", "false", "no", "OFF"])
 def test_off_needs_no_quotes(tmp_path: Path, off: str) -> None:
     """Although YAML reads it as false."""
     compiled = load_caching(tmp_path, f"default: {{coalesce: {off}, exact: {{requests: {off}}}}}")
@@ -165,7 +166,7 @@ def version_of(folder: Path, old: str = "", new: str = "", cache: str = "default
     return load_text(folder, TWO_PROVIDERS.replace(old, new, 1) if old else TWO_PROVIDERS).models["m"].caching.version
 
 
-@pytest.mark.parametrize(
+@rows(
     ("old", "new"),
     [
         ("model: x, rpm", "model: y, rpm"),
@@ -257,7 +258,7 @@ def test_store_keeps_records_only_where_no_set_keeps_answers(tmp_path: Path) -> 
 REQUESTS = "is not one of off, deterministic, always"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("exacts: {}", 'default.exacts: unknown field; did you mean "exact"?'),
@@ -313,7 +314,7 @@ def test_mistake_in_cache_is_said_with_its_place(tmp_path: Path, text: str, prob
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "problem"),
     [
         ("embeddings: embed, threshold: 0", "threshold: must be more than 0"),

@@ -12,6 +12,7 @@ from gateway.config.load import load_snapshot
 from gateway.exchange import Upstream
 from gateway.policy.snapshot import PolicySnapshot, Provider
 from tests.config.support import NOW, connect, load, load_text, problems_of
+from tests.rows import rows
 
 ENVIRON = {"A": "sk-canary-a", "B": "sk-canary-b", "C": "sk-canary-c", "EMPTY": ""}
 
@@ -95,7 +96,7 @@ def test_passthrough_goes_to_the_first(tmp_path: Path) -> None:
     assert (target.name, target.provider, target.account) == ("openai/*", "openai", "openai")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("credentials", "names", "account"),
     [
         ("api_key: '${A}'", ["openai"], "openai"),
@@ -125,7 +126,7 @@ def test_provider_with_credentials_is_not_emulated(tmp_path: Path) -> None:
     assert urls == ["https://api.openai.com/v1", "emulator://default"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("credentials", "problem"),
     [
         ("api_keys: ['${A}']", "api_keys: needs two or more; write a single one as api_key"),
@@ -196,7 +197,7 @@ def test_changed_credential_counts_for_the_digest(tmp_path: Path) -> None:
 KEYED = "keys: [{name: app, key: a-secret-of-the-gateway}]\n"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("credentials", "problem"),
     [
         ("api_key: '${EMPTY}'", "api_key: is empty, {}: set ${{EMPTY}}"),
@@ -221,7 +222,7 @@ def test_credential_that_nobody_wrote_down_is_none(tmp_path: Path, credentials: 
     assert problems_of(tmp_path, config(credentials) + KEYED, ENVIRON) == []
 
 
-@pytest.mark.parametrize(
+@rows(
     "secret",
     [
         *(
@@ -246,9 +247,7 @@ def test_placeholders_are_no_secrets(tmp_path: Path, secret: str) -> None:
     assert all("is a placeholder" in problem and secret not in problem for problem in problems)
 
 
-@pytest.mark.parametrize(
-    "secret", ["EMPTY", "none", "x", "sk-real", "replacement-parts-0123", "exchange-me-0123456789"]
-)
+@rows("secret", ["EMPTY", "none", "x", "sk-real", "replacement-parts-0123", "exchange-me-0123456789"])
 def test_odd_credentials_are_not_taken_for_placeholders(tmp_path: Path, secret: str) -> None:
     """Servers of one's own often want any word."""
     assert problems_of(tmp_path, config("api_key: '${SECRET}'"), {**ENVIRON, "SECRET": secret}) == []
@@ -271,7 +270,7 @@ def test_snapshot_names_whom_the_emulator_stands_in_for(
     assert load_text(tmp_path, text, ENVIRON).emulated == emulated
 
 
-@pytest.mark.parametrize(
+@rows(
     ("header", "value", "secret"),
     [
         ("X-Api-Token", "literal-but-called-so", "literal-but-called-so"),

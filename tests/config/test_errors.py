@@ -24,6 +24,7 @@ from gateway.policy.errors.classify import Diagnosis, ErrorTable
 from gateway.policy.errors.rules import ErrorRule, Phrase
 from gateway.provider_errors import ErrorClass, Phase
 from tests.config.support import ROOT
+from tests.rows import rows
 
 SHIPPED = ROOT / "policies" / "errors"
 WALL = 1_790_000_000.0
@@ -54,7 +55,7 @@ def test_every_kind_has_a_shipped_table() -> None:
     assert built_in_folder() == SHIPPED
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@rows("kind", KINDS)
 def test_shipped_tables_are_read_without_a_problem(kind: str) -> None:
     """Those of the kind first, then those for everybody; every rule knows its line."""
     rules = read_error_tables((), {}, []).of(kind).rules
@@ -183,7 +184,7 @@ def test_variables_may_be_used(tmp_path: Path) -> None:
 CLASSES = ", ".join(ErrorClass)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("r: {status: 503}", "groq.yaml:1: r.class: is missing"),

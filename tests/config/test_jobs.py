@@ -25,6 +25,7 @@ from gateway.policy.jobs.rules import (
 )
 from gateway.policy.retry.rules import Backoff, CostRule
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
+from tests.rows import rows
 
 MIB = 1024 * 1024
 PASSED_ON = "files and batches go to the provider of `passthrough`, at its price; `jobs: {}` makes them the gateway's"
@@ -92,7 +93,7 @@ def test_every_field_of_the_section_is_compiled(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         "jobs: off",
@@ -149,7 +150,7 @@ def test_jobs_can_have_a_redis_of_their_own(tmp_path: Path, store: str, shared: 
     assert [one for one in snapshot.notices if one.startswith("jobs.store: ")]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("section", "said"),
     [
         ("{store: 'redis://h:x/0'}", "jobs.store: has a host that is not HOST or HOST:PORT"),
@@ -171,7 +172,7 @@ def test_a_mistake_about_a_redis_is_said_once(tmp_path: Path, section: str, said
     assert "canary" not in problem
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "takes_files", "notices"),
     [
         ("", True, ()),
@@ -191,7 +192,7 @@ def test_files_and_batches_go_on_where_they_went_before(
     assert tuple(one for one in snapshot.notices if "batches" in one) == notices
 
 
-@pytest.mark.parametrize(
+@rows(
     ("section", "said"),
     [
         ("[]", "jobs: expected a mapping, not a list"),
@@ -320,7 +321,7 @@ def test_half_price_is_read_and_who_gets_nothing_is_told(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "said"),
     [
         ("attempts: 0", ".attempts: must be at least 1, for the first attempt is one of them"),

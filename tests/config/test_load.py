@@ -19,6 +19,7 @@ from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.snapshot import Provider
 from tests.config.support import EXAMPLE, GOOD, NOW, connect, load, load_text, problems_of
+from tests.rows import rows
 
 KEY = "a-secret-of-sixteen-characters"
 
@@ -43,7 +44,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
 # --- mistakes ---
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         (config(servr="{}"), 'config.yaml:3: servr: unknown field; did you mean "server"?'),
@@ -822,7 +823,7 @@ def test_loopback_needs_no_keys(tmp_path: Path, host: str) -> None:
     assert (snapshot.anonymous.name, snapshot.anonymous.tenant) == ("anonymous", "anonymous")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.internal", "127.1", "localhost.evil.example"])
+@rows("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.internal", "127.1", "localhost.evil.example"])
 def test_other_hosts_are_refused_without_keys(tmp_path: Path, host: str) -> None:
     """What is not surely loopback counts as open."""
     assert "refused" in problems_of(tmp_path, config(server=f"{{host: '{host}'}}"))[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import yaml
 
 from gateway.config.policies.admission import KINDS
@@ -23,6 +22,7 @@ from gateway.policy.reuse.rules import Caching
 from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds, StoreBounds
 from gateway.words import LANES
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
+from tests.rows import rows
 
 BUILT_IN = read_timeouts(None)["default"].default
 
@@ -148,7 +148,7 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     assert load_text(tmp_path, text).lane_deadline_s["batch"] == 600
 
 
-@pytest.mark.parametrize(
+@rows(
     ("file", "text", "problem"),
     [
         ("timeout.yaml", "", 'rules/timeout.yaml: unknown policy file; did you mean "timeouts.yaml"?'),

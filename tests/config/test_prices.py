@@ -12,6 +12,7 @@ import pytest
 from gateway.config.sections.prices import MAX_REMEMBERED, fixed_rates, price_finder
 from gateway.policy.snapshot import Provider, Rates
 from tests.config.support import NOW, ROOT, load_text
+from tests.rows import rows
 
 OPENAI = Provider(name="p", dialect="openai", base_url="https://api.openai.com/v1")
 
@@ -42,7 +43,7 @@ def test_model_without_output_or_cache_price_has_plain_ones() -> None:
     assert (rates.input_usd, rates.output_usd, rates.cached_input_usd) == pytest.approx((2e-8, 0, 2e-8))
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "", "x" * 300, "gpt-4o" * 100, "\ud800", "💥"])
+@rows("name", ["no-such-model", "", "x" * 300, "gpt-4o" * 100, "\ud800", "💥"])
 def test_unknown_model_is_unpriced(name: str) -> None:
     """Whatever a client calls a model, the answer is rates or None."""
     assert price_finder(OPENAI, NOW)(name) is None

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.policy.snapshot import Holding, PolicySnapshot, QueueBounds
 from tests.config.support import load_text, problems_of, with_policies
+from tests.rows import rows
 
 BUILT_IN = {"critical": 30, "interactive": 30, "batch": 600, "background": 21600}
 
@@ -117,7 +118,7 @@ def test_another_set_may_repeat_what_default_says_of_all_calls(tmp_path: Path) -
 ONLY_DEFAULT = "concerns all calls at once: only the set `default` can say it"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("x:\n  max_calls: 5", f"rules/queue.yaml:2: x.max_calls: {ONLY_DEFAULT}"),
@@ -185,7 +186,7 @@ def test_mistake_in_the_queue_is_said_once(tmp_path: Path, text: str, problem: s
     assert problems_of(tmp_path, with_policies(tmp_path, queue=text)) == [problem]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("file", "before", "after"),
     [
         ("queue", "default: {max_calls: 1}", "default: {max_calls: 2}"),

@@ -11,6 +11,7 @@ from gateway.config.policies.retries import CLASSES
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, ClassRule, CostRule, Hedging, Retries
 from gateway.provider_errors import ErrorClass
 from tests.config.support import load_text, problems_of, with_policies
+from tests.rows import rows
 
 
 def load_retries(folder: Path, text: str, environ: dict[str, str] | None = None) -> Retries:
@@ -77,7 +78,7 @@ def test_model_picks_a_set_that_names_only_what_it_changes(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("said", "error_class", "rule"),
     [
         ("connection: {attempts: 5}", "connection", ClassRule(Action.RETRY, 5, is_first_immediate=True)),
@@ -135,7 +136,7 @@ SAME_AGAIN = "the same target would only say it again: write next_target or pass
 NO_RATE = "hold waits for a limit to refill, and this class is about none: write {attempts: N} or next_target"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("atempts: 3", 'default.atempts: unknown field; did you mean "attempts"?'),

@@ -11,6 +11,7 @@ import pytest
 from gateway.config.describe import describe, shown
 from gateway.errors import ConfigError
 from tests.config.support import EXAMPLE, leaves, load, load_text, problems_of
+from tests.rows import rows
 
 CANARY = "canary-4f9a1c7e55"
 
@@ -82,7 +83,7 @@ def test_representation_holds_no_secret_and_no_digest_of_one(tmp_path: Path) -> 
     assert not [digest for digest in snapshot.keys if repr(digest) in shown]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("good", "bad"),
     [
         (f"{CANARY}-admin", f'"{CANARY} with spaces"'),
@@ -136,7 +137,7 @@ def test_problem_with_a_secret_does_not_show_it(tmp_path: Path, good: str, bad: 
     assert "canary-short" not in "\n".join(problems)
 
 
-@pytest.mark.parametrize(
+@rows(
     "line",
     [
         "server: {host: '${S}'}",
@@ -184,7 +185,7 @@ def test_variable_in_a_short_form_is_shown_by_its_name(tmp_path: Path, target: s
     assert CANARY not in "\n".join(problems)
 
 
-@pytest.mark.parametrize("field", ["dialect", "transport", "ca_file", "api_version", "idle_expiry"])
+@rows("field", ["dialect", "transport", "ca_file", "api_version", "idle_expiry"])
 def test_variable_in_the_wrong_provider_field_is_shown_by_its_name(tmp_path: Path, field: str) -> None:
     """The same for every field of a provider."""
     fields = {"dialect": "openai", "base_url": "https://x", field: "${S}"}

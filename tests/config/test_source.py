@@ -10,6 +10,7 @@ import yaml
 from gateway.config.reading import source
 from gateway.config.reading.problems import Problem
 from gateway.config.reading.source import MAX_FILE_BYTES, read_document
+from tests.rows import rows
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
@@ -24,7 +25,7 @@ def read(tmp_path: Path, raw: bytes) -> tuple[object, list[str]]:
     return (document.data if document else None), [str(p).removeprefix(f"{tmp_path}/") for p in problems]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("raw", "problem"),
     [
         (b"", "x.yaml: is empty"),
@@ -61,7 +62,7 @@ def test_unusable_file_is_one_problem_line(tmp_path: Path, raw: bytes, problem: 
     assert problems == [problem]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "words"),
     [
         ("missing.yaml", "there is no such file"),

@@ -15,6 +15,7 @@ from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
 from gateway.policy.snapshot import PolicySnapshot
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of, with_policies
+from tests.rows import rows
 
 NEEDS = ", ".join(SCHEMES)
 FORM = (
@@ -71,7 +72,7 @@ def test_state_in_a_file_is_found_beside_the_config(tmp_path: Path, monkeypatch:
     assert load_text(tmp_path, f"state: sqlite:///data/x.db\n{text}").shared is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("state", "problem"),
     [
         ("memmory", FORM),
@@ -103,7 +104,7 @@ def test_mistake_in_state_is_said_once(tmp_path: Path, state: str, problem: str)
 # --- redis ---
 
 
-@pytest.mark.parametrize(
+@rows(
     "url",
     [
         "redis://cache",
@@ -171,7 +172,7 @@ def test_password_of_its_own_may_have_any_characters(tmp_path: Path) -> None:
     assert parse_redis_url(shared_of(tmp_path, "{redis: 'rediss://c', password: x}").url).login == ":x"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("url", "problem"),
     [
         ("redis://", "has no host"),
@@ -217,7 +218,7 @@ def test_mistake_in_a_url_is_said_without_the_url(tmp_path: Path, url: str, prob
     assert state_problems(tmp_path, "{redis: '${URL}'}", URL=url) == [f"state.redis: {problem}"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("state", "problem"),
     [
         ("{}", "state.redis: is missing"),
@@ -338,7 +339,7 @@ def test_description_shows_any_sound_url(tmp_path: Path, scheme: str) -> None:
     assert describe(snapshot)["shared"]["url"] == f"{scheme}://***@{hosts}{path}"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("state", "notices"),
     [
         ("redis://:pw@cache", ("state: its password travels unencrypted to cache: use rediss",)),
@@ -371,7 +372,7 @@ def test_a_redis_elsewhere_that_others_can_listen_to_or_use_is_announced(
     assert load_state(tmp_path, f"{state}\njobs: off").notices == notices
 
 
-@pytest.mark.parametrize(
+@rows(
     ("state", "named"),
     [
         ("rediss://:canary@h", "state"),
@@ -443,7 +444,7 @@ def test_list_names_limits_in_the_words_of_the_config(tmp_path: Path) -> None:
     assert key.fail_closed == {"requests_per_min", "tokens_per_min", "requests_per_day"}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("target", "key", "problem"),
     [
         ("rpm: 1, fail_closed: [tpm]", "rpm: 1", '4: models.m.targets[0].fail_closed[0]: "tpm" is not set here'),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from gateway.exchange import Clocks
 from gateway.ingress import passthrough, routes
 from gateway.words import LANES
 from tests.config.support import ROOT
+from tests.rows import rows
 
 CHAT = Clocks(5, 60, 600, 300, 3600, 0.01, 300)
 
@@ -117,7 +117,7 @@ def test_the_guard_against_dripping_can_be_put_off(tmp_path: Path) -> None:
     assert sets["default"].default.drip_window_s == 300
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("default: {lanes: {bakground: {}}}", 'default.lanes.bakground: unknown field; did you mean "background"?'),
@@ -186,7 +186,7 @@ def test_first_events_and_suspects(tmp_path: Path) -> None:
     assert (sets["c"].default.suspect_in_flight, sets["c"].default.suspect_factor) == (20, 4)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "problem"),
     [
         ("first_event: soon", "is not a duration"),

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.reading.fields import parse_duration, parse_size
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "seconds"),
     [("300ms", 0.3), ("30s", 30), ("5m", 300), ("6h", 21600), ("1d", 86400), ("1.5s", 1.5), ("0s", 0), ("5 m", 300)],
 )
@@ -20,7 +21,7 @@ def test_duration_with_a_unit_is_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "size"),
     [
         ("20MB", 20_000_000),
@@ -37,7 +38,7 @@ def test_size_with_a_unit_is_bytes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "words"),
     [
         (30, "has no unit"),

@@ -6,12 +6,12 @@ import base64
 from pathlib import Path
 
 import orjson
-import pytest
 import trustme
 
 from gateway.config.describe import describe
 from gateway.policy.webhooks.rules import WebhookRules
 from tests.config.support import ENVIRON, GOOD, load_text, problems_of
+from tests.rows import rows
 
 KEYS = """\
 keys:
@@ -54,7 +54,7 @@ def test_by_default_it_hears_of_everything(tmp_path: Path) -> None:
     assert rules.hears("job.expired", "anybody")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("entry", "problem"),
     [
         ('{secrets: ["${HOOK_OLD}"]}', "webhooks.crm.url: is missing"),
@@ -154,7 +154,7 @@ def test_the_proxy_and_the_authorities_of_webhooks_are_read(tmp_path: Path) -> N
     assert "pr0xy" not in repr(snapshot)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("section", "problem"),
     [
         ("{egress_proxy: proxy}", "webhook_settings.egress_proxy: must begin with http://"),

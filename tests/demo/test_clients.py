@@ -19,9 +19,10 @@ from gateway.demo.clients import (
 )
 from gateway.emulator.faults import parse_script_entry
 from gateway.emulator.server import EmulatorServer
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("status", "headers", "retries", "wait_s"),
     [
         (429, {"retry-after-ms": "250", "retry-after": "1"}, 0, 0.25),

@@ -35,6 +35,7 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from tests.demo.support import Terminal
 from tests.demo.test_traffic import Clock
+from tests.rows import rows
 
 DEAD = Act("dead", 0.25, 0.75, ("refuse",))
 SHORT = Outage(seconds=0.4, rate_per_s=50.0, acts=(Act("dead", 0.0, 1.0, ("refuse",)),), pace=EmulatorConfig())
@@ -48,7 +49,7 @@ async def at_once(_seconds: float) -> None:
 hasty_client = partial(plain_client, sleep=at_once)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("trail", "told"),
     [
         ("", (0, 0)),

@@ -24,6 +24,7 @@ from tests.deploy.support import (
     tool,
     variables,
 )
+from tests.rows import rows
 
 COMPOSE = DEPLOY / "compose.yaml"
 CONFIG = DEPLOY / "compose/gateway/config.yaml"
@@ -208,7 +209,7 @@ def test_the_scraper_finds_every_replica(services: dict[str, dict[str, Any]]) ->
         run([promtool, "check", "config", str(PROMETHEUS)])
 
 
-@pytest.mark.parametrize("path", [*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml")], ids=lambda path: path.name)
+@rows("path", [*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml")], ids=lambda path: path.name)
 def test_every_yaml_file_can_be_read(path: Path) -> None:
     """And holds something."""
     assert documents(path)

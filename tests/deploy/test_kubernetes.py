@@ -26,6 +26,7 @@ from tests.deploy.support import (
     tool,
     variables,
 )
+from tests.rows import rows
 
 FOLDER = DEPLOY / "kubernetes"
 MANIFESTS = [path for path in sorted(FOLDER.glob("*.yaml")) if path.name != "kustomization.yaml"]
@@ -110,7 +111,7 @@ def policy_of(file: str, folder: Path, **environ: str) -> PolicySnapshot:
     return compiled(mounted(file, folder), host_of(file), **environ)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@rows("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_are_of_known_kinds(path: Path) -> None:
     """With the version of their kind, a name, and no field that pods and containers do not have."""
     for one in documents(path):

@@ -15,6 +15,8 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "READ
 REFERENCE = "docs/reference/{}.md"
 FOREIGN = {"emulator", "demo"}
 """Folders whose headers and codes are those of a provider, or of a client."""
+Told = tuple[ast.Constant | ast.keyword | ast.Assign, ...]
+"""The nodes of a module that may hold what a user sees: constants, what is named in calls, and what is assigned."""
 
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
@@ -56,16 +58,21 @@ def words(text: str) -> set[str]:
 
 
 @cache
-def modules() -> tuple[tuple[Path, ast.Module], ...]:
-    """The source of the gateway, parsed, without the emulator and the demo."""
+def modules() -> tuple[tuple[Path, Told], ...]:
+    """The source of the gateway, parsed and walked once, without the emulator and the demo."""
     paths = [
         path for path in sorted((ROOT / "gateway").rglob("*.py")) if path.relative_to(ROOT).parts[1] not in FOREIGN
     ]
-    return tuple((path, ast.parse(path.read_text())) for path in paths)
+    return tuple((path, _told(path.read_text())) for path in paths)
 
 
-def constants(tree: ast.AST, kind: type) -> Iterator[object]:
-    """Every constant of a type in a syntax tree."""
-    for node in ast.walk(tree):
+def _told(source: str) -> Told:
+    walked = ast.walk(ast.parse(source))
+    return tuple(node for node in walked if isinstance(node, ast.Constant | ast.keyword | ast.Assign))
+
+
+def constants(told: Told, kind: type) -> Iterator[object]:
+    """Every constant of a type in a module."""
+    for node in told:
         if isinstance(node, ast.Constant) and isinstance(node.value, kind):
             yield node.value

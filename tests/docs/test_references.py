@@ -39,11 +39,11 @@ VIEWS = ("config", "limits", "queue", "targets")
 def codes() -> frozenset[str]:
     """Every code that the gateway gives to an error: `code = "…"` of a class, `code="…"` of a call."""
     found = set[str]()
-    for _, tree in modules():
-        for node in ast.walk(tree):
+    for _, told in modules():
+        for node in told:
             if isinstance(node, ast.keyword):
                 given: ast.expr | None = node.value if node.arg == "code" else None
-            elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
+            elif isinstance(node, ast.Assign) and [getattr(each, "id", None) for each in node.targets] == ["code"]:
                 given = node.value
             else:
                 continue
@@ -89,11 +89,11 @@ def test_every_error_class_is_told_and_no_other() -> None:
 def header_names() -> frozenset[str]:
     """Every constant of the edge, the flow and the rules that is the name of a header, or begins those of several."""
     found = set[bytes]()
-    for path, tree in modules():
+    for path, told in modules():
         if path.parts[-2] != "gateway" and not {"ingress", "flow", "policy"} & set(path.parts):
             continue
         is_list = path.samefile(crossing.__file__)
-        for text in constants(tree, bytes):
+        for text in constants(told, bytes):
             assert isinstance(text, bytes)
             found.update(part for part in text.split() if is_list or HEADER.fullmatch(part))
     return frozenset(name.decode() for name in found - NO_HEADERS)
@@ -227,9 +227,9 @@ def test_every_path_of_health_and_admin_is_told() -> None:
     page = reference("admin")
     paths = {
         text
-        for path, tree in modules()
+        for path, told in modules()
         if "ingress" in path.parts
-        for text in constants(tree, str)
+        for text in constants(told, str)
         if re.fullmatch(r"/admin/[a-z/]+[a-z]", str(text))
     }
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import uvloop
+from starlette.routing import compile_path
 
 from gateway.config.policies.errors import ErrorTables
 from gateway.policy.errors.rules import ErrorRule
 from tests.e2e.harness import Running, start_gateway
 
 READ_BUILT_IN = ErrorTables._read_built_in
+_compiled = cache(compile_path)
 StartGateway = Callable[..., Awaitable[Running]]
 
 
@@ -55,10 +57,11 @@ def _shared_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares each of a process's many gateways what one that has a process to itself does once.
 
     It does not set up the collector: what it freezes of other tests would never be freed. It finds the built-in error
-    tables read, whose text does not change.
+    tables read, whose text does not change, and the patterns of its routes compiled.
     """
     monkeypatch.setattr("gateway.app.gc", SimpleNamespace(collect=int, freeze=int, set_threshold=lambda *_: None))
     monkeypatch.setattr(ErrorTables, "_read_built_in", _built_in)
+    monkeypatch.setattr("starlette.routing.compile_path", _compiled)
 
 
 @cache

@@ -53,6 +53,11 @@ def config_of(base_url: str, **sections: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
+def to_yaml(config: Mapping[str, Any]) -> str:
+    """The text of a config file; written by the C library, which says the same in a quarter of the time."""
+    return str(yaml.dump(dict(config), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
+
+
 @dataclass
 class Running:
     """A started gateway; `emulator` is the provider behind it unless the config names another."""
@@ -80,7 +85,7 @@ class Running:
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
         """Replace the config file."""
-        self.config_path.write_text(config if isinstance(config, str) else yaml.safe_dump(dict(config)))
+        self.config_path.write_text(config if isinstance(config, str) else to_yaml(config))
 
     def script(self, *faults: str, model: str = "*") -> None:
         """The faults of the emulator's next calls, in order; `ok` is none."""
@@ -138,7 +143,7 @@ async def start_gateway(
     server = EmulatorServer(emulator, wall=wall)
     await server.start()
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(dict(config(server.base_url))))
+    path.write_text(to_yaml(config(server.base_url)))
     log = io.StringIO()
     try:
         gateway = Gateway(Settings(config=path, port=0, host=host), environ or {}, log_stream=log)

@@ -19,6 +19,7 @@ from gateway.ingress.admin.cache_views import show_cache, show_savings
 from gateway.policy.snapshot import StoreBounds
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
+from tests.rows import rows
 
 BOUNDS = StoreBounds({"default": 2**28, "big": 2**30}, 2**26, 50_000)
 
@@ -235,7 +236,7 @@ def test_every_kind_has_its_bound_beside_it() -> None:
     assert text.endswith("\nno call that could be spared its provider has ended since the start")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("usd", "shown"),
     [
         ([None], "1 not priced"),
@@ -258,7 +259,7 @@ def answer_of(**changes: Any) -> dict[str, Any]:
     return {"endpoint": "chat", "tenant": "web", "result": "miss", "tried": [], "why": [], **nothing, **changes}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("changes", "lines"),
     [
         ({}, ["request  chat, tenant web", "cache    miss", "asked    no layer"]),
@@ -285,7 +286,7 @@ def test_nothing_that_a_client_named_commands_the_terminal() -> None:
     assert "\x1b" not in story(answer)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("count", "shown"),
     [
         (0, "0 B"),

@@ -38,6 +38,7 @@ from tests.e2e.durable import (
 )
 from tests.e2e.harness import KEYS, Running, chat, config_of, connect, get, post, until
 from tests.e2e.replaying import hold
+from tests.rows import rows
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 ONE_AT_A_TIME = {"segments": {"all": {"concurrency": 1}}}
@@ -450,7 +451,7 @@ async def test_tenants_see_their_own_jobs_only(gateway: Running) -> None:
     assert (await look(gateway.url, job["id"]))["status"] == "succeeded"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"endpoint": None}, "endpoint"),

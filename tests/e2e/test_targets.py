@@ -13,6 +13,7 @@ from gateway.cli.main import main
 from gateway.cli.showing import sentence, table
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, WEB_KEY, Running, config_of, connect, post
+from tests.rows import rows
 
 TARGET = "main/gpt-4o"
 
@@ -203,7 +204,7 @@ def cells(**changes: Any) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()][1:]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("changes", "expected"),
     [
         ({}, ["closed", "-", "0", "-", "-", "-"]),

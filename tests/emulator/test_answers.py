@@ -16,6 +16,7 @@ from gateway.emulator.answers.writer import example_of
 from gateway.emulator.app import create_app
 from gateway.emulator.config import EmulatorConfig
 from tests.emulator.conftest import FakeClock, chat_body, client_of, events
+from tests.rows import rows
 
 
 async def ask(config: EmulatorConfig, content: str, **extra: Any) -> httpx.Response:
@@ -144,7 +145,7 @@ def test_vectors_have_length_one(text: str, dimensions: int) -> None:
     assert math.isclose(sum(value * value for value in vector), 1.0, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("schema", "value"),
     [
         ({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}}}, {"a": [1]}),

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.emulator.config import EmulatedLimits, EmulatorConfig
 from gateway.emulator.faults import CONNECTION_FAULTS, FAULTS, Fault, FaultRule, parse_rule, parse_script_entry
+from tests.rows import rows
 
 
 def test_flags_as_the_command_line_gives_them_are_read() -> None:
@@ -89,7 +90,7 @@ def test_output_limits_belong_to_the_anthropic_dialect() -> None:
         EmulatorConfig.from_mapping({"output_tpm": 5})
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@rows("kind", FAULTS)
 def test_every_fault_can_be_asked_for_by_name_alone(kind: str) -> None:
     """Parameters have defaults; only what concerns the whole server is no single call's."""
     assert parse_rule(kind).fault.kind == kind
@@ -101,7 +102,7 @@ def test_every_fault_can_be_asked_for_by_name_alone(kind: str) -> None:
         assert parse_script_entry({"fault": kind}) == parse_script_entry(kind)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("value", "message"),
     [
         (5, "fault: expected a string or an object, got int"),

@@ -14,6 +14,7 @@ from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.dialects import EmulatedAccount, RequestDemand, open_account
 from gateway.emulator.limits import EmulatedBucket, EmulatedWindow, go_duration
 from tests.emulator.conftest import FakeClock
+from tests.rows import rows
 
 LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."
 
@@ -33,7 +34,7 @@ def error_of(reply: EmulatedReply) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize(
+@rows(
     ("seconds", "text"),
     [
         (0, "0s"),

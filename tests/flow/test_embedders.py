@@ -19,6 +19,7 @@ from gateway.policy.snapshot import Model, Provider
 from gateway.semantic.embedders import DEADLINE_S, EMBEDDINGS, ConfigEmbedder, Embedders, read_embedding
 from gateway.semantic.ports import Embedder, EmbeddingFailed
 from tests.flow.support import JSON, Bench, FakeClock, ScriptedUpstream
+from tests.rows import rows
 
 VECTOR = [0.5, -0.25, 1.0]
 AS_FLOATS = orjson.dumps({"data": [{"embedding": VECTOR, "index": 0}]})
@@ -149,7 +150,7 @@ async def test_a_model_that_a_reload_took_away_is_a_failure() -> None:
     assert answering.calls == []
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         b"",

@@ -33,6 +33,7 @@ from tests.flow.bus import Bus, BusNews, Fleet, Replica
 from tests.flow.outage import answers, fails, refuses, soon
 from tests.flow.support import CLOCKS, ERRORS
 from tests.flow.virtual import LoopClock, run
+from tests.rows import rows
 from tests.sweeps import sampled
 
 RULES = BreakerRules(open_s=4.0, jitter_percent=0.0)
@@ -386,7 +387,7 @@ def test_nothing_of_a_callers_own_credential_is_told() -> None:
     run(story)
 
 
-@pytest.mark.parametrize(
+@rows(
     "item",
     [
         NewsItem("pause", "p0/m", -1.0),

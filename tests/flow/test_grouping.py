@@ -22,6 +22,7 @@ from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Endpoint
 from tests.flow.support import Bench, Broken, Script, ScriptedAnswer, failed, whole
 from tests.flow.virtual import LoopClock, run
+from tests.rows import rows
 
 EMBEDDINGS = Endpoint("embeddings", "/embeddings", tokens="input")
 MODERATIONS = Endpoint("moderations", "/moderations", is_model_optional=True)
@@ -86,7 +87,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.provider = Embedder()
-        self.bench = Bench([self.provider], clock=self.clock, rates=Rates(1e-3, 0, 1e-3), **self.options)  # type: ignore[list-item]
+        self.bench = Bench([self.provider], clock=self.clock, rates=Rates(1e-3, 0, 1e-3), **self.options)  # type: ignore[list-item]  # it sends
         self.model = replace(self.bench.policy.models["m"], grouping=self.rules)
 
     def call(self, said: Any, **changes: Any) -> Call:
@@ -170,7 +171,7 @@ def test_a_group_fits_the_limit_of_tokens() -> None:
     play(story, limits=[Limits(tokens_per_min=400)])
 
 
-@pytest.mark.parametrize(
+@rows(
     "changes",
     [
         {"body": {"model": "m", "input": "other", "dimensions": 5}},

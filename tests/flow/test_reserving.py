@@ -27,6 +27,7 @@ from tests.flow.fleet import Replica, SharedPools
 from tests.flow.outage import City, Fate, Provider, streams
 from tests.flow.support import Bench, Script, ScriptedUpstream, streamed, whole
 from tests.flow.virtual import LoopClock, run
+from tests.rows import rows
 
 PER_TOKEN = Rates(0.0, 1e-5, 0.0)
 ANSWER_TOKENS = 700
@@ -401,7 +402,7 @@ def test_more_in_flight_never_makes_room(spent_usd: float, reserved_usd: float, 
     assert fits_budget(budget_usd, min(spent_usd, budget_usd), 0.0, FREE)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("max_tokens", "is_known", "most", "usual"),
     [
         (None, False, 4096, 500),
@@ -420,7 +421,7 @@ def test_what_a_call_is_reckoned_with(max_tokens: int | None, is_known: bool, mo
     assert dear.most == (min(2000, max_tokens) if max_tokens is not None and max_tokens < 2000 else 2000)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("method", "path", "is_free"),
     [
         ("GET", "/batches", True),

@@ -13,6 +13,7 @@ from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
 from gateway.policy.snapshot import QueueBounds
 from gateway.process.memory import container_bytes, resident_bytes
 from gateway.words import LANES
+from tests.rows import rows
 
 GIB = 1024**3
 BOUNDS = QueueBounds(max_bytes=1000, shed_memory_bytes=GIB, shed_loop_lag_s=0.5)
@@ -67,7 +68,7 @@ def test_near_the_limit_the_level_stays() -> None:
     assert levels([0.45, 0.49] * 20) == [0] * 40
 
 
-@pytest.mark.parametrize(
+@rows(
     ("resident", "held", "lag_s", "is_too_much"),
     [
         (GIB + 1, 0, 0.0, True),

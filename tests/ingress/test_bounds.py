@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 
 from gateway.ingress.peek import peek
 from gateway.ingress.routes import ENDPOINTS
+from tests.rows import rows
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "bound"),
     [
         ({}, None),

@@ -14,6 +14,7 @@ from gateway.errors import InvalidRequest
 from gateway.ingress.admin.explain_error import explain_error, read_headers
 from tests.policy.error_rows import TOO_LARGE, WALL, openai
 from tests.policy.tables import table_of
+from tests.rows import rows
 
 CONFIG = """\
 policies: rules
@@ -54,7 +55,7 @@ def test_everything_a_diagnosis_says_is_shown() -> None:
     assert lines[7].endswith("…")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("kind", "status", "body", "headers", "because"),
     [
         ("openai", 429, b"You exceeded your current  quota", [], "status is 429; says 'exceeded your current quota'"),

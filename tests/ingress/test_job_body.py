@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.ingress.jobs.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
 from gateway.ingress.large_bodies import LargeBodies
+from tests.rows import rows
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
 VALUE = st.recursive(
@@ -73,7 +74,7 @@ async def test_a_request_of_megabytes_is_not_parsed_and_keeps_nobody_waiting(mon
     assert turns > 4_000_000 // 100_000
 
 
-@pytest.mark.parametrize(
+@rows(
     ("raw", "param"),
     [
         (b"", None),

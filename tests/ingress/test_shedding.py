@@ -32,6 +32,7 @@ from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post, until
 from tests.flow.support import ANSWER, JSON, Script
 from tests.ingress.test_keepalive import CHAT, Front, front
+from tests.rows import rows
 
 SHED = "default: {shed: {memory: 300MiB}}\n"
 LATE_S = 9.0
@@ -158,7 +159,7 @@ def test_a_whole_number_of_milliseconds_stays_what_it_is(retry_after_s: float, s
     assert dict(error_headers(QueueFull("full", retry_after_s=retry_after_s), 0))[b"retry-after-ms"] == shown
 
 
-@pytest.mark.parametrize(
+@rows(
     ("error", "status", "kind", "code", "should_retry"),
     [
         (KeyRateLimited("m", retry_after_s=3.0), 429, "rate_limit_error", "key_rate_limited", True),

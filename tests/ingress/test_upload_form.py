@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
 from gateway.ingress.jobs.upload_form import MOST_FIELD_BYTES, UploadForm, plain_name
+from tests.rows import rows
 
 BOUNDARY = "X--bound"
 TYPE = f"multipart/form-data; boundary={BOUNDARY}".encode()
@@ -70,7 +71,7 @@ def test_fields_take_no_more_than_they_may() -> None:
             read(data, 4096)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("sent", "name"),
     [
         (b"in.jsonl", "in.jsonl"),

@@ -30,7 +30,7 @@ LEARNED = Limits(untold_burst_s=5.0)
 def provider(**changes: object) -> Provider:
     """Ten requests a second, ten at once."""
     usual = {"limits": [Refill("requests", 600, 10)], "latency": Latency(0.3, 0.2)}
-    return Provider("p0", **{**usual, **changes})  # type: ignore[arg-type]
+    return Provider("p0", **{**usual, **changes})  # type: ignore[arg-type]  # fields by name
 
 
 @pytest.mark.parametrize("lines", sampled([300, 600], lambda lines: lines == 300))

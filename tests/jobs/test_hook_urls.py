@@ -150,7 +150,7 @@ def test_a_slow_host_delays_only_itself_and_is_looked_at_seldom(monkeypatch: pyt
             claimed += sum(work.job.about.get(ENDPOINT) == REQUESTED for work in works)
             return works
 
-        hooks.stage.store.claim = counting  # type: ignore[method-assign]
+        hooks.stage.store.claim = counting  # type: ignore[method-assign]  # the store of this test alone
         hooks.worker.start()
         await told(hooks, *(f"slow_{number}" for number in range(100)))
         await asyncio.sleep(30.0)

@@ -56,7 +56,7 @@ def runner(stage: Stage) -> Callable[[JobStore], Callable[[RunningWork], Awaitab
 
 async def begin(stage: Stage, **fields: object) -> str:
     """Begins a replay; returns its id."""
-    spec = replace(ReplaySpec(), **fields)  # type: ignore[arg-type]
+    spec = replace(ReplaySpec(), **fields)  # type: ignore[arg-type]  # fields by name
     (accepted,) = await stage.store.accept([replay_job("job_replay", spec, stage.clock.wall())])
     return accepted.job.id
 

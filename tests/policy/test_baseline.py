@@ -21,6 +21,7 @@ from gateway.policy.health.baseline import (
     longest_run,
     surprise,
 )
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 SHARES = st.floats(1e-6, 0.9)
@@ -195,7 +196,7 @@ def test_the_longest_run_is_the_shortest_beyond_chance(usual: float) -> None:
     assert surprise(run, run, usual) >= BEYOND_CHANCE - 1e-6
 
 
-@pytest.mark.parametrize(("usual", "run"), [(1e-8, 1), (0.01, 4), (0.05, 7), (0.1, 8), (MOST_USUAL, 14)])
+@rows(("usual", "run"), [(1e-8, 1), (0.01, 4), (0.05, 7), (0.1, 8), (MOST_USUAL, 14)])
 def test_the_longest_run_in_figures(usual: float, run: int) -> None:
     """At 5 % failures seven in a row are beyond chance."""
     assert longest_run(usual) == run

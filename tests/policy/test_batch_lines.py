@@ -14,6 +14,7 @@ from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, pack_entry, re
 from gateway.policy.batches.input import MOST_PROBLEMS, InputCheck, LineCutter
 from gateway.policy.batches.lines import CheckedLine, LineProblem, LineRules, check_line, read_line
 from gateway.policy.jobs.rules import BatchRules
+from tests.rows import rows
 
 
 def fault_of_model(name: str) -> LineProblem | None:
@@ -76,7 +77,7 @@ def test_whatever_a_body_holds_a_good_line_is_good_and_its_body_stays_as_it_is(
     assert read_line(last.replace(b'"o":[{"body":2}],', b"")) == read_line(text)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("changes", "code", "param"),
     [
         ({"custom_id": None}, "invalid_request", "custom_id"),
@@ -119,7 +120,7 @@ def test_a_missing_field_is_named(name: str) -> None:
 GOOD = orjson.dumps(line())
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         b"{",

@@ -19,6 +19,7 @@ from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, StoredFile, T
 from gateway.policy.jobs.list_page import list_page
 from gateway.store.jobs.transitions import counted
 from gateway.words import Usage
+from tests.rows import rows
 
 WHO = LineIdentity(7, "batch_req_x000007", 'a "quoted"\nid ü')
 
@@ -47,7 +48,7 @@ def test_the_bytes_of_an_answer_stay_as_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("usage", "tokens"),
     [
         (b'{"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}', 7),
@@ -122,7 +123,7 @@ def batch(**fields: Any) -> Job:
     return replace(job, **fields)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "status"),
     [
         ({"state": JobState.QUEUED, "stage": Stage.CHECK}, "validating"),

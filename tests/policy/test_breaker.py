@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.policy.health.breaker import LEAVE_S, Breaker
 from gateway.policy.health.fleet_view import FleetView
 from gateway.policy.health.rules import BreakerRules, account_rules
+from tests.rows import rows
 from tests.sweeps import sampled
 
 BOUNDED = settings(max_examples=25, stateful_step_count=50, deadline=None, derandomize=True)
@@ -161,7 +162,7 @@ def test_random_errors_do_not_open_it(share: float, per_s: float) -> None:
     assert site.openings() == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@rows("seed", range(20))
 def test_a_fresh_breaker_bears_random_errors(seed: int) -> None:
     """Before anything was learned, too."""
     assert Site(per_s=50, fails=lambda _at: 0.05, seed=seed).run(20).openings() == 0
@@ -178,7 +179,7 @@ def test_a_target_that_has_become_worse_for_good_is_borne_in_the_end() -> None:
     assert site.openings() == before
 
 
-@pytest.mark.parametrize(("per_s", "share"), [(500.0, 0.5), (500.0, 0.6), (20.0, 0.5), (20.0, 0.6), (1.0, 0.6)])
+@rows(("per_s", "share"), [(500.0, 0.5), (500.0, 0.6), (20.0, 0.5), (20.0, 0.6), (1.0, 0.6)])
 def test_half_of_the_calls_failing_opens_it_within_a_window(per_s: float, share: float) -> None:
     """Or more, after health."""
     well_s = max(120, 1200 / per_s)
@@ -702,7 +703,7 @@ def test_pybreaker_holds_the_state_and_its_clock_never_moves_it() -> None:
     assert breaker._circuit is None
 
 
-@pytest.mark.parametrize("state", ["never opened", "open", "half open", "closed again", "drained"])
+@rows("state", ["never opened", "open", "half open", "closed again", "drained"])
 def test_a_breaker_that_is_dropped_is_gone_at_once(state: str) -> None:
     """Without the garbage collector: one that had to look for thousands of them would stop the loop."""
     gc.collect()

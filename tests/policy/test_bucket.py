@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.limits.bucket import Bucket, Limit
 from gateway.policy.limits.windows import Slots, Window
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -230,7 +231,7 @@ def test_a_level_is_corrected_up_to_the_capacity(limit: Limit) -> None:
     assert limit.level_at(0.0) == 10.0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("remaining", "sent_at", "taken_since", "level", "expected"),
     [
         pytest.param(50.0, 100.0, 0.0, 80.0, 51.0, id="somebody else used some"),
@@ -370,7 +371,7 @@ def test_what_was_learned_elsewhere_does_not_change_slots() -> None:
     assert slots.wait_s(1.0, 0.0) is None
 
 
-@pytest.mark.parametrize(("rate", "burst"), [(-1.0, 1.0), (nan, 1.0), (inf, 1.0), (1.0, 0.0), (1.0, nan), (1.0, inf)])
+@rows(("rate", "burst"), [(-1.0, 1.0), (nan, 1.0), (inf, 1.0), (1.0, 0.0), (1.0, nan), (1.0, inf)])
 def test_a_bucket_without_sense_is_refused(rate: float, burst: float) -> None:
     """When it is made and when it is resized."""
     with pytest.raises(ValueError, match="no bucket"):

@@ -19,6 +19,7 @@ from gateway.policy.retry.budgets import (
 )
 from gateway.policy.retry.rules import CostRule, Retries
 from gateway.policy.snapshot import Rates
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 DEFAULT = Retries()
@@ -27,7 +28,7 @@ RETRY, TIMEOUT = DEFAULT.retry_tokens, DEFAULT.timeout_tokens
 DAY = 20_000
 
 
-@pytest.mark.parametrize(
+@rows(
     ("active", "percent", "min_concurrent", "most"),
     [
         pytest.param(0, 20.0, 3, 3, id="three in any case"),
@@ -186,7 +187,7 @@ def test_a_reservation_is_corrected() -> None:
     assert spending.spent("web", DAY + 1) == 0.0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("budget_usd", "extra_usd", "is_allowed"),
     [
         pytest.param(None, 1e9, True, id="no budget"),
@@ -215,7 +216,7 @@ def test_nobody_spends_more_than_its_budget_a_day(course: list[tuple[str, float,
         assert spending.spent(key, day) <= 10.0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("usd", "attempts"),
     [
         pytest.param(None, 4, id="not priced"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.reuse.cache_control import ANYTHING, Directives, answer_headers, read_directives, serves
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 MOST_S = 2_147_483_648.0
@@ -27,7 +27,7 @@ ARGUMENTS = st.none() | st.sampled_from([b"", b"5", b'"5"', b"-1", b"1.5", b"x",
 NAMES = st.sampled_from([b"no-store", b"no-cache", b"max-age", b"min-fresh", b"max-stale", b"only-if-cached", b"foo"])
 
 
-@pytest.mark.parametrize(
+@rows(
     ("value", "read"),
     [
         (None, ANYTHING),
@@ -79,7 +79,7 @@ def test_anything_can_be_read(value: bytes) -> None:
     read_directives(value)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("value", "age_s", "fresh_for_s", "may"),
     [
         (b"", 10.0, 5.0, True),
@@ -115,7 +115,7 @@ def test_an_older_answer_never_serves_where_a_younger_does_not(
     assert serves(directives, age_s, fresh_for_s) or not serves(directives, age_s + more_s, fresh_for_s - more_s)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("age_s", "fresh_s", "age", "control"),
     [
         (0.0, 3600.0, b"0", b"private, max-age=3600"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.openai.capabilities import Capabilities, Needs, lacks, needs_of
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -34,7 +35,7 @@ def said(*content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(content)}]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "needs"),
     [
         pytest.param({"messages": [{"role": "user", "content": "hi"}]}, Needs(), id="chat: a word"),
@@ -103,7 +104,7 @@ def test_only_parts_of_messages_are_looked_at() -> None:
 ALL = Needs(tools=True, images=True, structured_output=True, tokens=10**9)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("capabilities", "missing"),
     [
         pytest.param(Capabilities(), None, id="nobody says: everything"),

@@ -28,6 +28,7 @@ from tests.policy.answers import (
     sdk_of,
     streamed,
 )
+from tests.rows import rows
 
 BOUNDED = settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -148,7 +149,7 @@ UNLIKE_THEIR_WHOLE = {"azure", "citations", "deepseek", "groq", "mistral", "open
 """The SDK joins what these repeat, or keeps what they say first: it makes something else of them than a whole answer says."""
 
 
-@pytest.mark.parametrize("name", CHAT_NAMES)
+@rows("name", CHAT_NAMES)
 def test_the_sdk_reads_recorded_chats_alike(name: str) -> None:
     """Streamed as recorded, made whole, and made a stream again."""
     frames = (STREAMS / f"{name}.sse").read_bytes()

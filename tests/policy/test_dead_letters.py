@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.jobs.dead_letters import MOST_TEMPLATE, template_of
 from gateway.policy.jobs.outcomes import failure_of
+from tests.rows import rows
 
 WORDS = st.lists(st.sampled_from(["request", "timed", "out", "after", "model", "limit"]), min_size=1, max_size=6)
 VARIABLE = st.one_of(
@@ -60,7 +61,7 @@ def test_a_failure_is_told_in_its_own_words_without_secrets(body: bytes, said: s
     assert failure_of(401, body) == f"the answer was 401: {said}"
 
 
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"error":{"message":7}}', b'{"error":{"message":" "}}'])
+@rows("body", [b"", b"nonsense", b"[]", b'{"error":{"message":7}}', b'{"error":{"message":" "}}'])
 def test_a_failure_without_words_is_its_status(body: bytes) -> None:
     """Whatever the body is."""
     assert failure_of(500, body) == "the answer was 500"

@@ -14,6 +14,7 @@ from gateway.policy.limits.calibration import Calibration
 from gateway.policy.limits.cost import Cost, charge
 from gateway.policy.limits.estimate import estimate_input_tokens
 from gateway.policy.limits.rules import ChargeRule
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -43,7 +44,7 @@ def said(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "tokens"),
     [
         pytest.param(ENGLISH * 20, 225, id="English: four bytes"),
@@ -64,7 +65,7 @@ def test_two_byte_scripts_lie_between() -> None:
     assert 7 + len(RUSSIAN) / 2 < estimate(messages=said(RUSSIAN)) < 7 + len(RUSSIAN)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "tokens"),
     [
         pytest.param({"input": "abcd" * 10}, 10, id="one text to embed"),
@@ -114,7 +115,7 @@ def test_an_estimate_is_total(fields: dict[str, Any]) -> None:
     assert estimate(**fields) >= 1
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "low", "high"),
     [
         pytest.param({"messages": said("abcd" * MILLION)}, MILLION, MILLION + 7, id="one long text"),
@@ -141,7 +142,7 @@ def test_what_is_nested_too_deep_to_write_goes_by_the_body() -> None:
     assert estimate_input_tokens(body, orjson.loads(body)) == ceil(len(body) / 3.5)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("rule", "max_tokens", "expected"),
     [
         ("max", 400, Cost(1, 100, 300)),

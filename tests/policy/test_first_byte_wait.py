@@ -23,6 +23,7 @@ from gateway.policy.health.first_byte_wait import (
     usual_of,
 )
 from gateway.policy.health.latency import Latency
+from tests.rows import rows
 
 seconds = st.floats(0.01, 1000.0)
 usuals = st.one_of(
@@ -57,7 +58,7 @@ def test_who_has_more_time_waits_no_less(
     assert less == inf or room_s(left_s + more_s, own, following, thinks=thinks) >= less
 
 
-@pytest.mark.parametrize(
+@rows(
     ("left_s", "own", "following", "thinks", "expected"),
     [
         (30.0, UNKNOWN, UNKNOWN, False, 15.0),
@@ -88,7 +89,7 @@ def test_a_first_event_has_its_bounds(own: UsualTimes, thinks: bool) -> None:
         assert limit == min(max(4 * own.late_s, least), most)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("own", "stream", "thinks", "shortest_s", "expected"),
     [
         (UsualTimes(0.5, 1.5), True, False, inf, 6.0),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.openai.first_event import FAILED_REASONS, FirstEventKind, first_error, first_word
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -69,21 +70,21 @@ NEWS = {
 }
 
 
-@pytest.mark.parametrize("event", ANNOUNCEMENTS.values(), ids=ANNOUNCEMENTS.keys())
+@rows("event", ANNOUNCEMENTS.values(), ids=ANNOUNCEMENTS.keys())
 def test_announcements_say_nothing_yet(event: bytes) -> None:
     """After one of them another target may still try."""
     assert first_word(event) is FirstEventKind.NOTHING
     assert first_error(event) is None
 
 
-@pytest.mark.parametrize("event", NEWS.values(), ids=NEWS.keys())
+@rows("event", NEWS.values(), ids=NEWS.keys())
 def test_output_and_ends_are_never_held_back(event: bytes) -> None:
     """A first token, of whatever kind, is never late."""
     assert first_word(event) is FirstEventKind.SOMETHING
     assert first_error(event) is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("event", "word"),
     [
         (b"data: [DONE]\n\n", FirstEventKind.DONE),

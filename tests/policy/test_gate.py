@@ -19,6 +19,7 @@ from gateway.policy.limits.rules import Limits, Style
 from gateway.policy.snapshot import Counting
 from gateway.provider_errors import ErrorClass
 from gateway.words import Usage
+from tests.rows import rows
 
 WALL = 1_800_000_000.0
 FIXED = Counting(learns=False)
@@ -262,7 +263,7 @@ def test_a_success_of_an_earlier_call_ends_no_pause() -> None:
     assert entry.admit(gate, ONE, 2.0) == 4.0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("limits", "cost", "rate", "most"),
     [
         ({"requests_per_min": 6000}, ONE, 100, 120),
@@ -633,7 +634,7 @@ def test_no_header_breaks_a_gate(headers: list[tuple[bytes, bytes]]) -> None:
 # -- Tokens
 
 
-@pytest.mark.parametrize(
+@rows(
     ("charge", "max_tokens", "reserved", "usage", "left"),
     [
         pytest.param("sum", 500, Cost(1, 100, 500), Usage(120, 50), 10_000 - 120 - 500, id="max_tokens is charged"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.grouping.bodies import joined_body, read_group_input, shared_out, split_answer
 from gateway.words import Usage
+from tests.rows import rows
 
 TEXTS = st.one_of(st.text(max_size=9), st.lists(st.text(max_size=9), min_size=1, max_size=5))
 
@@ -63,7 +63,7 @@ def test_shares_add_up(total: int, weights: list[int]) -> None:
         assert all(abs(share - total * weight / whole) < 1 for share, weight in zip(shares, weights, strict=True))
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         {},
@@ -89,7 +89,7 @@ def test_token_numbers_do_not_go_with_texts() -> None:
     assert (one.kind, one.items, several.kind, several.items) == ("tokens", [[1, 2]], "tokens", [[1], [2, 3]])
 
 
-@pytest.mark.parametrize(
+@rows(
     "answer",
     [
         {"data": [{"index": 0}]},

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.admission.hold_or_refuse import Decision, Verdict, decide
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 NOW = 100.0
@@ -32,7 +33,7 @@ def soonest_allowed(ready_at: list[float], own: int, deadline: float, prefer_unt
     return max(NOW, min(ready_at, default=inf))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("ready_at", "own", "expected"),
     [
         pytest.param([NOW, NOW], 1, Decision(Verdict.SERVE, NOW, 0), id="a free primary serves"),

@@ -20,6 +20,7 @@ from gateway.policy.openai.json_edit import (
     with_include_usage,
     with_model,
 )
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -154,7 +155,7 @@ def test_two_models_are_seen_in_any_spelling(body: bytes) -> None:
     assert not is_written_once(body, "model")
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         b'{"model":"model"}',

@@ -16,6 +16,7 @@ from gateway.policy.openai.large_body import Large, edited, is_parsed, large_of
 from gateway.policy.openai.outline import read_contents, read_outline
 from gateway.splice import Spliced, pieces_of
 from tests.policy.test_outline import done, outline_of
+from tests.rows import rows
 
 OPTIONS: list[Any] = [
     None,
@@ -81,7 +82,7 @@ def test_choices_are_known() -> None:
         assert remembered(b'{"n":%b}' % written).choices == choices
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "needs"),
     [
         ('"messages":[]', Needs()),

@@ -16,6 +16,7 @@ from gateway.policy.limits.bucket import Bucket
 from gateway.policy.limits.cost import NOTHING, Cost
 from gateway.policy.limits.limit_set import LimitSet
 from gateway.policy.limits.rules import AZURE, CONTINUOUS, Limits, Style
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -272,7 +273,7 @@ def test_a_configured_limit_is_only_narrowed() -> None:
     assert limits.table.rows(0.0)[0].capacity == 100.0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("reading", "level"),
     [
         pytest.param(Reading(100, 90), 84.833, id="the same limit: believed, but for the last twentieth"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.openai.multipart import MAX_PARTS, MultipartError, boundary_of, find_fields
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -27,7 +28,7 @@ def values_of(body: bytes, name: str = "model", boundary: bytes = b"B0") -> list
     return [body[start:end] for start, end in find_fields(body, boundary, [name])[name]]
 
 
-@pytest.mark.parametrize(
+@rows(
     "head",
     [
         b'Content-Disposition: form-data; name="model"',
@@ -44,7 +45,7 @@ def test_a_field_is_found_however_its_head_is_written(head: bytes) -> None:
     assert values_of(form(FILE, head + b"\r\n\r\nwhisper-1")) == [b"whisper-1"]
 
 
-@pytest.mark.parametrize(
+@rows(
     "part",
     [
         FILE,
@@ -72,7 +73,7 @@ def test_each_of_several_fields_is_found() -> None:
     assert values_of(form(MODEL, FILE, MODEL.replace(b"-1", b"-2"))) == [b"whisper-1", b"whisper-2"]
 
 
-@pytest.mark.parametrize("value", [b"", b"\r\n", b"a\r\nb", b"\r\n\r\n", b"-", b"--", b"\r\n--", b"\r\n--B"])
+@rows("value", [b"", b"\r\n", b"a\r\nb", b"\r\n\r\n", b"-", b"--", b"\r\n--", b"\r\n--B"])
 def test_any_value_is_cut_out_whole(value: bytes) -> None:
     """Line ends and dashes belong to it."""
     assert values_of(form(FILE, HEAD + b'name="model"\r\n\r\n' + value, FILE)) == [value]
@@ -119,7 +120,7 @@ def test_a_truncated_body_is_refused_at_every_length() -> None:
     assert values_of(body[:end]) == [b"whisper-1"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "problem"),
     [
         (b"", "does not occur"),
@@ -160,7 +161,7 @@ def test_a_body_of_very_many_parts_is_refused_after_the_first_thousand(part: byt
     assert body.searched <= 3 * MAX_PARTS * (len(part) + 20)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content_type", "boundary"),
     [
         (b"multipart/form-data; boundary=abc", b"abc"),
@@ -175,9 +176,7 @@ def test_the_boundary_is_read_from_the_content_type(content_type: bytes, boundar
     assert boundary_of(content_type) == boundary
 
 
-@pytest.mark.parametrize(
-    "parameters", [b"", b"; boundary=", b'; boundary=""', b"; boundary=" + b"x" * 71, b"; xboundary=a"]
-)
+@rows("parameters", [b"", b"; boundary=", b'; boundary=""', b"; boundary=" + b"x" * 71, b"; xboundary=a"])
 def test_a_content_type_without_a_usable_boundary_is_refused(parameters: bytes) -> None:
     """There is nothing to cut the body by."""
     with pytest.raises(MultipartError):

@@ -14,6 +14,7 @@ from gateway.policy.objects.answers import Announcements, Filling, Page, ids_in_
 from gateway.policy.objects.ids import FIELDS, TREE_BYTES, ids_in_body, may_name
 from gateway.policy.objects.objects import RESPONSES, Concern, ObjectPath, ids_in_path, key_of, read_path, scope_of
 from gateway.policy.objects.rules import ObjectRules
+from tests.rows import rows
 
 JSON = b"application/json"
 
@@ -23,7 +24,7 @@ def named(body: bytes, content_type: bytes = JSON) -> set[str]:
     return {one[0] for one in ids_in_body(body, None, content_type) if one is not None}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("path", "place"),
     [
         ("/files", ObjectPath("files")),
@@ -230,7 +231,7 @@ def test_tenants_below_one_that_names_others_are_known() -> None:
 # --- answers ---
 
 
-@pytest.mark.parametrize(
+@rows(
     ("place", "method", "answer", "ids"),
     [
         (ObjectPath("files"), "POST", {"id": "f"}, ["f"]),

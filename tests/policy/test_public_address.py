@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.webhooks.public_address import NotPublic, is_public, read_public_url, refuse_private
 from tests.policy.ssrf_table import ALLOWED, NAMES, PRIVATE, SPELLINGS
+from tests.rows import rows
 
 
 def test_the_table_is_long() -> None:
@@ -19,7 +20,7 @@ def test_the_table_is_long() -> None:
     assert len(set(spellings)) == len(spellings) >= 200
 
 
-@pytest.mark.parametrize("url", SPELLINGS)
+@rows("url", SPELLINGS)
 def test_what_is_spelled_to_mislead_is_refused_unresolved(url: str) -> None:
     """The reason names no path."""
     with pytest.raises(NotPublic) as refused:
@@ -28,7 +29,7 @@ def test_what_is_spelled_to_mislead_is_refused_unresolved(url: str) -> None:
     assert "s3cret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@rows("name", NAMES)
 def test_a_name_that_stands_for_a_private_address_is_refused_once_it_is_resolved(name: str) -> None:
     """It looks like any other."""
     assert read_public_url(f"https://{name}/hook").host == name
@@ -36,7 +37,7 @@ def test_a_name_that_stands_for_a_private_address_is_refused_once_it_is_resolved
         refuse_private(NAMES[name])
 
 
-@pytest.mark.parametrize("address", PRIVATE)
+@rows("address", PRIVATE)
 def test_addresses_that_are_not_public(address: str) -> None:
     """Alone, and beside a public one: which of them is used is chance."""
     assert not is_public(address)
@@ -44,7 +45,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
         refuse_private(["93.184.215.14", address])
 
 
-@pytest.mark.parametrize("url", ALLOWED)
+@rows("url", ALLOWED)
 def test_public_urls_are_read_as_they_are_written(url: str) -> None:
     """Host, port and target."""
     host, port, target, is_address = ALLOWED[url]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.semantic.question import MOST_CHARS, Question, last_question
+from tests.rows import rows
 
 USER = {"role": "user", "content": "Why is the sky blue?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -67,7 +68,7 @@ def test_responses_ask_in_a_string_or_in_their_last_item(given_input: object) ->
     assert b"Why?" not in question.rest
 
 
-@pytest.mark.parametrize(
+@rows(
     "messages",
     [
         [],

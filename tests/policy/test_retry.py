@@ -30,6 +30,7 @@ from gateway.policy.retry.rules import BUILT_IN_RULES, Action, Backoff, Retries
 from gateway.policy.snapshot import Target
 from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt
+from tests.rows import rows
 
 NOW = 1000.0
 DEADLINE = NOW + 30.0
@@ -105,7 +106,7 @@ def names(step: Step) -> str:
 # What each class deserves.
 
 
-@pytest.mark.parametrize("error_class", PASSED_THROUGH)
+@rows("error_class", PASSED_THROUGH)
 def test_what_would_be_the_same_everywhere_ends_at_once(error_class: ErrorClass) -> None:
     """A fault of the request is final, however many targets and attempts are left."""
     assert after(failed(A, error_class), plan=Plan([A, B], [C], [X])) == GiveUp("final")
@@ -466,7 +467,7 @@ def test_a_call_waits_for_what_others_find_out_but_not_for_long(
         assert waited_s >= min(longest_s, left_s / 2) - 1e-9
 
 
-@pytest.mark.parametrize(
+@rows(
     ("tried_s", "has_failed", "left_s", "goes"),
     [
         (None, True, 1000.0, True),  # nobody is trying: somebody has to

@@ -25,6 +25,7 @@ from gateway.policy.reuse.keys import (
 from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.words import Endpoint
 from tests.flow.support import SPEECH, Bench, ScriptedUpstream
+from tests.rows import rows
 
 BOUNDED = settings(
     max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -268,7 +269,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("body", [*TWICE, *LONG])
+@rows("body", [*TWICE, *LONG])
 def test_what_a_provider_may_read_differently_stands_for_itself(body: bytes) -> None:
     """The first of two equal keys counts there perhaps, or a number is not rounded: it shares with its own bytes only."""
     call = asking(body)
@@ -312,7 +313,7 @@ def test_what_has_no_reading_has_no_key(body: bytes) -> None:
         orjson.loads(body)
 
 
-@pytest.mark.parametrize("depth", [200, 253, 254, 255, 256, 1000, 1022])
+@rows("depth", [200, 253, 254, 255, 256, 1000, 1022])
 def test_nothing_is_nested_too_deeply_for_a_key(depth: int) -> None:
     """What cannot be written again stands for itself, stream and all; nothing else is mistaken for it."""
 
@@ -350,7 +351,7 @@ def test_a_boundary_is_drawn_anew_each_time() -> None:
     assert fingerprint(upload(b"X1", b"one", b"two")) == fingerprint(upload(b"Y2", b"one", b"two"))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("one", "other"),
     [
         (upload(b"a", b"banana"), upload(b"a", b"bnn")),

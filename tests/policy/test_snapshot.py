@@ -10,6 +10,7 @@ from hashlib import sha256
 import pytest
 
 from gateway.policy.snapshot import Key, Model, Policies, PolicySnapshot, Server, no_rates
+from tests.rows import rows
 
 
 def entry(name: str) -> Model:
@@ -40,7 +41,7 @@ def snapshot(
     )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("asked", "served_by"),
     [
         ("gpt-4o", "gpt-4o"),

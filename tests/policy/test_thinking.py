@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gateway.policy.openai.thinking import asks_for_reasoning, is_thinker
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "expected"),
     [
         ({}, False),
@@ -37,7 +36,7 @@ def test_what_asks_for_reasoning(body: dict[str, Any], expected: bool) -> None:
     assert asks_for_reasoning(body) is expected
 
 
-@pytest.mark.parametrize(
+@rows(
     "name",
     [
         "o1",
@@ -60,7 +59,7 @@ def test_models_that_think_unasked(name: str) -> None:
     assert is_thinker(name)
 
 
-@pytest.mark.parametrize(
+@rows(
     "name",
     [
         "gpt-4o",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.openai.usage import estimate_tokens, estimate_usage, find_usage, read_usage
 from gateway.words import Usage
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 
@@ -53,13 +53,13 @@ TAILS: dict[str, tuple[bytes, Usage]] = {
 }
 
 
-@pytest.mark.parametrize(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
+@rows(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
 def test_usage_at_the_end_of_an_answer_is_found(tail: bytes, usage: Usage) -> None:
     """Chat, Responses and embeddings, whole or streamed; text that looks like it is passed by."""
     assert find_usage(tail) == usage
 
 
-@pytest.mark.parametrize(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
+@rows(("tail", "usage"), TAILS.values(), ids=TAILS.keys())
 def test_a_cut_tail_gives_the_right_usage_or_none(tail: bytes, usage: Usage) -> None:
     """Cut at every byte, from the front and from the end."""
     for at in range(len(tail)):
@@ -81,7 +81,7 @@ def test_an_answer_full_of_the_word_is_searched_only_so_often() -> None:
     assert find_usage(b'{"usage":{"prompt_tokens":7},"tokens":[' + b'"usage",' * 100_000 + b'"x"]}') is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("usage", "expected"),
     [
         ({"prompt_tokens": 5}, Usage(5, 0)),

@@ -44,7 +44,7 @@ BODY = b'{"model":"gpt-4o","messages":[{"role":"user","content":"%d"}]}'
 async def fill(path: Path, letters: int) -> None:
     """Writes so many dead letters into a jobs file."""
     store = SqliteJobStore(str(path), time.time, OpenBounds(10**6, 10**6))
-    jobs = Jobs(store, time.time)  # type: ignore[arg-type]
+    jobs = Jobs(store, time.time)  # type: ignore[arg-type]  # its clock
     for first in range(0, letters, 1000):
         new = [
             jobs.new(id=f"old-{first + one}", payload=BODY % (first + one), tenant="web", key="web", model="gpt-4o",

@@ -15,6 +15,7 @@ from gateway.store.redis.answers import MOST_SHARDS, SHARD_BYTES, shards_of
 from gateway.store.redis.purges import MOST_PENDING, Selection, decode_selection, encode_selection
 from gateway.store.redis.store import RedisStore
 from gateway.store.redis.values import unframed
+from tests.rows import rows
 from tests.store.conformance import KIB, ROOMY, Wall, digest, entries, held_bytes, kept, row, settle, ticked
 from tests.store.redis_servers import redis_server
 from tests.store.redis_support import Lender, lender, loaded, until
@@ -42,7 +43,7 @@ async def has(store: RedisStore, name: object, group: str = "default") -> bool:
 # LRUs.
 
 
-@pytest.mark.parametrize(
+@rows(
     ("bound", "shards"),
     [
         (0, 1),

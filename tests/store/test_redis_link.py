@@ -24,6 +24,7 @@ from gateway.store.redis_link.connect import PATIENCE_S, address_of, always, con
 from gateway.store.redis_link.job import OperationCounts, StoreCommand
 from gateway.store.redis_link.link import Link, StoreGone, StoreRefused, load_script, script_of
 from gateway.store.redis_link.server import ServerOptions, StoreServer
+from tests.rows import rows
 from tests.store.redis_servers import RedisCluster, RedisServer, proxied, redis_server, redis_watched
 
 ECHO = script_of("echo", "return ARGV[1]")
@@ -185,7 +186,7 @@ def test_keys_of_odd_parts_never_collide() -> None:
     assert not any(set(b"*?[]\\ \0") & set(key) for key in keys)
 
 
-@pytest.mark.parametrize("namespace", ["gateway", "a{b}c", "{}", "a:b", ""])
+@rows("namespace", ["gateway", "a{b}c", "{}", "a:b", ""])
 def test_a_key_has_one_slot_whatever_is_appended(namespace: str) -> None:
     """The digest of the parts decides it, not the namespace, nor a suffix."""
     link = Link(SharedState("redis://127.0.0.1", namespace=namespace))

@@ -19,6 +19,7 @@ from gateway.semantic.index import NOT_INSTALLED, VectorIndex
 from gateway.semantic.nearest import EXACT_ROWS, PARTITION_BYTES, row_bytes
 from gateway.semantic.ports import Near
 from gateway.semantic.sketch import reach
+from tests.rows import rows
 
 NOW = 1_800_000_000.0
 HERE, THERE = b"h" * 32, b"t" * 32
@@ -81,7 +82,7 @@ def test_a_vector_is_packed_with_its_direction_only(vector: list[float], length:
     assert math.isclose(float(np.linalg.norm(index.unpack(packed))), 1.0, abs_tol=1e-5)
 
 
-@pytest.mark.parametrize("vector", [[], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [[1.0], [2.0]]])
+@rows("vector", [[], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [[1.0], [2.0]]])
 def test_what_has_no_direction_is_refused(vector: list[float]) -> None:
     """A search with it could only find nonsense."""
     with pytest.raises(ValueError, match="a vector must have"):

@@ -105,9 +105,9 @@ def _paths() -> set[str]:
     """The paths of the admin API that are written in the code."""
     return {
         str(text)
-        for path, tree in modules()
+        for path, told in modules()
         if "ingress" in path.parts
-        for text in constants(tree, str)
+        for text in constants(told, str)
         if re.fullmatch(r"/admin/[a-z/]+[a-z]", str(text))
     }
 
@@ -127,8 +127,8 @@ def _variables() -> set[str]:
     """The environment variables that the gateway reads of itself."""
     named = {
         name
-        for _, tree in modules()
-        for text in constants(tree, str)
+        for _, told in modules()
+        for text in constants(told, str)
         for name in re.findall(r"GATEWAY_[A-Z_]*[A-Z]", str(text))
     }
     return named | {f"GATEWAY_{name.upper()}" for name in Settings.model_fields}

@@ -15,6 +15,7 @@ from gateway.policy.snapshot import Provider
 from gateway.provider_errors import UpstreamFailed
 from gateway.upstream.redaction import MIN_BYTES, Seam, Secrets, secrets_of
 from gateway.upstream.wire import Wire
+from tests.rows import rows
 from tests.upstream.test_wire import CHAT, read
 
 KEY = "sk-proj-Ab3dE5fG7hJ9kL1m"
@@ -39,7 +40,7 @@ def in_cuts(secrets: Secrets, text: bytes, cuts: Iterable[int]) -> list[bytes]:
     return [*(seam.feed(text[a:b]) for a, b in itertools.pairwise(edges)), seam.end()]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@rows("form", FORMS)
 def test_a_secret_is_masked_in_place_in_every_form_that_it_may_be_written_in(form: bytes) -> None:
     """As it was sent, with JSON's escapes, percent-encoded; the rest stays, and so does the length."""
     secrets = secrets_of(PROVIDER)
@@ -58,7 +59,7 @@ def test_what_holds_no_secret_is_given_back_as_the_same_object() -> None:
     assert Secrets([KEY]).mask(block) is block
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * (MIN_BYTES - 1), "not-needed", "lm-studio", "sk-no-key-required"])
+@rows("text", ["", "short", "x" * (MIN_BYTES - 1), "not-needed", "lm-studio", "sk-no-key-required"])
 def test_short_texts_and_stand_ins_are_words(text: str) -> None:
     """To mask them would spoil answers that have nothing to do with them."""
     assert secrets_of(Provider("local", "openai", "http://local/v1", api_key=text)) is None

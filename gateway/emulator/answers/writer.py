@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from statistics import NormalDist
 from typing import Any
@@ -43,6 +44,13 @@ class Draft:
         return "".join(self.pieces)
 
 
+@lru_cache(maxsize=8)  # a reset of the emulator keeps its seed
+def _cycle_of(seed: int) -> tuple[str, ...]:
+    """Returns the filler words of a seed, in the order in which they come round."""
+    drawn = random.Random(seed)  # noqa: S311 - filler words, not secrets
+    return tuple(" " + word for word in drawn.choices(_PROSE.split(), k=_CYCLE))
+
+
 class Writer:
     """Writes drafts for one config; `wall` is the time of day in epoch seconds."""
 
@@ -53,8 +61,7 @@ class Writer:
         self._key = str(config.seed).encode()[:64]
         self._median = config.output_tokens
         self._sigma = config.output_sigma
-        drawn = random.Random(config.seed)  # noqa: S311 - filler words, not secrets
-        self._cycle = [" " + word for word in drawn.choices(_PROSE.split(), k=_CYCLE)]
+        self._cycle = _cycle_of(config.seed)
 
     def created(self) -> int:
         """Returns the time in epoch seconds."""
@@ -93,7 +100,7 @@ class Writer:
 
     def _filler(self, digest: int, count: int) -> list[str]:
         start = (digest >> 10) % _CYCLE
-        words = self._cycle[start : start + max(0, count)]
+        words = list(self._cycle[start : start + max(0, count)])
         while len(words) < count:
             words += self._cycle[: count - len(words)]
         return words

@@ -27,7 +27,7 @@ TENANTS = 20
 async def crowd(folder: Path, number: int, claims: int) -> None:
     path = str(folder / "jobs.db")
     before = 1024 * rss_kib()
-    jobs = Jobs(SqliteJobStore(path, time.time, OpenBounds(2 * number, 2 * number)), time.time)  # type: ignore[arg-type]
+    jobs = Jobs(SqliteJobStore(path, time.time, OpenBounds(2 * number, 2 * number)), time.time)  # type: ignore[arg-type]  # its clock
     filled, log_bytes = time.perf_counter(), 0
     for first in range(0, number, AT_ONCE):
         await jobs.store.accept([new(jobs, first + one) for one in range(AT_ONCE)])

@@ -101,7 +101,7 @@ class TwoStores(RuleBasedStateMachine):
         """Writes about a claim to each store, with its own fence."""
         works = self.works[index % len(self.works)]
         answers = [
-            self.runner.run(self._answer(lambda store, work=work: write(store, work), store))  # type: ignore[misc]
+            self.runner.run(self._answer(lambda store, work=work: write(store, work), store))  # type: ignore[misc]  # bound at once
             for store, work in zip((self.memory, self.other), works, strict=True)
         ]
         assert answers[0] == answers[1]

@@ -44,7 +44,7 @@ class FaultyJobs(Jobs):
         self.store = self._opened(self.wall)
 
     def fail(self, before: Any) -> None:
-        self.disk.before = before  # type: ignore[method-assign]
+        self.disk.before = before  # type: ignore[method-assign]  # the disk of this test
 
     async def heal(self) -> None:
         """The disk works, and the next tick tries it."""
