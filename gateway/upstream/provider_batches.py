@@ -244,7 +244,9 @@ class _Timely(httpx.AsyncByteStream):
         self.is_sent = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self.is_sent or not self._may_send():
+        if self.is_sent:
+            raise httpx.WriteError("it has been sent before, and is not sent again")
+        if not self._may_send():
             raise NeverSent("too late to ask: this process has stood still")
         self.is_sent = True
         yield self._body

@@ -135,7 +135,8 @@ class Mortal:
 class Accounts:
     """Books what was paid, and what is charged."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: LoopClock) -> None:
+        self._clock = clock
         self.usd = 0.0
         self.charged = 0.0
         self.most_charged = 0.0
@@ -146,10 +147,15 @@ class Accounts:
         assert key.budget_usd_per_day is not None
         if self.usd + self.charged + usd > key.budget_usd_per_day:
             return None
-        self.correct(key.name, 1, usd)
-        return 1
+        self.correct(key.name, self.today(), usd)
+        return self.today()
 
-    def correct(self, _key: str, _day: int, usd: float) -> None:
+    def today(self) -> int:
+        return int(self._clock.wall() // 86_400)
+
+    def correct(self, _key: str, day: int, usd: float) -> None:
+        if day != self.today():  # as `KeyBudgets` does
+            usd = max(usd, 0.0)
         self.charged += usd
         self.most_charged = max(self.charged, self.most_charged)
 
@@ -170,7 +176,7 @@ class NativeStage(Stage):
     def __init__(self, clock: LoopClock, lies: Lies | None = None, rules: JobRules | None = None, **more: Any) -> None:
         self.provider = ScriptedBatches(clock, lies or Lies())
         self.policies = Policies(snapshot())
-        self.accounts = Accounts()
+        self.accounts = Accounts(clock)
         self.lives: list[Life] = []
         super().__init__(clock, rules=rules or native_rules(), **more)
         self.begin_life()

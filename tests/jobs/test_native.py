@@ -526,3 +526,23 @@ def test_what_was_charged_is_given_back_once_however_parts_end(lie: str, outlive
 
     for is_cancelled in (False, True):
         run(lambda clock, is_cancelled=is_cancelled: story(clock, is_cancelled))  # type: ignore[misc]  # bound at once
+
+
+def test_a_charge_of_yesterday_is_not_booked_again() -> None:
+    """It counted for that day; a process that begins on the next one gives back nothing that it has not booked."""
+
+    async def story(clock: LoopClock) -> None:
+        stage = NativeStage(clock, Lies(works_s=1500))
+        stage.worker.start()
+        await asyncio.sleep(86_400 - clock.wall() % 86_400 - 200)
+        await stage.accept_batch(20)
+        await asyncio.sleep(100)
+        assert stage.accounts.charged == pytest.approx(0.1)
+        await stage.worker.drain(0.0)
+        await asyncio.sleep(200)
+        stage.begin_life().start()
+
+        assert (await stage.ended()).tally.completed == 20
+        assert stage.accounts.charged == 0.0
+
+    run(story)

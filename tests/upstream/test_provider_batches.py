@@ -257,3 +257,23 @@ async def test_no_reason_has_a_secret(status: int, is_escaped: bool) -> None:
 
     assert "Incorrect API key" in told
     assert SECRET not in told
+
+
+async def test_a_transport_that_sends_again_does_not_make_a_request_one_that_was_not_sent() -> None:
+    """What went out once may have made a batch, and nothing goes out twice."""
+    bodies: list[bytes] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        for _ in range(2):
+            bodies.append(b"".join([part async for part in request.stream]))
+        return httpx.Response(200, json=BATCH)
+
+    class SendsTwice(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await answer(request)
+
+    batches = HttpProviderBatches(lambda _provider: SendsTwice())
+    with pytest.raises(Unreachable):
+        await batches.create(GROQ, "file-1", "/v1/chat/completions", "x", lambda: True)
+    assert len(bodies) == 1

@@ -28,6 +28,8 @@ from gateway.policy.native.choice import NoPart
 from gateway.policy.native.part import Part
 from gateway.policy.snapshot import Key
 
+DAY_S = 86_400
+
 
 class PartCharges:
     """Charges keys that have a budget; all others are charged nothing."""
@@ -75,7 +77,8 @@ class PartCharges:
         if not part.charged_usd or part.origin in self._known:
             return
         self._known.add(part.origin)
-        if not self._accounts.outlives:
+        is_todays = part.charged_day == int(self._clock.wall() // DAY_S)
+        if is_todays and not self._accounts.outlives:
             self._accounts.correct(job.key, part.charged_day, part.charged_usd)
 
     def settle(self, job: Job, part: Part) -> None:
