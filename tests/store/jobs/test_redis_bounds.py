@@ -37,6 +37,25 @@ async def test_large_requests_are_given_a_few_at_a_time(job_lends: JobLender, wa
     assert sorted([*await claim(), *await claim(), *await claim()]) == sorted(names)
 
 
+async def test_claims_beyond_those_of_one_look_are_taken_over_by_the_next(job_lends: JobLender, wall: Wall) -> None:
+    """A look at all claims would stop the server where there are many; a look goes on where the last one ended."""
+    jobs = Jobs(job_lends.make(wall=wall), wall)
+    for first in range(0, 1200, 100):
+        await jobs.store.accept([jobs.new(id=f"{first + number}") for number in range(100)])
+    works = [work for _ in range(24) for work in await jobs.claim_all(50)]
+    assert len(works) == 1200
+    with Redis.from_url(job_lends.url) as client:
+        (stream,) = client.scan_iter(match=f"{job_lends.namespace}:*:r:*", count=1000)
+        old = [pending["message_id"] for pending in client.xpending_range(stream, "workers", "-", "+", 2000)][1100:]
+        client.xclaim(stream, "workers", "replica-0", 0, old, idle=15_001, justid=True)
+
+        other = Jobs(job_lends.make(wall=wall, is_replica=True), wall)
+        seen = [len(await other.claim_all(60)) for _ in range(4)]
+
+        assert seen == [0, 60, 40, 0]
+        assert [*client.scan_iter(match=f"{job_lends.namespace}:*:seen")] == [stream.partition(b":r:")[0] + b":seen"]
+
+
 async def test_groups_beyond_those_that_are_listed_cost_nothing(job_lends: JobLender, wall: Wall) -> None:
     """There may be as many groups as letters: a look at all of them would stop the server, for everybody."""
     jobs = Jobs(job_lends.make(wall=wall), wall)

@@ -66,14 +66,34 @@ local function claim(queue, way, room)
   return given
 end
 
+-- Claims that one look sees, at most: the next goes on behind them. Whoever has claims looks once a second, so that many are
+-- seen as soon as few.
+local MOST_SEEN = 1000
+
+-- Returns the claims among the next of a stream that are older than a lease, and the place behind them.
+local function grown_old(stream)
+  local seen = redis.call('XPENDING', stream, 'workers', redis.call('HGET', BASE .. ':seen', stream) or '-', '+', MOST_SEEN)
+  local old = {}
+  for _, pending in ipairs(seen) do
+    if pending[3] >= tonumber(lease_ms) then
+      old[#old + 1] = pending
+    end
+  end
+  return old, #seen == MOST_SEEN and '(' .. seen[MOST_SEEN][1] or nil
+end
+
 -- Takes over pieces whose leases are over, at most so many; returns how many.
 local function take_over(queue, way, room)
   local stream, given = stream_of(queue, way), 0
   if redis.call('EXISTS', stream) == 0 then
     return 0
   end
-  local idle = redis.call('XPENDING', stream, 'workers', 'IDLE', lease_ms, '-', '+', math.max(10, room))
-  for _, pending in ipairs(idle) do
+  local idle, behind = grown_old(stream)
+  for number, pending in ipairs(idle) do
+    if number > math.max(10, room) then
+      behind = pending[1]
+      break
+    end
     local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
     local job = entry and load(entry[2][2])
     local piece = job and job.pieces[entry[2][4]]
@@ -91,7 +111,15 @@ local function take_over(queue, way, room)
       redis.call('XCLAIM', stream, 'workers', worker, 0, pending[1], 'JUSTID')
       give(job, piece, 'c')
       given = given + 1
+    elseif room > 0 then
+      behind = pending[1]
+      break
     end
+  end
+  if behind then
+    redis.call('HSET', BASE .. ':seen', stream, behind)
+  else
+    redis.call('HDEL', BASE .. ':seen', stream)
   end
   return given
 end

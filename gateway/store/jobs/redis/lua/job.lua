@@ -6,6 +6,7 @@
 --                 payload), k (its dedupe and debounce keys), o (its chunks that have lines), a and y (its answer),
 --                 m (somebody else has met it, and relies on it)
 --   BASE:r:QUEUE  stream of ready and claimed pieces, group `workers`; QUEUE:f holds those that go before the others
+--   BASE:seen     hash by stream: up to where claims have been looked at, if there are too many for one look
 --   BASE:later    zset of pieces by the time at which they are ready
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
 --   BASE:depth    hash: pieces by queue and state; BASE:open hash: open jobs by tenant, '*' in all
