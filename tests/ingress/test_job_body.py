@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.ingress.jobs.job_body import MOST_REST_BYTES, Parts, split_job, split_large_job
 from gateway.ingress.large_bodies import LargeBodies
+from gateway.policy.jobs.job_request import JobOptions, read_option_headers, read_options
 from tests.rows import rows
 
 TEXT = st.text(max_size=12) | st.sampled_from(["body", '"body":', "}{", "\\", '\\"'])
@@ -111,3 +113,11 @@ def test_whatever_comes_is_a_job_or_refused(pieces: list[bytes]) -> None:
     for split in (split_job, split_slowly):
         with suppress(InvalidRequest):
             split(b'{"endpoint":"/v1/x",' + b"".join(pieces))
+
+
+def test_a_call_that_says_nothing_of_its_job_has_the_options_of_a_job_that_says_nothing() -> None:
+    """Nothing is read for it; what is told of its end goes by a header of its own."""
+    told = {b"x-gateway-webhook": b"https://example.com/hook"}
+
+    assert read_option_headers({}, 5.0) == read_options({}, 5.0) == JobOptions()
+    assert read_option_headers(told, 5.0) == replace(JobOptions(), webhook="https://example.com/hook")

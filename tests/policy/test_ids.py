@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from random import Random
-from string import ascii_letters, digits
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 
 import pytest
 from hypothesis import given
@@ -97,3 +97,13 @@ def test_chunks_hold_every_line_once(total: int, parallel: int) -> None:
     assert plan.lines_per_chunk == min(max(total // 64, 16), 256)
     assert all(len(lines_of(plan, chunk)) == plan.lines_per_chunk for chunk in range(plan.chunks - 1))
     assert plan.parallel == parallel
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_the_letters_of_an_id_are_the_lowest_digits_of_its_number(number: int) -> None:
+    """The lowest first; so ids that follow from others are those of earlier versions."""
+    alphabet = digits + ascii_uppercase + ascii_lowercase
+
+    body = new_id(BATCH, number.to_bytes(16)).removeprefix(BATCH)[:19]
+
+    assert body == "".join(alphabet[number // 62**place % 62] for place in range(19))

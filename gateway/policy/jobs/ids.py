@@ -26,6 +26,8 @@ Role = Literal["output", "errors"]
 
 DRAW_BYTES = 16
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_PAIRS: Final = [low + high for high in _DIGITS for low in _DIGITS]
+"""What two digits of a number are written as: half as many divisions."""
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BODY, _CHECK = 19, 3
 _ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
@@ -108,8 +110,11 @@ def _check_of(mark: str, body: str) -> str:
 
 
 def _base62(number: int, length: int) -> str:
+    """Returns the lowest digits of a number, the lowest first."""
     digits = []
-    for _ in range(length):
-        number, digit = divmod(number, 62)
-        digits.append(_DIGITS[digit])
+    for _ in range(length // 2):
+        number, pair = divmod(number, 62 * 62)
+        digits.append(_PAIRS[pair])
+    if length % 2:
+        digits.append(_DIGITS[number % 62])
     return "".join(digits)

@@ -119,6 +119,8 @@ def read_option_headers(index: Mapping[bytes, bytes], now: float) -> JobOptions:
             asked["debounce"]["max_wait"] = said.pop("max")
         if said:
             _refuse("x-gateway-debounce", f"has an unknown part {sorted(said)[0][:64]!r}; use KEY; wait=10s; max=2m")
+    if not asked:
+        return JobOptions(webhook=webhook)
     try:
         return replace(read_options(asked, now), webhook=webhook)
     except InvalidRequest as refusal:

@@ -19,6 +19,19 @@ def disk() -> Disk:
     return Disk()
 
 
+async def test_a_new_job_is_looked_for_once(tmp_path: Path, wall: Wall, disk: Disk) -> None:
+    """Whether it is there already is not asked again when it is written: thousands are taken in a second."""
+    jobs = Jobs(SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect), wall)
+    await jobs.call()
+    disk.statements.clear()
+
+    await jobs.call()
+    await jobs.store.aclose()
+
+    assert len([sql for sql in disk.statements if "FROM jobs WHERE id" in sql]) == 1
+    assert not [sql for sql in disk.statements if "DELETE FROM payloads" in sql]
+
+
 async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) -> None:
     """Of jobs, payloads, pieces or files, in the whole life of jobs and batches, a start among it."""
     path = str(tmp_path / "jobs.db")

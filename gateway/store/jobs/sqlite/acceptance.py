@@ -58,6 +58,8 @@ class SqliteAcceptance:
             refusal = self._bounds.refusal(opened[0] + len(fresh), of_tenant[0] + tenants.count(tenant))
             if refusal is not None:
                 return refusal
+        if len(fresh) == len(jobs):
+            return [self._insert(db, new, now, taken) for new in jobs]
         return [self.accept(db, new, now, taken, replaced) for new in jobs]
 
     def accept(
@@ -69,18 +71,25 @@ class SqliteAcceptance:
             return known
         scheduled = self._scheduled(db, new)
         if scheduled is None:
-            times = 0
-            row = job_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
-        else:
-            row, times = scheduled[0], scheduled[1] + 1
-            (reads,) = db.execute("SELECT reads FROM jobs WHERE seq = ?", (row.seq,)).fetchone()
-            before = Replaced(row.job, job_rows.payload_of(db, row), reads)
-            job_rows.keep(db, row, transitions.debounced(row.job, new, now))
-            job_rows.put_payload(db, row, new.payload)
-            db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
-            db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
-            if replaced is not None:
-                replaced.append((before, row.job.revision))
+            return self._insert(db, new, now, taken)
+        row, times = scheduled[0], scheduled[1] + 1
+        (reads,) = db.execute("SELECT reads FROM jobs WHERE seq = ?", (row.seq,)).fetchone()
+        before = Replaced(row.job, job_rows.payload_of(db, row), reads)
+        job_rows.keep(db, row, transitions.debounced(row.job, new, now))
+        job_rows.put_payload(db, row, new.payload)
+        db.execute("UPDATE jobs SET reads = ? WHERE seq = ?", (new.reads, row.seq))
+        db.execute("DELETE FROM pieces WHERE job = ?", (row.seq,))
+        if replaced is not None:
+            replaced.append((before, row.job.revision))
+        return self._begin(db, row, new, now, times)
+
+    def _insert(self, db: sqlite3.Connection, new: NewJob, now: float, taken: int) -> Accepted:
+        """Takes a job that nothing which is there stands for."""
+        row = job_rows.insert(db, transitions.taken_in(new.job, now), new.payload, new.reads, taken)
+        return self._begin(db, row, new, now, 0)
+
+    def _begin(self, db: sqlite3.Connection, row: JobRow, new: NewJob, now: float, times: int) -> Accepted:
+        """Has a job that was taken wait for a worker; `times` so many have had its place before."""
         self._pieces.put(db, row, new.first_piece, max(now, row.job.run_at), now)
         if new.dedupe_key:
             known_as = (new.dedupe_key, row.seq, new.fingerprint, new.dedupe_until)

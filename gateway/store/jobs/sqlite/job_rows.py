@@ -54,7 +54,8 @@ def insert(db: sqlite3.Connection, job: Job, payload: bytes, reads: str, taken: 
         values,
     )
     row = JobRow(cursor.lastrowid or 0, job)
-    put_payload(db, row, payload)
+    if payload:
+        put_payload(db, row, payload)
     return row
 
 
