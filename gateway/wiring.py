@@ -158,7 +158,7 @@ def store_routes(
         *backup_routes(policies, state_file, jobs_file_of(jobs)),
         *object_routes(policies, objects),
         *job_admin_routes(policies, jobs),
-        *webhook_routes(policies, None if jobs is None else jobs.webhooks),
+        *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
         *dead_letter_routes(policies, jobs, clock),
     ]
 

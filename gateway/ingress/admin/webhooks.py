@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from gateway.clock import Clock
 from gateway.errors import InvalidRequest
 from gateway.ingress.admin.operations import MOST_BYTES, require_admin
 from gateway.ingress.bodies import read_object, refuse_unknown
@@ -25,9 +24,7 @@ MOST_SINCE_S: Final = 366 * 86_400.0
 log = logging.getLogger("gateway.admin")
 
 
-def webhook_routes(
-    policies: Policies, desk: WebhookDesk | None, wall: Callable[[], float] = time.time
-) -> list[BaseRoute]:
+def webhook_routes(policies: Policies, desk: WebhookDesk | None, clock: Clock) -> list[BaseRoute]:
     """Returns `GET /admin/webhooks` and `POST /admin/webhooks/{name}/{action}`; without a desk they say that there is none."""
 
     def desk_of(request: Request) -> WebhookDesk:
@@ -46,7 +43,7 @@ def webhook_routes(
         if id is not None:
             told = await serving.redeliver(name, id)
         else:
-            told = await serving.redeliver_since(name, wall() - since_s)
+            told = await serving.redeliver_since(name, clock.wall() - since_s)
         log.warning("admin: redeliver %d to webhook %s", told["redelivered"], name)
         return json_response(told)
 
