@@ -123,7 +123,7 @@ def form_boundary(content_type: bytes) -> bytes:
     return boundary_of(content_type)
 
 
-def malformed_form(problem: MultipartError) -> InvalidRequest:
+def malformed_form(problem: MultipartError | str) -> InvalidRequest:
     """What is said of a form that is none."""
     return InvalidRequest(f"The multipart body is malformed: {problem}.", code="invalid_multipart")
 

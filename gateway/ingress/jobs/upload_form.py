@@ -13,6 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.errors import InvalidRequest
+from gateway.ingress.peek import malformed_form
 from gateway.policy.openai.multipart import MultipartError, boundary_of
 
 MOST_FIELD_BYTES = 65_536
@@ -49,7 +50,7 @@ class UploadForm:
                 },
             )
         except (MultipartError, FormParserError) as problem:
-            raise _malformed(str(problem)) from None
+            raise malformed_form(str(problem)) from None
         self._parser.logger = logging.Logger("unheard", logging.CRITICAL + 1)  # what clients get wrong, they are told
         self.fields: dict[str, str] = {}
         """Those that are complete, by name."""
@@ -69,14 +70,14 @@ class UploadForm:
             try:
                 self._parser.write(piece[at : at + STEP_BYTES])
             except FormParserError as problem:
-                raise _malformed(str(problem)) from None
+                raise malformed_form(str(problem)) from None
             part, self._file = b"".join(self._file), []
             yield part
 
     def close(self) -> None:
         """The body has ended. Raises InvalidRequest where the form has not."""
         if not self.is_complete:
-            raise _malformed("it ends before its last boundary")
+            raise malformed_form("it ends before its last boundary")
 
     # The parser's callbacks.
 
@@ -103,7 +104,7 @@ class UploadForm:
         kind, options = parse_options_header(self._disposition)
         name = options.get(b"name")
         if kind != b"form-data" or name is None:
-            raise _malformed("a part has no name")
+            raise malformed_form("a part has no name")
         self._name = name.decode(errors="replace")
         if self._name == FILE:
             if self.filename is not None:
@@ -129,14 +130,10 @@ class UploadForm:
     def _count(self, more: int) -> None:
         self._field_bytes += more
         if self._field_bytes > MOST_FIELD_BYTES:
-            raise _malformed(f"its fields have more than {MOST_FIELD_BYTES} bytes beside the file")
+            raise malformed_form(f"its fields have more than {MOST_FIELD_BYTES} bytes beside the file")
 
 
 def plain_name(sent: bytes) -> str:
     """Returns the name of a file without folders, control characters and what is no text."""
     text = sent.decode(errors="replace").replace("\\", "/").rpartition("/")[2]
     return "".join(character for character in text if character.isprintable())[:MOST_NAME_CHARS]
-
-
-def _malformed(why: str) -> InvalidRequest:
-    return InvalidRequest(f"The multipart body is malformed: {why}.", code="invalid_multipart")
