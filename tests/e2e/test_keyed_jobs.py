@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gateway.policy.jobs.job import JobFlag
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
-from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, post
+from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, post, until
 from tests.e2e.test_degrade import BATCH, KEYS, ONE, code_of, full
 
 NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
@@ -35,6 +36,13 @@ async def flag(gateway: Running, job_id: str, asked: JobFlag) -> None:
     await jobs.service.flag(job_id, asked)
 
 
+def running(gateway: Running) -> int:
+    """How many jobs run here."""
+    jobs = gateway.gateway._jobs
+    assert jobs is not None
+    return jobs.engine.running
+
+
 @pytest.fixture
 async def gateway(start: StartGateway, tmp_path: Path) -> Running:
     """One call may run and one may wait; calls of `nightly` become jobs then."""
@@ -48,6 +56,7 @@ async def paused_job(gateway: Running, request: bytes) -> str:
     async with full(gateway):
         job_id = job_of(await ask(gateway.url, request))
         await flag(gateway, job_id, JobFlag.PAUSE)
+        await until(lambda: not running(gateway))  # it may be asking for room
     return job_id
 
 
@@ -86,6 +95,16 @@ async def test_a_job_that_came_to_nothing_keeps_no_call_from_being_served(gatewa
     assert (served.status, served.header("x-gateway-job")) == (200, None)
     assert (await ask(gateway.url, keyed("k"))).header("idempotent-replayed") == "true"
     assert gateway.upstream_calls() == paid + 1
+
+
+async def test_twins_that_are_refused_at_once_are_one_job(gateway: Running) -> None:
+    """Also beside one that asks for a job by itself."""
+    async with full(gateway):
+        twins = [keyed("k"), keyed("k"), keyed("k", ASYNC), keyed("k")]
+        ids = {job_of(answer) for answer in await asyncio.gather(*(ask(gateway.url, twin) for twin in twins))}
+    (job_id,) = ids
+    assert (await end_of(gateway.url, job_id, NIGHTLY))["status"] == "succeeded"
+    assert gateway.upstream_calls() == 3
 
 
 async def test_a_job_and_a_call_under_one_key_are_paid_for_once(gateway: Running) -> None:

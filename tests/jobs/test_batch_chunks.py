@@ -11,8 +11,10 @@ from typing import cast
 
 import pytest
 
+from gateway.call import Call
 from gateway.errors import GatewayError, NoTargetAvailable, QueueFull
 from gateway.jobs.batches.chunk_input import MOST_MISSING, ChunkInput, InputLine, MissingInputs
+from gateway.jobs.batches.line_calls import LineCalls
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
 from gateway.policy.batches.marks import BRAKED_BY
@@ -85,6 +87,18 @@ def test_only_a_few_lines_are_held_by_the_delay_queue() -> None:
         await stage.worker.aclose()
 
     run(story)
+
+
+def test_lines_that_go_together_are_one_held_call() -> None:
+    """That of their group, which is what waits in the delay queue; each of them can be stopped with it."""
+    calls, group = LineCalls(), SimpleNamespace(held="in the queue", joined=None)
+    for line in range(3):
+        calls.begin(line).append(cast(Call, SimpleNamespace(held=None, joined=(group, 3))))
+    calls.begin(3)
+
+    assert (calls.held(), calls.held_lines()) == (1, [0, 1, 2])
+    group.held = None
+    assert (calls.held(), calls.held_lines()) == (0, [])
 
 
 def test_a_refusal_puts_a_line_off_and_counts_as_nothing() -> None:
