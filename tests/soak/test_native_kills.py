@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -19,8 +22,10 @@ from openai.types import Batch
 
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
+from gateway.policy.native.remote import RemoteBatch
+from gateway.upstream.provider_batches import HttpProviderBatches
 from tests.e2e.batch_kills import sdk_of
-from tests.e2e.batches import BATCH_ENDS, begin, check_end, line, names
+from tests.e2e.batches import BATCH_ENDS, becomes, begin, check_end, line, names
 from tests.e2e.durable import policies, with_jobs
 from tests.e2e.harness import KEYS, PROVIDER_KEY, config_of
 from tests.e2e.lives import life
@@ -60,16 +65,22 @@ async def test_kills_submit_nothing_twice(tmp_path: Path, report: Report, redis:
         said = config_of(provider.base_url, **shared)
     config.write_text(yaml.safe_dump(dict(said)))
     at_kills: Counter[str] = Counter()
+    in_check = 0
     for number in range(kills):
         async with life(config) as served, sdk_of(served) as sdk:
             if number % KILLS_A_BATCH[store] == 0:
                 made.append((await begin(sdk, map(line, custom_ids))).id)
+                in_check = 0
+            if in_check == 2:  # a third death while its file is checked would be the file's fault
+                await becomes(sdk, made[-1], lambda seen: seen.status != "validating")
             await asyncio.sleep(rng.uniform(0.0, LONGEST_S[store]))
             try:
                 async with asyncio.timeout(0.5):
-                    at_kills[(await sdk.batches.retrieve(made[-1])).status] += 1
+                    status: str = (await sdk.batches.retrieve(made[-1])).status
             except (openai.APIError, TimeoutError):
-                at_kills["not told"] += 1
+                status = "not told"
+            at_kills[status] += 1
+            in_check += status in ("validating", "not told")
             served.kill()
     async with life(config) as served, sdk_of(served) as sdk:
         for batch_id in made:
@@ -91,6 +102,54 @@ async def test_kills_submit_nothing_twice(tmp_path: Path, report: Report, redis:
     assert len(books.served) == sum(books.served.values()) == len(made) * LINES
     assert calls == 0
     assert not books.files
+
+
+def _stops_before_asking() -> None:
+    """Let this process stop itself between the first note of a batch that it is about to ask for, and its request."""
+    create = HttpProviderBatches.create
+    has_stopped: list[bool] = []
+
+    async def stopped(*args: Any) -> RemoteBatch:
+        if not has_stopped:
+            has_stopped.append(True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await create(*args)
+
+    setattr(HttpProviderBatches, "create", stopped)  # noqa: B010 - it is no attribute for anybody else to set
+
+
+async def test_a_gateway_that_stood_still_submits_nothing_when_it_goes_on(tmp_path: Path, report: Report) -> None:
+    """Another has taken its part over meanwhile, found no batch, and asked for one: the request that was due is not sent."""
+    provider = EmulatorServer(EmulatorConfig(batch_s=0, api_key=PROVIDER_KEY))
+    await provider.start()
+    custom_ids = names(LINES)
+    with redis_server("--appendonly", "yes") as redis:
+        rules = policies(tmp_path, jobs={"batches": {"run": "native", "native": {"min_lines": 10}}})
+        shared = {"state": {"redis": redis.url, "timeout": "1s"}, "jobs": {}, "keys": KEYS, "policies": rules}
+        config = tmp_path / "config.yaml"
+        config.write_text(yaml.safe_dump(config_of(provider.base_url, **shared)))
+        async with life(config, before=_stops_before_asking) as first:
+            async with sdk_of(first) as sdk:
+                made = await begin(sdk, map(line, custom_ids))
+            while not provider.emulator.batches.files:  # noqa: ASYNC110  # it is another process's doing
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            begun = time.monotonic()
+            async with life(config) as second, sdk_of(second) as sdk:
+                while not provider.emulator.batches.batches:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0.05)
+                took_s = time.monotonic() - begun
+                os.kill(first.pid, signal.SIGCONT)
+                done = await _end_of(sdk, made.id)
+                await check_end(sdk, done, custom_ids)
+                await asyncio.sleep(5)
+            said = first.said
+    await provider.stop()
+    books = provider.emulator.batches
+    report(f"asked for by the second after {took_s:.0f} s; {len(books.batches)} batches, {len(books.files)} files left")
+    assert (done.status, len(books.batches), set(books.served.values())) == ("completed", 1, {1})
+    assert (len(books.served), books.files) == (LINES, {})
+    assert "Traceback" not in said
 
 
 async def _end_of(sdk: openai.AsyncOpenAI, batch_id: str) -> Batch:
