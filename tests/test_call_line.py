@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from gateway.calllog import MOST_ATTEMPTS, CallLog
 from gateway.provider_errors import Phase
 from gateway.words import Attempt, Usage
 from tests.flow.support import Bench, ScriptedUpstream
+from tests.rows import rows
 from tests.test_telemetry import record, spared
 
 CALL = Bench([ScriptedUpstream()]).call()
@@ -144,8 +144,8 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("worker", [None, 3])
-@pytest.mark.parametrize("one", RECORDED.values(), ids=RECORDED.keys())
+@rows("worker", [None, 3])
+@rows("one", RECORDED.values(), ids=RECORDED.keys())
 def test_a_recorded_call_has_the_same_line(one: Settled, worker: int | None) -> None:
     """The same keys in the same order, the same bytes; twice, as the second may take what the first has prepared."""
     expected = reference(WHEN, one, worker)

@@ -49,8 +49,8 @@ def test_unknown_model_is_unpriced(name: str) -> None:
     assert price_finder(OPENAI, NOW)(name) is None
 
 
-@pytest.mark.parametrize("url", ["https://x.openai.azure.com", "emulator://default", "http://127.0.0.1:9"])
-@pytest.mark.parametrize("dialect", ["openai", "azure"])
+@rows("url", ["https://x.openai.azure.com", "emulator://default", "http://127.0.0.1:9"])
+@rows("dialect", ["openai", "azure"])
 def test_unknown_host_is_priced_by_its_dialect(dialect: str, url: str) -> None:
     """A private address speaks for nobody, so the dialect's own prices count."""
     provider = Provider(name="p", dialect="azure" if dialect == "azure" else "openai", base_url=url)

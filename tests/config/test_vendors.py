@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gateway.config.describe import describe
 from gateway.ingress.admin.explain import explain
 from gateway.policy.snapshot import Model, PolicySnapshot
 from tests.config.support import load_text, problems_of
+from tests.rows import rows
 
 OPENAI = "base_url: 'https://api.openai.com/v1'"
 GROQ = "base_url: 'https://api.groq.com/openai/v1'"
@@ -43,8 +42,8 @@ def names(snapshot: PolicySnapshot, name: str) -> list[str]:
     return [target.name for target in (*model.plan, *model.context_plan)]
 
 
-@pytest.mark.parametrize("name", ["m", "beside", "long"])
-@pytest.mark.parametrize(
+@rows("name", ["m", "beside", "long"])
+@rows(
     ("first", "second", "goes_on"),
     [
         (OPENAI, GROQ, False),

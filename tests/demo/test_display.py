@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from gateway.demo.record import Run
 from gateway.demo.show import Display, run_line
 from tests.demo.support import Terminal, run_of
+from tests.rows import rows
 
 
 def draw(stream: io.StringIO, **environ: str) -> str:
@@ -66,8 +65,8 @@ def test_closing_twice_writes_once() -> None:
     assert stream.getvalue() == shown
 
 
-@pytest.mark.parametrize("columns", [10, 40, 70, 80, 200])
-@pytest.mark.parametrize("seconds", [[], [(2, 1)], [(6, 0)]])
+@rows("columns", [10, 40, 70, 80, 200])
+@rows("seconds", [[], [(2, 1)], [(6, 0)]])
 def test_a_line_never_reaches_the_edge(columns: int, seconds: list[tuple[int, int]]) -> None:
     """Or it would wrap, and could not be renewed."""
     assert len(run_line(run_of(seconds, calls=6), 1001.0, columns, "#x.", has_colour=False)) < columns

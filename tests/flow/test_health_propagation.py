@@ -108,8 +108,10 @@ def test_two_dead_targets_get_little_more_than_the_calls(
     run(story)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("fallbacks", [0, 1])
+@pytest.mark.parametrize(
+    ("stream", "fallbacks"),
+    sampled(product([False, True], [0, 1]), lambda stream, fallbacks: stream == (fallbacks == 1)),
+)
 def test_two_silent_targets_get_little_more_than_the_calls(stream: bool, fallbacks: int) -> None:
     """Callers that wait for 30 s: who hangs at one is not moved to the other for nothing."""
 

@@ -71,10 +71,8 @@ async def at_once(city: City, count: int, tries: int = 1, **changes: Any) -> Cou
     return results
 
 
-@pytest.mark.parametrize(
-    "max_tokens", [None, ANSWER_TOKENS, 4 * ANSWER_TOKENS], ids=["no bound", "bound", "wide bound"]
-)
-@pytest.mark.parametrize("before", [0, 20], ids=["cold", "warm"])
+@rows("max_tokens", [None, ANSWER_TOKENS, 4 * ANSWER_TOKENS], ids=["no bound", "bound", "wide bound"])
+@rows("before", [0, 20], ids=["cold", "warm"])
 def test_sixty_calls_at_once_spend_the_budget_at_most(before: int, max_tokens: int | None) -> None:
     """And most of it, once those who are told to come back soon have come back."""
 

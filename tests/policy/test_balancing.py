@@ -16,6 +16,7 @@ from gateway.exchange import Clocks, Upstream
 from gateway.policy.health.latency import FORGET_S, Latency
 from gateway.policy.retry.balancing import Choice, Tiers, arrange
 from gateway.policy.snapshot import Target
+from tests.rows import rows
 
 BOUNDED = settings(deadline=None, derandomize=True)
 CLOCKS = Clocks(1, 1, 1, 1, 1)
@@ -177,8 +178,8 @@ def test_the_least_loaded_equalises(capacities: tuple[float | None, float | None
     assert {name: state.in_flight for name, state in states.items()} == expected
 
 
-@pytest.mark.parametrize("choice", ["least_loaded", "fastest"])
-@pytest.mark.parametrize("count", [2, 3, 5])
+@rows("choice", ["least_loaded", "fastest"])
+@rows("count", [2, 3, 5])
 def test_equals_are_chosen_equally_often(choice: Choice, count: int) -> None:
     """At low load nobody is first by its place in the list."""
     targets = [target(name) for name in "abcde"[:count]]

@@ -94,8 +94,8 @@ def drain(gate: Gate, start: float, seconds: float, cost: Cost = ONE, *, latency
 # -- A grant ends once
 
 
-@pytest.mark.parametrize("end", ["settle", "cancel", "failed", "refused"])
-@pytest.mark.parametrize("again", ["settle", "cancel", "failed"])
+@rows("end", ["settle", "cancel", "failed", "refused"])
+@rows("again", ["settle", "cancel", "failed"])
 def test_what_was_taken_is_corrected_once(end: str, again: str) -> None:
     """Whatever ends a grant, a second end changes nothing: the slot is free once, the levels are right."""
     gate = new_gate(requests_per_min=10, tokens_per_min=1000, max_concurrency=3)

@@ -342,8 +342,8 @@ def test_after_a_pause_a_fifth_of_a_second_goes_at_once() -> None:
     assert granted <= 120
 
 
-@pytest.mark.parametrize("counts_when", ["at its arrival", "with its answer"])
-@pytest.mark.parametrize("left", [10.0, 60.0, 100.0])
+@rows("counts_when", ["at its arrival", "with its answer"])
+@rows("left", [10.0, 60.0, 100.0])
 def test_headers_keep_us_in_step_with_a_provider_whose_level_we_did_not_know(counts_when: str, left: float) -> None:
     """Only what was sent before the first answer may be refused; afterwards nothing is, and no capacity is lost.
 

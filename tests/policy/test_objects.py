@@ -114,16 +114,16 @@ def sent_as(how: str, item: Any, id: str, field: str = "input") -> set[str]:
     return items_named(body, tree if how == "large, parsed" else None)
 
 
-@pytest.mark.parametrize("how", SENT)
-@pytest.mark.parametrize("name", REFERENCES)
+@rows("how", SENT)
+@rows("name", REFERENCES)
 def test_an_item_that_is_named_is_found(name: str, how: str) -> None:
     id = {"reasoning": "rs_1", "summary": "rs_1", "picture": "ig_1", "no bytes": "ig_1"}.get(name, "msg_1")
 
     assert sent_as(how, REFERENCES[name], id) == {id}
 
 
-@pytest.mark.parametrize("how", SENT)
-@pytest.mark.parametrize("name", BROUGHT)
+@rows("how", SENT)
+@rows("name", BROUGHT)
 def test_an_item_that_is_brought_is_not(name: str, how: str) -> None:
     """Whatever its id is: agents send what they have got, and not all of it was stored."""
     id = {"picture": "ig_1", "call": "fc_1", "message": "msg_1", "easy message": "msg_1"}.get(name, "rs_1")
@@ -131,8 +131,8 @@ def test_an_item_that_is_brought_is_not(name: str, how: str) -> None:
     assert sent_as(how, BROUGHT[name], id) == set()
 
 
-@pytest.mark.parametrize("padding", [b"", b"x" * TREE_BYTES])
-@pytest.mark.parametrize(
+@rows("padding", [b"", b"x" * TREE_BYTES])
+@rows(
     "item",
     [
         b'{"type":"item_reference","id":"ID","id":"own"}',

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.learning.stray_refusals import Strays
+from tests.rows import rows
 
 
 def go(strays: Strays, share: float, calls: int, seed: int = 1, *, has_room: bool = True) -> list[bool]:
@@ -43,8 +44,8 @@ def test_what_comes_at_any_rate_is_chance(share: float) -> None:
     assert strays.usual == pytest.approx(share, rel=0.7)
 
 
-@pytest.mark.parametrize("usual", [0.0, 0.01, 0.03])
-@pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
+@rows("usual", [0.0, 0.01, 0.03])
+@rows("share", [0.3, 0.5, 1.0])
 def test_a_limit_is_seen_among_chance(usual: float, share: float) -> None:
     """A third of the calls refused, or more: within 40 calls, however usual a few of them are."""
     strays = Strays()
