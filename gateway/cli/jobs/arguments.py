@@ -45,9 +45,10 @@ def add_batch(command: argparse.ArgumentParser) -> None:
         "run",
         help="upload a file of requests, wait for its end, fetch the answers",
         description="Upload a file of requests, make a batch of it, wait for its end, and write its answers beside it."
-        " The batch goes on if this command is stopped. Exit code: 0 if every line is answered, 1 if not, 2 if FILE is wrong.",
+        " The batch goes on if this command is stopped. Where no gateway runs, this process is one as long as it takes."
+        " Exit code: 0 if every line is answered, 1 if not, 2 if FILE is wrong.",
     )
-    action.add_argument("file", type=Path, metavar="FILE", help="a .jsonl with a request a line")
+    action.add_argument("file", type=Path, metavar="FILE", help="a .jsonl with a request a line, or the id of a batch")
     action.add_argument("--endpoint", default="/v1/chat/completions", help="of its lines (default: %(default)s)")
     action.add_argument("--window", default="24h", help="it has so long: 10m to 7d (default: %(default)s)")
     action.add_argument(
@@ -57,7 +58,10 @@ def add_batch(command: argparse.ArgumentParser) -> None:
         "--errors", type=Path, metavar="PATH", help="of failed lines (default: FILE's name.errors.jsonl)"
     )
     action.add_argument("--cancel-on-interrupt", action="store_true", help="Ctrl-C stops the batch, too")
-    _add_caller(action)
+    action.add_argument(
+        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
+    )
+    _add_caller(action, f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)")
     action.set_defaults(command="jobs.batch:run")
 
 
@@ -98,8 +102,11 @@ def add_webhooks(command: argparse.ArgumentParser, add_admin: Callable[[argparse
     action.set_defaults(command="webhooks:rotate")
 
 
-def _add_caller(command: argparse.ArgumentParser) -> None:
-    """Adds what every command needs that calls a running gateway as its clients do."""
-    command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
+def _add_caller(command: argparse.ArgumentParser, url_help: str = "") -> None:
+    """Adds what every command needs that calls a running gateway as its clients do; `url_help`: it may do without one."""
+    if url_help:
+        command.add_argument("--url", help=url_help)
+    else:
+        command.add_argument("--url", default=DEFAULT_URL, help="the gateway's address (default: %(default)s)")
     command.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
     command.add_argument("--json", action="store_true", help="print the answer as it came")

@@ -1,12 +1,14 @@
 """`gateway batch run`: from a file of requests to the files of their answers.
 
 The batch is the gateway's: it goes on whatever becomes of this process, and whoever leaves is told how to find it again.
+Where no gateway runs, this process is one until the batch has ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 import uuid
@@ -15,9 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.cli.client import AdminRefused, save
+from gateway.cli.config import settings_of
 from gateway.cli.exits import FAILED, OK, UNUSABLE, fail
 from gateway.cli.jobs import showing
 from gateway.cli.jobs.caller import CallerAnswer, CallerClient, caller_of
+from gateway.cli.jobs.own_gateway import gateway_for
 from gateway.cli.jobs.progress import ProgressLine
 from gateway.cli.showing import safe
 from gateway.cli.values import DEFAULT_URL
@@ -26,6 +30,7 @@ ENDS = frozenset({"completed", "failed", "cancelled", "expired"})
 POLL_S = 5.0
 """Where the gateway does not say when to ask again."""
 AGAIN_S = 2.0
+_BATCH_ID = re.compile(r"batch_\w+")
 PATIENCE_S = 300.0
 """A gateway that is away, starts again or has no room is asked again for so long."""
 INTERRUPTED = 130
@@ -46,19 +51,26 @@ def run(options: argparse.Namespace) -> int:
             return fail(f"{place} is there already; name another file by {flag}", UNUSABLE)
     progress = ProgressLine(sys.stderr)
     try:
-        client = caller_of(options)
-        batch = _begin(client, options, progress)
+        with gateway_for(options) as (url, is_own):
+            client = caller_of(options, url)
+            if is_own:
+                progress.tell(
+                    f"no gateway at {DEFAULT_URL}: this process is one, by {safe(settings_of(options).config)}"
+                )
+            batch = _begin(client, options, progress)
+            return FollowedBatch(client, batch["id"], progress, options, is_own=is_own).to_its_end(output, errors)
     except AdminRefused as error:
         progress.clear()
         return fail(error.message, UNUSABLE if error.is_misuse else FAILED)
     except KeyboardInterrupt:
         progress.clear()
         return fail("interrupted before the batch was known to be made; gateway jobs ls shows if it is", INTERRUPTED)
-    return FollowedBatch(client, batch["id"], progress, options).to_its_end(output, errors)
 
 
 def _begin(client: CallerClient, options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
-    """Uploads the file, and makes the batch."""
+    """Uploads the file, and makes the batch; one that is named instead of a file is gone on with."""
+    if _BATCH_ID.fullmatch(str(options.file)) and not options.file.exists():
+        return _patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
     progress.tell(f"uploading {safe(options.file)}")
     file = client.upload(options.file)
     asked = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
@@ -70,14 +82,21 @@ class FollowedBatch:
     """A batch that somebody waits for."""
 
     def __init__(
-        self, client: CallerClient, batch_id: str, progress: ProgressLine, options: argparse.Namespace
+        self,
+        client: CallerClient,
+        batch_id: str,
+        progress: ProgressLine,
+        options: argparse.Namespace,
+        *,
+        is_own: bool,
     ) -> None:
         self._client = client
         self._id = batch_id
         self._progress = progress
         self._cancels = options.cancel_on_interrupt
         self._prints_json = options.json
-        self._where = "" if options.url == DEFAULT_URL else f" --url {options.url}"
+        self._where = "" if options.url in (None, DEFAULT_URL) else f" --url {options.url}"
+        self._is_own = is_own
 
     def to_its_end(self, output: Path, errors: Path) -> int:
         """Waits for the end, writes the files, and returns the exit code."""
@@ -94,6 +113,8 @@ class FollowedBatch:
             return self._finish(batch, output, errors, is_interrupted=is_interrupted)
         except KeyboardInterrupt:
             self._progress.clear()
+            if self._is_own:
+                return fail(f"{self._id} is kept in the jobs file; {self._ways_on()}", INTERRUPTED)
             how = "is stopping" if is_interrupted else "goes on"
             return fail(f"{self._id} {how} at the gateway; {self._ways_on()}", INTERRUPTED)
         except (AdminRefused, OSError) as error:
@@ -144,6 +165,8 @@ class FollowedBatch:
         return safe(place)
 
     def _ways_on(self) -> str:
+        if self._is_own:
+            return f"'gateway batch run {self._id}' goes on with it, and so does a gateway that starts by this config"
         return (
             f"'gateway jobs show {self._id}{self._where}' tells how far it is and where its answers are, "
             f"'gateway jobs cancel {self._id}{self._where}' stops it"

@@ -102,10 +102,10 @@ class CallerClient:
         return CallerAnswer(answer, poll_after_s, response.headers.get("x-gateway-paused"))
 
 
-def caller_of(options: argparse.Namespace) -> CallerClient:
-    """Returns the client that the arguments ask for. Raises AdminRefused."""
+def caller_of(options: argparse.Namespace, url: str | None = None) -> CallerClient:
+    """Returns the client that the arguments ask for, or the same at `url`. Raises AdminRefused."""
     key = options.api_key if options.api_key is not None else os.environ.get("OPENAI_API_KEY", "")
-    return CallerClient(options.url, key)
+    return CallerClient(url or options.url, key)
 
 
 def _refusal(status: int, answer: Mapping[str, Any], url: str) -> AdminRefused:
