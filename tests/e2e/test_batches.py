@@ -271,13 +271,14 @@ async def test_a_gateway_that_stops_hands_its_batch_to_the_next(start: StartGate
     await first.gateway.drain(asyncio.Event())
     answered = first.emulator.emulator.stats.statuses[200]
     await first.stop()
+    answered_late = first.emulator.emulator.stats.statuses[200] - answered  # which the gateway may have kept, or not
     second = await start(config, emulator=RECORDED)
     async with second.sdk() as sdk:
         done = await end_of(sdk, made.id)
         await check_end(sdk, done, custom_ids)
 
     assert done.status == "completed"
-    assert second.upstream_calls() == 200 - answered
+    assert 200 - answered - answered_late <= second.upstream_calls() <= 200 - answered
 
 
 async def test_a_key_that_is_taken_away_pays_no_further_line(start: StartGateway, tmp_path: Path) -> None:
