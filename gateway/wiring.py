@@ -102,6 +102,7 @@ def build_jobs(
         outwards=open_outwards(AddressGuard(), leaving.egress_proxy, leaving.ca_file),
         meter=meter,
         may_begin=lambda: not shedding.level,
+        is_holding=lambda: admission.queue.occupancy.calls > 0,
         works=works,
         waits=settings.redis is None,
         native=(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,7 +64,11 @@ class TryResult:
 class CallServer:
     """Serves stored requests."""
 
-    def __init__(self, make_call: MakeCall, serve: ServeCall, clock: Clock) -> None:
+    def __init__(
+        self, make_call: MakeCall, serve: ServeCall, clock: Clock, is_holding: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`is_holding` tells whether the delay queue has any call, of whomever."""
+        self.is_holding = is_holding
         self._make_call = make_call
         self._serve = serve
         self._clock = clock

@@ -58,13 +58,14 @@ class JobWork:
         outwards: tuple[Outward, Outward],
         meter: JobMeter | None = None,
         may_begin: Callable[[], bool] = lambda: True,
+        is_holding: Callable[[], bool] = lambda: True,
         *,
         works: bool = True,
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
     ) -> None:
-        """`serve` is the pipeline's `handle`, `may_begin` the worker's; `open_store`, `has_jobs`, `nothing`, `waits` the
-        engine's; `outwards` lead to endpoints of the config, and guarded to all others.
+        """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
+        `has_jobs`, `nothing`, `waits` the engine's; `outwards` lead to endpoints of the config, and guarded to all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
         what is paid there, and what a call is reckoned with in a budget; None: all lines run here.
@@ -73,7 +74,7 @@ class JobWork:
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
-        self._server = CallServer(make_call, serve, clock)
+        self._server = CallServer(make_call, serve, clock, is_holding)
         self._blobs = blobs
         self._outwards = outwards
         self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])

@@ -597,7 +597,9 @@ async def test_nothing_of_it_is_left_to_the_collector() -> None:
     async with front(slow(gate, EVENT, DONE)) as gateway, connect(gateway.url) as peer:
         gc.collect()
         gc.disable()
-        others = [each for each in gc.get_objects() if isinstance(each, Call)]  # what a failed test's traceback still has
+        others = [
+            each for each in gc.get_objects() if isinstance(each, Call)
+        ]  # what a failed test's traceback still has
         try:
             await kept_alive_until(peer, gateway, ask(), gate)
             await gateway.settled()

@@ -91,12 +91,16 @@ def test_only_a_few_lines_are_held_by_the_delay_queue() -> None:
 
 def test_lines_that_go_together_are_one_held_call() -> None:
     """That of their group, which is what waits in the delay queue; each of them can be stopped with it."""
-    calls, group = LineCalls(), SimpleNamespace(held="in the queue", joined=None)
+    is_holding = [True]
+    calls, group = LineCalls(lambda: bool(is_holding)), SimpleNamespace(held="in the queue", joined=None)
     for line in range(3):
         calls.begin(line).append(cast(Call, SimpleNamespace(held=None, joined=(group, 3))))
     calls.begin(3)
 
     assert (calls.held(), calls.held_lines()) == (1, [0, 1, 2])
+    is_holding.clear()
+    assert calls.held() == 0, "nothing is held anywhere, and so nothing is looked through"
+    is_holding.append(True)
     group.held = None
     assert (calls.held(), calls.held_lines()) == (0, [])
 

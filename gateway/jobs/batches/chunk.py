@@ -111,7 +111,7 @@ class _Chunk:
         self._brake: Brake = runner.brakes.of(self._job)
         self._input = ChunkInput(runner.blobs, self._job, running.work.piece)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._calls = LineCalls()
+        self._calls = LineCalls(runner.server.is_holding)
         self._waiting = 0
         """Lines that were refused for want of room, and wait to ask again."""
         self._left = LeftLines(runner.clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.call import Call
 
@@ -10,7 +10,9 @@ from gateway.call import Call
 class LineCalls:
     """The calls of lines under way, by the lines' numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_holding: Callable[[], bool]) -> None:
+        """`is_holding` tells whether the delay queue has any call at all: without one there is nothing to count."""
+        self._is_holding = is_holding
         self._calls: dict[int, list[Call]] = {}
 
     def begin(self, line: int) -> list[Call]:
@@ -24,6 +26,8 @@ class LineCalls:
 
     def held(self) -> int:
         """Returns how many calls wait in the delay queue; lines that go together are one."""
+        if not self._is_holding():
+            return 0
         return len(
             {id(sent) for calls in self._calls.values() if calls and (sent := _sent_for(calls)).held is not None}
         )
