@@ -51,8 +51,8 @@ class File:
         self._begin = begin
         """Is called in a transaction when the process opens the file, or another one that stands at its path now, with the
         number of times it has been opened."""
-        self._begun: object = None
-        """The inode of the file with which the work was begun."""
+        self._begun: tuple[object, object] = (None, None)
+        """The inode of the file with which the work was begun, and the number that was written into it then."""
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[object, object] = (None, None)
         self._is_for_reading = False
@@ -154,13 +154,19 @@ class File:
         return db
 
     def _begin_work(self, db: sqlite3.Connection) -> None:
-        """Begins the work with a file, once: what is opened again after a failure goes on as it was."""
-        inode = _inode(self._path)
-        if self._begin is not None and inode != self._begun:
-            db.execute("BEGIN IMMEDIATE")
-            self._begin(db, self.starts)
-            db.execute("COMMIT")
-        self._begun = inode
+        """Begins the work with a file, once: what is opened again after a failure goes on as it was.
+
+        The inode alone does not tell them apart: a backup that is copied over the file has it, too.
+        """
+        found = db.execute("SELECT value FROM meta WHERE name = 'begun'").fetchone()
+        if self._begin is None or (_inode(self._path), found) == self._begun:
+            return
+        db.execute("BEGIN IMMEDIATE")
+        self._begin(db, self.starts)
+        db.execute("REPLACE INTO meta VALUES ('begun', random())")
+        found = db.execute("SELECT value FROM meta WHERE name = 'begun'").fetchone()
+        db.execute("COMMIT")
+        self._begun = _inode(self._path), found
 
     def _inodes(self) -> tuple[object, object]:
         """Returns the inodes of the file and its log: sqlite would go on writing to deleted ones."""
@@ -230,6 +236,7 @@ class File:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with closing(sqlite3.connect(path, isolation_level=None)) as copied:
                 db.backup(copied, pages=COPIED_PAGES, progress=go_on, sleep=0.0)
+                copied.execute("DELETE FROM meta WHERE name = 'begun'")  # nobody has begun to work with the copy
                 copied.execute("PRAGMA journal_mode = DELETE").fetchone()  # one file, without a log beside it
         except (sqlite3.Error, OSError, StoreUnusable) as error:
             return str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -434,6 +435,27 @@ async def test_a_backup_in_the_place_of_a_file_in_use_goes_on(jobs: FaultyJobs) 
     assert ids(works) == ["under-way", "new"]
     assert min(work.fence for work in works) > work.fence
     assert len(jobs.said(f"Remove {jobs.path}-wal")) == 1
+
+
+async def test_a_backup_that_is_copied_over_a_broken_file_goes_on(jobs: FaultyJobs) -> None:
+    """As `cp` does it: the inode is that of before, and what the copy holds is not."""
+    work = await jobs.running_call(id="under-way")
+    copy = jobs.path + ".copy"
+    assert await jobs.store.backup(copy) is None  # type: ignore[attr-defined]
+    await jobs.finish(work)
+    jobs.fail(UNREADABLE)
+    with refused():
+        await jobs.call(id="too-early")
+    inode = os.stat(jobs.path).st_ino
+    shutil.copyfile(copy, jobs.path)
+    assert os.stat(jobs.path).st_ino == inode
+    Path(jobs.path + "-wal").unlink(missing_ok=True)
+    await jobs.heal()
+
+    works = await jobs.claim_all()
+
+    assert ids(works) == ["under-way"]
+    assert min(one.fence for one in works) > work.fence
 
 
 @pytest.mark.parametrize("fault", [FSYNC, FULL], ids=["fsync", "full"])
