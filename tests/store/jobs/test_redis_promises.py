@@ -17,7 +17,7 @@ from gateway.store.jobs.opening import open_redis_jobs
 from gateway.store.jobs.redis import durability, opening
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.store import CHECK_S, RECHECK_S, RedisJobStore
-from gateway.store.redis_link.link import Link
+from gateway.store.redis_link.link import Link, StoreGone
 from tests.store.conformance import Wall
 from tests.store.jobs.support import OURS, Jobs
 from tests.store.redis_servers import RedisServer, proxied, redis_server, redis_watched
@@ -226,6 +226,43 @@ class _WaitingLink(Link):
         future = asyncio.get_running_loop().create_future()
         future.set_result(reply)
         return future
+
+
+async def test_while_servers_are_asked_again_what_was_known_holds() -> None:
+    """The first of two needs no waiting for, the second does, also where it does not answer: nobody is told too much."""
+    link = _TwoServers(SharedState("redis://127.0.0.1:1/0"))
+    safe = JobDurability(link, [b"first", b"second"], "fsync")
+    await safe.check()
+    assert safe.mark(b"{0}") is not None
+    checking = asyncio.create_task(safe.check())
+    for _ in range(6):
+        await asyncio.sleep(0)
+        assert safe.mark(b"{0}") is not None
+    await checking
+    link.is_second_away = True
+    with pytest.raises(JobsUnavailable):
+        await safe.check()
+    assert safe.mark(b"{0}") is not None
+
+
+class _TwoServers(_WaitingLink):
+    is_second_away = False
+
+    def home(self, key: bytes) -> object:
+        return key
+
+    async def _later(self, reply: Any) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def command_near(self, key: bytes, *parts: bytes | str | int) -> Any:
+        if key == b"second" and self.is_second_away:
+            return self._later(StoreGone("away"))
+        if parts[0] == b"CONFIG" and key == b"first":
+            return self._later([b"appendfsync", b"always"])
+        return self._later(super().command_near(key, *parts).result())
 
 
 async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,6 +394,13 @@ def delete(path: str) -> None:
     Path(path + "-wal").unlink()
 
 
+def copy_over(copy: str, path: str) -> None:
+    inode = os.stat(path).st_ino
+    shutil.copyfile(copy, path)
+    assert os.stat(path).st_ino == inode
+    Path(path + "-wal").unlink(missing_ok=True)
+
+
 async def test_a_file_whose_upload_was_cancelled_is_not_there(jobs: FaultyJobs) -> None:
     """Its bytes are removed: it would be shown, and count, without any."""
     adding = asyncio.create_task(jobs.store.add_file(jobs.file("file-1")))
@@ -446,10 +453,7 @@ async def test_a_backup_that_is_copied_over_a_broken_file_goes_on(jobs: FaultyJo
     jobs.fail(UNREADABLE)
     with refused():
         await jobs.call(id="too-early")
-    inode = os.stat(jobs.path).st_ino
-    shutil.copyfile(copy, jobs.path)
-    assert os.stat(jobs.path).st_ino == inode
-    Path(jobs.path + "-wal").unlink(missing_ok=True)
+    copy_over(copy, jobs.path)
     await jobs.heal()
 
     works = await jobs.claim_all()

@@ -55,7 +55,7 @@ class JobDurability:
 
     async def check(self) -> None:
         """Asks the servers for their settings. Raises StoreUnusable for one that cannot keep jobs, JobsUnavailable."""
-        worst = -1
+        worst, waits_for_disk = -1, False  # what was known holds until all of them have answered
         for key in {self._link.home(key): key for key in self._keys}.values():
             about = await self._about(key)
             version = tuple(map(int, about.get("redis_version", "0.0").split(".")[:2]))
@@ -70,7 +70,8 @@ class JobDurability:
             worth = await self._worth(key, about)
             if worth > worst:
                 worst = worth
-                self._waits_for_disk = self._accept != "fast" and version >= WAITAOF_SINCE and worth in (1, 2)
+                waits_for_disk = self._accept != "fast" and version >= WAITAOF_SINCE and worth in (1, 2)
+        self._waits_for_disk = waits_for_disk
         self._waits_for_replica = self._accept == "replicated"
         is_last_word = worst in (0, 3) and not self._waits_for_replica  # a replica is a moment behind
         self.calm_s = 0.0 if is_last_word else CALM_S
@@ -120,14 +121,14 @@ class JobDurability:
 
     async def _wait(self, marks: Sequence[bytes]) -> list[Exception | None]:
         """Takes marks away, and waits until that is safe: so are the writes that made them; returns what is to be raised."""
-        replicas = int(self._waits_for_replica)
-        wait = (b"WAITAOF", 1, replicas, WAIT_MS) if self._waits_for_disk else (b"WAIT", replicas, WAIT_MS)
+        replicas, waits_for_disk = int(self._waits_for_replica), self._waits_for_disk
+        wait = (b"WAITAOF", 1, replicas, WAIT_MS) if waits_for_disk else (b"WAIT", replicas, WAIT_MS)
         asked = self._link.in_line(marks[0], *[(b"DEL", mark) for mark in marks], wait)
         told: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         *were_there, reply = told
         if isinstance(reply, StoreGone):
             return [_unheard(reply) for _ in marks]
-        on_disk, on_replicas = reply if self._waits_for_disk else (1, reply)
+        on_disk, on_replicas = reply if waits_for_disk else (1, reply)
         if not on_disk or on_replicas < replicas:
             what = "copied it to a replica" if on_disk else "written it to its disk"
             return [JobsUnavailable(f"Jobs cannot be kept now: their Redis has not {what} in time.") for _ in marks]
