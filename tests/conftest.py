@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.shared_compiling import compile_in_turn
 from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
 settings.register_profile("fast", max_examples=20)
@@ -17,10 +18,11 @@ settings.load_profile("fast")  # `make soak` looks at `full`
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect without the collector of garbage: nearly all that it would look at, again and again, lives to the end."""
     gc.disable()
     try:
+        compile_in_turn(session.config.args)
         return (yield)
     finally:
         gc.enable()
