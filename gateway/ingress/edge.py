@@ -149,8 +149,7 @@ class Edge:
             served.started = True
             await end_stream(cycle, error_event(call.endpoint, error_object(error)))
             return
-        was_to_be_job = served.wait_s is not None and self._async_answers is not None
-        if call is None or was_to_be_job:  # nothing else counts it
+        if call is None or not call.settled:  # nothing else counts it: it never came to the pipeline
             self._meter.refused(served.request_id, cycle.scope["path"], error.status, error.code)
         if call is None:
             trail = [(b"x-request-id", served.request_id.encode())]

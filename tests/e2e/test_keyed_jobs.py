@@ -12,7 +12,7 @@ import pytest
 from gateway.policy.jobs.job import JobFlag
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
-from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, post, until
+from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, get, post, until
 from tests.e2e.test_degrade import BATCH, KEYS, ONE, code_of, full
 
 NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
@@ -62,7 +62,8 @@ async def paused_job(gateway: Running, request: bytes) -> str:
 
 @pytest.mark.parametrize("extra", [{}, {"stream": True}])
 async def test_a_call_that_has_become_a_job_is_that_job_when_it_is_sent_again(gateway: Running, extra: Any) -> None:
-    """Where there is room, too: its place until it is done, then its answer. Another request under its key is refused."""
+    """Where there is room, too: its place until it is done, then its answer. Another request under its key is refused, and
+    counted as such."""
     job_id = await paused_job(gateway, keyed("k", **extra))
     paid = gateway.upstream_calls()
 
@@ -70,6 +71,8 @@ async def test_a_call_that_has_become_a_job_is_that_job_when_it_is_sent_again(ga
     assert job_of(await ask(gateway.url, keyed("k", ASYNC, **extra))) == job_id
     other = await ask(gateway.url, keyed("k", user="another", **extra))
     assert (other.status, code_of(other)) == (422, "idempotency_key_reused")
+    metrics = await ask(gateway.url, get("/metrics"))
+    assert b'gateway_requests_refused_total{code="idempotency_key_reused"} 1.0' in metrics.body
     assert gateway.upstream_calls() == paid
 
     await flag(gateway, job_id, JobFlag.RESUME)
