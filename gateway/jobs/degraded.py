@@ -27,7 +27,8 @@ class DegradedCalls:
     async def find(self, call: Call) -> tuple[Job, StoredAnswer | None] | None:
         """Returns the job that stands for the call's key, with its answer if it has ended; None: there is none.
 
-        Raises KeyReused where it was another request, and JobsUnavailable.
+        One that has not is sent once more: its first sender may have been told that nobody knows whether it was taken, and
+        then it is undone, unless somebody else wants it. Raises KeyReused where it was another request, and as `accept`.
         """
         if call.idempotency_key is None:
             return None
@@ -44,6 +45,8 @@ class DegradedCalls:
                         "each request, and the same one to repeat it.",
                         param="Idempotency-Key",
                     )
+                if answer is None:
+                    job = (await self._jobs.accept(call, JobOptions(), job.id, dedupes=False)).job
                 return job, answer
         return None
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from gateway.policy.jobs.job import JobFlag
+from gateway.policy.jobs.job import JobFlag, NewJob
+from gateway.store.jobs.redis.acceptance import Sent
+from gateway.store.jobs.redis.store import RedisJobStore
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import ASYNC, ask, end_of, policies, result_of, with_jobs
 from tests.e2e.harness import NIGHTLY_KEY, Response, Running, chat, get, post, until
 from tests.e2e.test_degrade import BATCH, KEYS, ONE, code_of, full
+from tests.store.redis_servers import RedisServer
 
 NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
 
@@ -135,3 +139,24 @@ async def test_a_job_whose_key_another_request_has_taken_runs_all_the_same(gatew
     assert (await ask(gateway.url, keyed("k", user="another"))).status == 200
     assert (await end_of(gateway.url, job_id, NIGHTLY))["status"] == "succeeded"
     assert gateway.upstream_calls() == 2
+
+
+async def test_a_job_that_a_repeated_call_was_told_of_is_not_taken_back(
+    start: StartGateway, tmp_path: Path, a_redis: RedisServer
+) -> None:
+    """Its first caller heard that it may not have been taken, and sent it again before that was undone."""
+    folder = policies(tmp_path, jobs=BATCH, queue={"max_calls": 1, "max_percent_per_tenant": 100})
+    jobs = {"store": a_redis.url, "files": "redis"}
+    gateway = await start(with_jobs(tmp_path, jobs=jobs, keys=KEYS, policies=folder, models=ONE))
+    job_id = await paused_job(gateway, keyed("k"))
+    store = await gateway.gateway._jobs.engine.store()  # type: ignore[union-attr]  # it takes jobs
+    job = await store.find(job_id, None)
+    assert job is not None
+    assert isinstance(store, RedisJobStore)
+    refused = Sent(NewJob(job), time.time_ns() // 1000)
+
+    assert job_of(await ask(gateway.url, keyed("k"))) == job_id
+    await store._acceptance.take_back([refused])
+    await flag(gateway, job_id, JobFlag.RESUME)
+
+    assert (await end_of(gateway.url, job_id, NIGHTLY))["status"] == "succeeded"
