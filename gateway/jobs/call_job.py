@@ -16,7 +16,7 @@ from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import POISON
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
-from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY
+from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY, QUERY
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 from gateway.words import Usage
@@ -165,6 +165,7 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
         lane=job.lane,
         deadline_s=max(0.0, job.deadline - now),
         idempotency_key=None if key is None else key.encode("latin-1"),
+        query=job.about.get(QUERY, "").encode("latin-1"),
     )
 
 

@@ -28,7 +28,7 @@ from gateway.policy.jobs.job import (
     NewJob,
     StoredAnswer,
 )
-from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, URGENT_FROM, JobOptions
+from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, QUERY, URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
 from gateway.policy.reuse.keys import LARGE_BYTES, fingerprint
 from gateway.policy.webhooks.events import REQUEST_URL
@@ -143,7 +143,7 @@ class JobService:
         key = None if call.idempotency_key is None else call.idempotency_key.decode("latin-1")
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
-        endpoint = f"/v1{call.endpoint.path}"
+        endpoint, query = f"/v1{call.endpoint.path}", call.query.decode("latin-1")
         job = Job(
             id=job_id,
             kind=JobKind.CALL,
@@ -164,13 +164,16 @@ class JobService:
                 "metadata": dict(options.metadata),
                 "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
                 **({REQUEST_URL: options.webhook} if options.webhook else {}),
+                **({QUERY: query} if query else {}),
                 **keyed,
             },
         )
         return NewJob(
             job=job,
             payload=call.body,
-            fingerprint=sha256(orjson.dumps([endpoint, call.lane, *_told(options)]) + b"\0" + call.body).digest(),
+            fingerprint=sha256(
+                orjson.dumps([endpoint, call.lane, *_told(options, query)]) + b"\0" + call.body
+            ).digest(),
             dedupe_key=_digest(call.tenant, "dedupe", dedupe_key) if dedupe_key else b"",
             dedupe_until=now + rules.dedupe_for_s,
             debounce_key=_digest(call.tenant, "debounce", debounce.key) if debounce else b"",
@@ -210,9 +213,9 @@ def segment_of(segments: Sequence[SegmentRules], price_usd: float | None) -> str
     return segments[-1].name
 
 
-def _told(options: JobOptions) -> Sequence[str]:
-    """Whoever wants another URL told wants another job."""
-    return [options.webhook] if options.webhook else []
+def _told(options: JobOptions, query: str) -> Sequence[str]:
+    """Whoever wants another URL told, or something else behind the path, wants another job."""
+    return [*([options.webhook] if options.webhook else ()), *([f"?{query}"] if query else ())]
 
 
 def _digest(tenant: str, use: str, key: str) -> bytes:

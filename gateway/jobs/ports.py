@@ -35,6 +35,8 @@ class StoredRequest(NamedTuple):
     """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
     idempotency_key: bytes | None = None
     """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
+    query: bytes = b""
+    """What the caller had behind the path, which goes to a provider, too."""
 
 
 class MakeCall(Protocol):

@@ -22,9 +22,9 @@ from tests.store.redis_servers import RedisServer
 NIGHTLY = f"authorization: Bearer {NIGHTLY_KEY}"
 
 
-def keyed(key: str, *headers: str, **extra: Any) -> bytes:
+def keyed(key: str, *headers: str, query: str = "", **extra: Any) -> bytes:
     """A call under this key."""
-    return post("/v1/chat/completions", chat(**extra), NIGHTLY, f"idempotency-key: {key}", *headers)
+    return post(f"/v1/chat/completions{query}", chat(**extra), NIGHTLY, f"idempotency-key: {key}", *headers)
 
 
 def job_of(answer: Response) -> str:
@@ -114,15 +114,16 @@ async def test_twins_that_are_refused_at_once_are_one_job(gateway: Running) -> N
     assert gateway.upstream_calls() == 3
 
 
-async def test_a_job_and_a_call_under_one_key_are_paid_for_once(gateway: Running) -> None:
+@pytest.mark.parametrize("query", ["", "?api-version=1"])
+async def test_a_job_and_a_call_under_one_key_are_paid_for_once(gateway: Running, query: str) -> None:
     """Whichever comes first, also where the job was asked for: the other gets its answer."""
-    first = await ask(gateway.url, keyed("a"))
-    job_id = job_of(await ask(gateway.url, keyed("a", ASYNC)))
+    first = await ask(gateway.url, keyed("a", query=query))
+    job_id = job_of(await ask(gateway.url, keyed("a", ASYNC, query=query)))
     assert (await result_of(gateway.url, job_id, NIGHTLY)).body == first.body
 
-    job_id = job_of(await ask(gateway.url, keyed("b", ASYNC)))
+    job_id = job_of(await ask(gateway.url, keyed("b", ASYNC, query=query)))
     answer = await result_of(gateway.url, job_id, NIGHTLY)
-    again = await ask(gateway.url, keyed("b"))
+    again = await ask(gateway.url, keyed("b", query=query))
     assert (again.status, again.body) == (200, answer.body)
     assert gateway.upstream_calls() == 2
 

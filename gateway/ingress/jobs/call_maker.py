@@ -71,6 +71,7 @@ class CallMaker:
             deadline=now + min(request.deadline_s, policy.lane_deadline_s[request.lane]),
             deadline_is_callers=False,
             path=endpoint.path,
+            query=request.query,
             tenant=request.tenant,
             max_tokens=peeked.max_tokens,
             thinks=peeked.thinks,

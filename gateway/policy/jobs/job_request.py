@@ -35,6 +35,8 @@ OPTIONS: Final = frozenset(
 """The headers that make a job of a call, or say how it is to run."""
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 """In `about`: the key under whose record the job's call is served."""
+QUERY: Final = "query"
+"""In `about`: what the caller had behind the path, where there was anything."""
 FINGERPRINT: Final = "fingerprint"
 """In `about` of a job with such a key: the digest of its request, in hexadecimal digits."""
 _HEADER_OF: Final = {
