@@ -183,6 +183,7 @@ def test_a_group_fits_the_limit_of_tokens() -> None:
         {"lane": "batch"},
         {"credential": b"Bearer eve"},
         {"headers": [(b"openai-beta", b"x")]},
+        {"query": b"api-version=1"},
     ],
 )
 def test_only_what_asks_for_the_same_goes_together(changes: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class Groups:
                 call.key.name,
             ),
             *(call.tenant, call.lane, call.credential, tuple(shared_headers(call.headers)), rules.most),
-            *(asked.kind, asked.rest),
+            *(call.query, asked.kind, asked.rest),
         )
         group = self._open.get(like)
         if group is not None and not group.fits(member, rules.most, most_tokens(call.model.targets)):
