@@ -124,21 +124,23 @@ async def test_a_line_that_kills_its_gateway_is_found(tmp_path: Path, report: Re
     deadly = custom_ids[len(custom_ids) // 3]
     provider = EmulatorServer(EmulatorConfig(ttft_s=0.02, output_tokens=4))
     await provider.start()
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path, admin={"key": ADMIN_KEY})(provider.base_url))))
-    batch_id, crashes, files = "", 0, BatchFiles((), ())
-    told: dict[str, Any] = {}
-    while not told:
-        async with life(config, before=partial(die_of, deadly)) as served, sdk_of(served) as sdk:
-            try:
-                batch_id = batch_id or (await begin(sdk, map(line, custom_ids))).id
-                batch = await becomes(sdk, batch_id, lambda batch: batch.status in BATCH_ENDS, 600)
-                files = await check_end(sdk, batch, custom_ids)
-                told = orjson.loads((await ask(served.url, get("/admin/dlq", ADMIN))).body)
-            except openai.APIConnectionError:
-                crashes += 1
-                assert crashes <= MOST_CRASHES
-    await provider.stop()
+    try:
+        config = tmp_path / "config.yaml"
+        config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path, admin={"key": ADMIN_KEY})(provider.base_url))))
+        batch_id, crashes, files = "", 0, BatchFiles((), ())
+        told: dict[str, Any] = {}
+        while not told:
+            async with life(config, before=partial(die_of, deadly)) as served, sdk_of(served) as sdk:
+                try:
+                    batch_id = batch_id or (await begin(sdk, map(line, custom_ids))).id
+                    batch = await becomes(sdk, batch_id, lambda batch: batch.status in BATCH_ENDS, 600)
+                    files = await check_end(sdk, batch, custom_ids)
+                    told = orjson.loads((await ask(served.url, get("/admin/dlq", ADMIN))).body)
+                except openai.APIConnectionError:
+                    crashes += 1
+                    assert crashes <= MOST_CRASHES
+    finally:
+        await provider.stop()
 
     report(f"{len(custom_ids)} lines, one of which kills its gateway: {crashes} crashes, {len(files.output)} answered")
     assert [one["custom_id"] for one in files.errors] == [deadly]
