@@ -200,7 +200,7 @@ async def _take_jobs(lives: list[Life], taken: list[str], over: asyncio.Event) -
         try:
             async with asyncio.timeout(5.0):
                 answer = await ask(lives[number % 2].url, new_job(delay="1h"))
-        except (OSError, TimeoutError, AssertionError):
+        except (OSError, EOFError, TimeoutError, AssertionError):
             continue
         if answer.status == 202:
             taken.append(answer.header("location").rpartition("/")[2])  # type: ignore[union-attr]  # a 202 has one

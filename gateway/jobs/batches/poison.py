@@ -1,6 +1,6 @@
 """Lines that may have killed the process: found by running ever fewer of them, and given up once that is certain.
 
-    a chunk that came to nothing -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
+    a chunk whose worker died -> 8 lines at a time, noted as they begin -> those of a crash alone, and last -> given up
 
 The first claim of a chunk costs nothing. A worker of a later one notes durably which lines it is about to begin: if it dies,
 too, these are suspects, and the others are not. Suspects run alone, one at a time in a process. Invariant: a line is given up

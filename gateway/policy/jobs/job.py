@@ -204,8 +204,8 @@ class ClaimedWork:
     fence: int
     """Higher than that of every earlier claim of this piece."""
     claims: int
-    """The claims of this piece that nobody gave back since it last came to something, this one included: so it is known that it
-    crashes workers."""
+    """The claims of this piece that nobody gave back, this one included, from the last that came to something: more than one
+    means that a worker has died with it."""
     payload: bytes = b""
 
 

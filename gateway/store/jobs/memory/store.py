@@ -131,7 +131,7 @@ class MemoryJobStore:
         fresh = {result.line: result for result in reversed(results) if result.line not in there}
         there.update(fresh)
         if fresh:
-            kept.pieces[work.piece].claims = 0
+            kept.pieces[work.piece].claims = 1
             kept.job = transitions.changed(kept.job, tally=transitions.counted(kept.job.tally, list(fresh.values())))
             self.dead.add([letter for letter in dead if letter.line in fresh])
         return written(kept.job)

@@ -168,7 +168,7 @@ class SqliteClaims:
             if added.rowcount == 1:
                 fresh.append(result)
         if fresh:
-            db.execute("UPDATE pieces SET claims = 0 WHERE job = ? AND piece = ?", (row.seq, work.piece))
+            db.execute("UPDATE pieces SET claims = 1 WHERE job = ? AND piece = ?", (row.seq, work.piece))
             tally = transitions.counted(row.job.tally, fresh)
             job_rows.keep(db, row, transitions.changed(row.job, tally=tally))
             lines = {result.line for result in fresh}

@@ -33,7 +33,7 @@ local function commit(at, letters, lines_at, lines)
       h[TALLY + place_of] = exact(tonumber(h[TALLY + place_of]) + added[place_of])
     end
     h[REV] = string.format('%.0f', tonumber(h[REV]) + 1)
-    piece.claims = 0
+    piece.claims = 1
     save(job)
     for letter = at + 5, at + 4 + (LETTER + 1) * letters, LETTER + 1 do
       if is_fresh[ARGV[letter]] then
