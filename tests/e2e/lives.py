@@ -78,12 +78,16 @@ async def life(
     words: str = "listens on",
     before: Callable[[], None] | None = None,
     command: str = "serve",
+    output: Path | None = None,
 ) -> AsyncIterator[Life]:
-    """A gateway on a free port, once it has said these words; `before` is done in its process first."""
+    """A gateway on a free port, once it has said these words; `before` is done in its process first.
+
+    Its standard output goes to `output` if that is given, else to where its standard error goes.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gateway.app", "gateway.cli.main", "tests.e2e.lives"])
     said = config.with_name(f"life-{len(list(config.parent.glob('life-*')))}.log")
-    process = context.Process(target=_serve, args=(command, config, said, arguments, before), daemon=True)
+    process = context.Process(target=_serve, args=(command, config, said, output, arguments, before), daemon=True)
     process.start()
     one = Life(process, said)
     try:
@@ -133,12 +137,16 @@ def lose_patience() -> None:
 
 
 def _serve(
-    command: str, config: Path, said: Path, arguments: tuple[str, ...], before: Callable[[], None] | None
+    command: str,
+    config: Path,
+    said: Path,
+    output: Path | None,
+    arguments: tuple[str, ...],
+    before: Callable[[], None] | None,
 ) -> None:
     os.setsid()
+    for path, descriptor in ((output or said, 1), (said, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     if before is not None:
         before()
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     sys.exit(main([command, "--config", str(config), "--port", "0", *arguments]))

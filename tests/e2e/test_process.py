@@ -1,4 +1,7 @@
-"""The gateway as a process: how it starts, is told things by signals, and ends. Real processes, real signals."""
+"""The gateway as a process: how it starts, is told things by signals, and ends. Real processes, real signals.
+
+Those whose start and last end are of interest begin with an interpreter of their own, the others as a fork.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ import yaml
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 from tests.e2e.harness import PATIENCE_S, chat, config_of, connect, get, post
+from tests.e2e.lives import life
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -112,6 +116,12 @@ def config(tmp_path: Path, provider: Provider) -> Path:
     return write(tmp_path, provider.server.base_url)
 
 
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Where a forked process writes its call log."""
+    return tmp_path / "output"
+
+
 async def status_of(url: str, request: bytes) -> int:
     """The status of a request on a connection of its own."""
     async with connect(url) as peer:
@@ -145,37 +155,39 @@ async def test_the_example_config_answers_without_any_key() -> None:
     assert "made up" in errors
 
 
-async def test_the_log_may_be_text(config: Path, provider: Provider) -> None:
+async def test_the_log_may_be_text(config: Path, provider: Provider, output: Path) -> None:
     """For people."""
     provider.may_go_on.set()
-    async with serving(config, "--log-format", "text") as served:
+    async with life(config, "--log-format", "text", output=output) as served:
         assert await status_of(served.url, post()) == 200
-        served.process.terminate()
-        _, output, _ = await served.ends()
+        served.tell(signal.SIGTERM)
+        await served.ends()
 
-    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} 200 ok .*model=gpt-4o", output)
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} 200 ok .*model=gpt-4o", output.read_text())
 
 
-async def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(config: Path, provider: Provider) -> None:
+async def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(
+    config: Path, provider: Provider, output: Path
+) -> None:
     """Not ready, no new calls, liveness stays; the stream comes to its end; exit code 0."""
-    async with serving(config) as served, connect(served.url) as streaming, connect(served.url) as kept:
+    async with life(config, output=output) as served, connect(served.url) as streaming, connect(served.url) as kept:
         assert (await kept.exchange(get("/readyz"))).status == 200
         streaming.send(STREAM)
         await streaming.reader.readuntil(b"\r\n\r\n")
-        served.process.terminate()
+        served.tell(signal.SIGTERM)
         await served.says("stopping")
 
         ready, live, refused = [await status_of(served.url, one) for one in (get("/readyz"), get("/livez"), post())]
         on_kept = await kept.exchange(post())
         provider.may_go_on.set()
         rest = await streaming.rest()
-        code, output, errors = await served.ends()
+        code = await served.ends()
 
     assert (ready, live, refused, on_kept.status) == (503, 200, 503, 503)
     assert b"data: [DONE]\n\n" in rest
     assert code == 0
-    assert "Traceback" not in errors
-    assert [orjson.loads(line).get("outcome") for line in output.splitlines()].count("ok") == 1
+    assert "Traceback" not in served.said
+    assert [orjson.loads(line).get("outcome") for line in output.read_text().splitlines()].count("ok") == 1
 
 
 async def test_a_second_signal_ends_it_at_once(config: Path) -> None:
@@ -198,77 +210,68 @@ async def test_a_second_signal_ends_it_at_once(config: Path) -> None:
 async def test_the_grace_has_an_end(tmp_path: Path, provider: Provider) -> None:
     """A stream that is still running then gets an error event, a call without an answer a 503; exit code 0."""
     config = write(tmp_path, provider.server.base_url, server={"grace": "100ms"})
-    async with serving(config) as served, connect(served.url) as streaming, connect(served.url) as waiting:
+    async with life(config) as served, connect(served.url) as streaming, connect(served.url) as waiting:
         streaming.send(STREAM)
         await streaming.reader.readuntil(b"\r\n\r\n")
         waiting.send(post())
         while provider.server.emulator.stats.active < 2:  # noqa: ASYNC110 - a counter sets no event
             await asyncio.sleep(0.001)
-        served.process.terminate()
+        served.tell(signal.SIGTERM)
         rest = await streaming.rest()
         refused = await waiting.response()
-        code, _, errors = await served.ends()
+        code = await served.ends()
 
     assert code == 0
     assert b'"code":"shutting_down"' in rest
     assert (refused.status, refused.error["code"]) == (503, "shutting_down")
-    assert "Traceback" not in errors
+    assert "Traceback" not in served.said
 
 
 async def test_sighup_loads_the_config_again(config: Path, provider: Provider) -> None:
     """A good one takes over, a bad one is told with its line; the process goes on."""
     provider.may_go_on.set()
-    async with serving(config) as served:
+    async with life(config) as served:
         rewrite(config, "gpt-4o-mini", "gpt-4.1")
-        served.process.send_signal(signal.SIGHUP)
+        served.tell(signal.SIGHUP)
         await served.says("config version 2 is in force")
         rewrite(config, "models:", "nonsense: 1\nmodels:")
-        served.process.send_signal(signal.SIGHUP)
+        served.tell(signal.SIGHUP)
         await served.says("config not reloaded")
-        await served.says(r"config\.yaml:\d+: nonsense: unknown field")
+        await served.says("nonsense: unknown field")
+        assert re.search(r"config\.yaml:\d+: nonsense: unknown field", served.said)
         assert await status_of(served.url, post()) == 200
-        served.process.terminate()
-        code, _, _ = await served.ends()
-
-    assert code == 0
+        served.tell(signal.SIGTERM)
+        assert await served.ends() == 0
 
 
-async def test_a_port_in_use_is_one_sentence(config: Path) -> None:
+async def test_a_port_in_use_is_one_sentence(config: Path, output: Path) -> None:
     """Exit code 1, no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with running("serve", "--config", str(config), "--port", str(port)) as served:
-            code, output, errors = await served.ends()
+        async with life(config, "--port", str(port), words="cannot listen", output=output) as served:
+            code = await served.ends()
 
-    assert (code, output) == (1, "")
-    assert errors == f"gateway: cannot listen on 127.0.0.1:{port}: address already in use\n"
+    assert (code, output.read_text()) == (1, "")
+    assert served.said == f"gateway: cannot listen on 127.0.0.1:{port}: address already in use\n"
 
 
 async def test_a_reader_of_the_log_that_left_stops_nothing(config: Path, provider: Provider) -> None:
     """Calls matter more than their log."""
     provider.may_go_on.set()
-    reader, writer = os.pipe()
-    os.close(reader)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0",
-        stdout=writer, stderr=PIPE, cwd=ROOT,
-    )  # fmt: skip
-    os.close(writer)
-    served = Served(process)
-    try:
-        served.url = (await served.says(r"listens on (http://[^,\s]+)"))[1]
+    async with life(config, before=write_to_nobody) as served:
         for _ in range(3):
             assert await status_of(served.url, post()) == 200
-        process.terminate()
-        assert process.stderr is not None
-        errors = (await process.stderr.read()).decode()
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        served.tell(signal.SIGTERM)
+        assert await served.ends() == 0
 
-    assert "Traceback" not in errors
+    assert "Traceback" not in served.said
+
+
+def write_to_nobody() -> None:
+    """As behind a pipe whose reader has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
 
 
 async def test_the_emulator_is_a_command_of_its_own() -> None:
