@@ -29,8 +29,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the collector away from what collecting made, half a million objects that live to the end."""
-    gc.collect()
+    """Keep the collector away from what collecting made, half a million objects, nearly all of which live to the end."""
     gc.freeze()
     gc.set_threshold(25_000, 20, 50)  # as the gateway runs
 

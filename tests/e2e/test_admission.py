@@ -454,7 +454,7 @@ async def test_the_metrics_tell_of_the_queue_and_the_limits(start: StartGateway)
     assert value("queue_depth") == 2
     assert value("queue_depth", model="a", lane="interactive") == value("queue_depth", model="b", lane="batch") == 1
     assert value("queue_wait_seconds_count", lane="interactive") == 1
-    assert 0.01 <= value("queue_wait_seconds_sum", lane="interactive") < 5
+    assert 0 < value("queue_wait_seconds_sum", lane="interactive") < 5
     assert 0 < value("queue_oldest_seconds", lane="batch") < 10
     assert value("queue_bytes") == 2 * len(orjson.dumps(chat("a")))
     assert 0 <= value("limit_level", limit=f"{TARGET}:requests_per_min") < 600

@@ -76,10 +76,15 @@ async def test_what_was_accepted_survives_kill_9(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(dict(with_jobs(tmp_path)(provider.base_url))))
     accepted: dict[str, str] = {}
+    earlier: list[str] = []
     for number in range(LIVES):
         async with life(config) as served:
+            for job_id in earlier:  # none dies in each life: it would run alone, a second each, and be given up
+                await result_of(served.url, job_id)
             callers = [asyncio.ensure_future(_give(served, f"{number}-{one}", accepted)) for one in range(CALLERS)]
-            await asyncio.sleep(rng.uniform(0.1, 0.5))
+            enough = len(accepted) + rng.randint(1, 5 * CALLERS)
+            await until(lambda: len(accepted) >= enough)  # noqa: B023 - it is awaited here
+            earlier = list(accepted)
             served.kill()
             assert await served.ends() == -signal.SIGKILL
             await asyncio.gather(*callers)

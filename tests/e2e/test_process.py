@@ -122,6 +122,11 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "output"
 
 
+def written(output: Path) -> str:
+    """All of it."""
+    return output.read_text()
+
+
 async def status_of(url: str, request: bytes) -> int:
     """The status of a request on a connection of its own."""
     async with connect(url) as peer:
@@ -163,7 +168,7 @@ async def test_the_log_may_be_text(config: Path, provider: Provider, output: Pat
         served.tell(signal.SIGTERM)
         await served.ends()
 
-    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} 200 ok .*model=gpt-4o", output.read_text())
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} 200 ok .*model=gpt-4o", written(output))
 
 
 async def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(
@@ -187,7 +192,7 @@ async def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(
     assert b"data: [DONE]\n\n" in rest
     assert code == 0
     assert "Traceback" not in served.said
-    assert [orjson.loads(line).get("outcome") for line in output.read_text().splitlines()].count("ok") == 1
+    assert [orjson.loads(line).get("outcome") for line in written(output).splitlines()].count("ok") == 1
 
 
 async def test_a_second_signal_ends_it_at_once(config: Path) -> None:
@@ -251,7 +256,7 @@ async def test_a_port_in_use_is_one_sentence(config: Path, output: Path) -> None
         async with life(config, "--port", str(port), words="cannot listen", output=output) as served:
             code = await served.ends()
 
-    assert (code, output.read_text()) == (1, "")
+    assert (code, written(output)) == (1, "")
     assert served.said == f"gateway: cannot listen on 127.0.0.1:{port}: address already in use\n"
 
 

@@ -28,7 +28,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-Replica = Callable[[], RedisStore]
+Replica = Callable[..., RedisStore]
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ async def replica(server: RedisServer) -> AsyncIterator[Replica]:
     """Makes stores that share the server; not started."""
     made: list[RedisStore] = []
 
-    def make() -> RedisStore:
-        made.append(RedisStore(SharedState(server.url, timeout_s=TIMEOUT_S), time.time, ROOMY))
+    def make(timeout_s: float = TIMEOUT_S) -> RedisStore:
+        made.append(RedisStore(SharedState(server.url, timeout_s=timeout_s), time.time, ROOMY))
         return made[-1]
 
     yield make
@@ -175,12 +175,13 @@ async def test_a_server_that_comes_back_empty_is_told_what_is_held(server: Redis
 
 async def test_what_is_owed_is_told_before_the_end(server: RedisServer, replica: Replica) -> None:
     """As far as one operation's timeout goes."""
-    first, second = replica(), replica()
+    first, second = replica(timeout_s=30), replica(timeout_s=30)
     await asyncio.gather(first.start(), second.start())
-    server.pause()
+    server.kill()
+    await until(lambda: is_gone(first) and is_gone(second))
     claim = await settle(first.records.claim(RECORD, ASKED, 30.0))
     assert await settle(first.records.complete(RECORD, claim.fence, kept(now=time.time())))
-    server.resume()
+    server.start()
     await until(lambda: first.health().is_up and second.health().is_up)
     assert entries(first, "records") >= 1
 
