@@ -135,6 +135,6 @@ def _unknown(jobs: Sequence[Job]) -> str:
     there = "/v1/batches" if jobs[0].kind is JobKind.BATCH else "/v1/jobs"
     return (
         f"Jobs cannot be kept now: their Redis did not answer in time, and may have taken {names} all the same. It is taken "
-        f"back if it can be; look (GET {there}/{jobs[0].id}) before you send it again, or send it again under the same "
-        "Idempotency-Key or dedupe key, which never makes a second one."
+        "back within two minutes if it can be: send it again under the same Idempotency-Key or dedupe key, which never makes a "
+        f"second one, or look after that time (GET {there}/{jobs[0].id}) whether it is there."
     )
