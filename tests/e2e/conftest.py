@@ -74,6 +74,15 @@ def _built_in(tables: ErrorTables, name: str) -> tuple[ErrorRule, ...]:
 
 
 @pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """`serve` directs the log of the process to its standard error, which ends with the test."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
 def _no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Whatever a test does to the gateway, no defect may show in its log; a test that makes one clears it."""
     caplog.set_level(logging.INFO)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,6 @@ ROOT = Path(__file__).parents[2]
 TWO_MISTAKES = (
     "providers: {main: {dialect: openai, base_url: 'http://x/v1', api_kee: 1}}\nmodels: {'*': {targets: [mian]}}\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
-    """`serve` directs the log to its standard error, which ends with the test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

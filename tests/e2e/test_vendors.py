@@ -90,7 +90,7 @@ async def test_another_vendor_never_sees_the_callers_credential(
             config["keys"] = [{"name": "web", "key": WEB_KEY}]
         gateway = await start(lambda _url: config)
         # Where nobody may serve it, the call lasts as long as its caller waits: through two silences of 300 ms, or none.
-        patience_ms = 900 if sees is not None or script is SILENT else 400
+        patience_ms = 60_000 if sees is not None else 900 if script is SILENT else 400
         own = [
             f"authorization: {CREDENTIAL}",
             f"x-gateway-deadline-ms: {patience_ms}",
