@@ -7,12 +7,14 @@ import gc
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.shared_compiling import compile_in_turn
 from tests.store.redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 
-settings.register_profile("fast", max_examples=20)
+settings.register_profile(
+    "fast", max_examples=20, suppress_health_check=[HealthCheck.too_slow]
+)  # a clock of the machine
 settings.register_profile("full", max_examples=500)
 settings.load_profile("fast")  # `make soak` looks at `full`
 
