@@ -5,9 +5,10 @@ Plain data. It must not know which modules make or read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
 
 from gateway.provider_errors import Phase
 
@@ -92,6 +93,28 @@ class Kept:
     """The stream's usage event with its line ends, where the client did not ask for it and the body lacks it."""
 
 
+class How(StrEnum):
+    """What becomes of a field that a target's language cannot say."""
+
+    APPROXIMATED = "approximated"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+class Gap(NamedTuple):
+    """A field of one request that does not reach a target as it was said."""
+
+    field: str
+    """The caller's name for it, without positions: `tools.web_search`, `input.item_reference`."""
+    how: How
+    why: str
+    """The reason in words, for `gateway explain` and the error that refuses the call."""
+
+
+FindGaps = Callable[[dict[str, Any]], Sequence[Gap]]
+"""Returns what of a parsed request would not reach a target as it was said."""
+
+
 @dataclass(slots=True)
 class Attempt:
     """One try of one call at one target. Times are monotonic seconds; `result` is a status or an error class."""
@@ -119,6 +142,8 @@ class Attempt:
     """The time of the target's last sign of life before its first event: a 1xx, a comment, or a part of a body."""
     cost_usd: float | None = None
     """The cost in US dollars, estimated if the attempt failed after it was sent; None: the model has no price."""
+    gaps: Sequence[Gap] = ()
+    """What was lost when the request was put into the target's language."""
 
     @property
     def heard_at(self) -> float:

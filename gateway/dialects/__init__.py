@@ -1,0 +1,1 @@
+"""Conversions between the languages of providers: pure, on parsed JSON and on bytes of streams."""

@@ -1,0 +1,1 @@
+"""OpenAI's two languages: chat completions and Responses, each from the other."""

@@ -1,0 +1,116 @@
+"""A response as a chat completion: items become one message."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
+from gateway.dialects.openai.chat_request import REASONING_FORMAT
+
+FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""The finish reason of a chat completion, by why a response is incomplete."""
+
+
+def chat_of_response(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns the chat completion, or an object with the error of a response that failed. Raises MalformedAnswer."""
+    output = body.get("output")
+    if body.get("status") == "failed" or body.get("error"):
+        return {"error": error_of(body)}
+    if not isinstance(output, list):
+        raise MalformedAnswer("the answer has no output")
+    message: Json = {"role": "assistant", "content": None, "refusal": None}
+    logprobs: list[Any] = []
+    for item in output:
+        if isinstance(item, dict):
+            _take(message, logprobs, item)
+    made = {**head(sent, body), "object": "chat.completion"}
+    choice = {"index": 0, "message": message, "logprobs": {"content": logprobs, "refusal": None} if logprobs else None}
+    choice["finish_reason"] = finish_of(body, has_calls="tool_calls" in message)
+    made["choices"] = [choice]
+    usage = usage_of_chat(body.get("usage"))
+    return made | ({"usage": usage} if usage else {})
+
+
+def head(sent: ConvertedRequest, body: Json) -> Json:
+    """Returns what every piece of a chat completion repeats."""
+    created = body.get("created_at")
+    tier = body.get("service_tier")
+    return {
+        "id": f"chatcmpl-{sent.id}",
+        "created": int(created) if isinstance(created, int | float) else int(sent.now),
+        "model": body.get("model") or sent.asked.get("model"),
+        **({"service_tier": tier} if tier else {}),
+    }
+
+
+def error_of(body: Json) -> Json:
+    """Returns the error of a response that failed, as chat completions have them."""
+    error = object_of(body.get("error"))
+    message = error.get("message") or "the response failed"
+    return {"message": message, "type": "server_error", "param": None, "code": error.get("code") or "server_error"}
+
+
+def finish_of(body: Json, *, has_calls: bool) -> str:
+    if body.get("status") == "incomplete":
+        return FINISH.get(text_of(object_of(body.get("incomplete_details")).get("reason")), "length")
+    return "tool_calls" if has_calls else "stop"
+
+
+def usage_of_chat(usage: Any) -> Json | None:
+    """Returns a response's usage in the words of chat completions."""
+    if not isinstance(usage, dict):
+        return None
+    read, written = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+    came, went = object_of(usage.get("input_tokens_details")), object_of(usage.get("output_tokens_details"))
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": usage.get("total_tokens") or read + written,
+        "prompt_tokens_details": {"cached_tokens": came.get("cached_tokens") or 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": went.get("reasoning_tokens") or 0, "audio_tokens": 0},
+    }
+
+
+def tool_call(item: Json) -> Json:
+    """Returns an item that calls a tool as a message has it."""
+    id, name = item.get("call_id"), item.get("name")
+    if item.get("type") == "custom_tool_call":
+        return {"id": id, "type": "custom", "custom": {"name": name, "input": item.get("input") or ""}}
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": item.get("arguments") or ""}}
+
+
+def reasoning_detail(item: Json, index: int) -> Json | None:
+    """Returns what goes back to the provider with the conversation; None: the item has nothing encrypted."""
+    data = item.get("encrypted_content")
+    if not data:
+        return None
+    named = {"type": "reasoning.encrypted", "id": item.get("id"), "data": data, "format": REASONING_FORMAT}
+    return named | {"index": index}
+
+
+def annotation(one: Json) -> Json:
+    """Returns a citation as a message has it, nested under its type."""
+    kind = str(one.get("type"))
+    return {"type": kind, kind: {name: value for name, value in one.items() if name != "type"}}
+
+
+def _take(message: Json, logprobs: list[Any], item: Json) -> None:
+    kind = item.get("type")
+    if kind in ("function_call", "custom_tool_call"):
+        message.setdefault("tool_calls", []).append(tool_call(item))
+    elif kind == "reasoning":
+        parts = [*objects(item.get("content")), *objects(item.get("summary"))]
+        text = "".join(text_of(part.get("text")) for part in parts)
+        if text:
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+        if (detail := reasoning_detail(item, len(message.get("reasoning_details", ())))) is not None:
+            message.setdefault("reasoning_details", []).append(detail)
+    elif kind == "message":
+        for part in objects(item.get("content")):
+            if part.get("type") == "refusal":
+                message["refusal"] = (message["refusal"] or "") + text_of(part.get("refusal"))
+            elif isinstance(part.get("text"), str):
+                message["content"] = (message["content"] or "") + part["text"]
+                logprobs += objects(part.get("logprobs"))
+                if cited := objects(part.get("annotations")):
+                    message.setdefault("annotations", []).extend(map(annotation, cited))

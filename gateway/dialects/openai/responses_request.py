@@ -1,0 +1,243 @@
+"""A Responses request as a chat completion.
+
+A run of items that one turn of the model has made (reasoning, message, calls) becomes one assistant message, because chat
+completions pair calls with their results by message (BerriAI/litellm#22578). A call's id is its `call_id`, never its `id`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
+from gateway.errors import InvalidRequest
+
+_OWN: Final = frozenset(
+    (
+        "input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens", "include", "store",
+        "stream_options", "background", "conversation", "previous_response_id", "prompt", "context_management",
+        "max_tool_calls", "moderation", "truncation",
+    )
+)  # fmt: skip
+"""Fields that chat completions know by another name, or not; all others mean the same in both, and go on as they are."""
+INPUT_NAME: Final = "input"
+"""The one parameter of a function that stands for a tool with free text."""
+_FREE_TEXT: Final[Json] = {
+    "type": "object",
+    "properties": {INPUT_NAME: {"type": "string"}},
+    "required": [INPUT_NAME],
+    "additionalProperties": False,
+}
+
+
+def chat_body(body: Json, facts: ServerFacts) -> Json:
+    """Returns the chat completion. Raises InvalidRequest where the input makes no sense."""
+    system = "developer" if facts.takes_developer else "system"
+    made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    made["messages"] = _Messages(body, system).all()
+    made |= _tools(body, facts)
+    made |= _options(body)
+    if (most := body.get("max_output_tokens")) is not None:
+        made[facts.bound_field] = most
+    if body.get("stream"):
+        made["stream_options"] = {"include_usage": True}
+    return made
+
+
+def custom_tools(body: Json) -> frozenset[str]:
+    """Returns the names of the tools whose input is free text."""
+    return frozenset(text_of(tool.get("name")) for tool in objects(body.get("tools")) if tool.get("type") == "custom")
+
+
+class _Messages:
+    """Puts items together to messages."""
+
+    def __init__(self, body: Json, system: str) -> None:
+        self._system = system
+        self._made: list[Json] = []
+        self._turn: Json | None = None
+        """The assistant message that is being put together."""
+        self._pictures: list[Json] = []
+        """Of tools' results, which chat completions take from users only."""
+        if body.get("instructions"):
+            self._made.append({"role": system, "content": _text_at(body["instructions"], "instructions")})
+        asked = body.get("input")
+        if isinstance(asked, str):
+            self._made.append({"role": "user", "content": asked})
+        elif isinstance(asked, list):
+            for number, item in enumerate(asked):
+                self._take(item, f"input[{number}]")
+        elif asked is not None:
+            raise InvalidRequest("The field 'input' must be a string or a list of items.", param="input")
+
+    def all(self) -> list[Json]:
+        self._end_turn()
+        self._show_pictures()
+        return self._made
+
+    def _take(self, item: Any, place: str) -> None:
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"'{place}' must be an object.", param=place)
+        kind = item.get("type", "message")
+        if kind == "message":
+            self._message(item, place)
+        elif kind == "reasoning":
+            self._reasoning(item)
+        elif kind in ("function_call", "custom_tool_call"):
+            self._call(item, place, is_custom=kind == "custom_tool_call")
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._result(item, place)
+        else:
+            raise InvalidRequest(
+                f"'{place}' is of type '{kind}', which this model's provider does not take.", param=place
+            )
+
+    def _message(self, item: Json, place: str) -> None:
+        role = item.get("role")
+        if role == "assistant":
+            turn = self._open_turn(is_new="content" in (self._turn or {}) or "tool_calls" in (self._turn or {}))
+            turn |= _said(item.get("content"), place)
+            return
+        if role not in ("user", "system", "developer"):
+            raise InvalidRequest(f"'{place}.role' must be user, assistant, system or developer.", param=f"{place}.role")
+        self._end_turn()
+        self._show_pictures()
+        content = _content(item.get("content"), place)
+        self._made.append({"role": "user" if role == "user" else self._system, "content": content})
+
+    def _reasoning(self, item: Json) -> None:
+        """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's."""
+        text = "".join(text_of(part.get("text")) for part in objects(item.get("content")))
+        turn = self._open_turn(is_new=self._turn is not None)
+        if text:
+            turn["reasoning_content"] = text
+
+    def _call(self, item: Json, place: str, *, is_custom: bool) -> None:
+        name, id = item.get("name"), item.get("call_id")
+        if not isinstance(name, str) or not isinstance(id, str):
+            raise InvalidRequest(f"'{place}' needs a 'name' and a 'call_id'.", param=place)
+        said = text_of(item.get("input" if is_custom else "arguments"))
+        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else said or "{}"
+        calls = self._open_turn().setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def _result(self, item: Json, place: str) -> None:
+        id = item.get("call_id")
+        if not isinstance(id, str):
+            raise InvalidRequest(
+                f"'{place}.call_id' must name the call that this is the result of.", param=f"{place}.call_id"
+            )
+        self._end_turn()
+        output = item.get("output")
+        if isinstance(output, list):
+            parts = _content(output, f"{place}.output")
+            texts = (
+                [part["text"] for part in parts if part.get("type") == "text"] if isinstance(parts, list) else [parts]
+            )
+            shown = [part for part in parts if part.get("type") != "text"] if isinstance(parts, list) else []
+            if shown:
+                self._pictures += [{"type": "text", "text": f"Of the result of {id}:"}, *shown]
+            output = "".join(texts)
+        self._made.append({"role": "tool", "tool_call_id": id, "content": _text_at(output, f"{place}.output")})
+
+    def _open_turn(self, *, is_new: bool = False) -> Json:
+        if is_new:
+            self._end_turn()
+        if self._turn is None:
+            self._show_pictures()
+            self._turn = {"role": "assistant"}
+        return self._turn
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None and len(turn) > 1:  # reasoning that cannot go back leaves nothing
+            turn.setdefault("content", None if "tool_calls" in turn else "")
+            self._made.append(turn)
+
+    def _show_pictures(self) -> None:
+        shown, self._pictures = self._pictures, []
+        if shown:
+            self._made.append({"role": "user", "content": shown})
+
+
+def _said(content: Any, place: str) -> Json:
+    """Returns what an assistant said, as fields of its message."""
+    if not isinstance(content, list):
+        return {"content": _text_at(content, f"{place}.content")}
+    text = "".join(text_of(part.get("text")) for part in objects(content))
+    refusal = "".join(text_of(part.get("refusal")) for part in objects(content))
+    return {"content": text if text or not refusal else None} | ({"refusal": refusal} if refusal else {})
+
+
+def _content(content: Any, place: str) -> Any:
+    """Returns a message's content: a string as it is, parts one by one."""
+    if not isinstance(content, list):
+        return _text_at(content, f"{place}.content")
+    return [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
+
+
+def _part(part: Any, place: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": _text_at(part.get("text"), f"{place}.text")}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        shown = {"url": part["image_url"]} | ({"detail": part["detail"]} if part.get("detail") else {})
+        return {"type": "image_url", "image_url": shown}
+    if kind == "input_file" and isinstance(part.get("file_data"), str):
+        named = {"filename": part["filename"]} if part.get("filename") else {}
+        return {"type": "file", "file": {"file_data": part["file_data"], **named}}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": part.get("input_audio")}
+    raise InvalidRequest(f"'{place}' is no part that this model's provider takes.", param=place)
+
+
+def _text_at(value: Any, place: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"'{place}' must be a string.", param=place)
+    return value
+
+
+def _tools(body: Json, facts: ServerFacts) -> Json:
+    tools = [_tool(tool, facts) for tool in objects(body.get("tools"))]
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = {text_of(tool.get("name")) for tool in objects(choice.get("tools"))}
+        tools = [tool for tool in tools if tool[tool["type"]].get("name") in allowed]
+        choice = choice.get("mode", "auto")
+    elif isinstance(choice, dict):
+        kind = "custom" if choice.get("type") == "custom" and facts.takes_custom_tools else "function"
+        choice = {"type": kind, kind: {"name": choice.get("name")}}
+    made: Json = {"tools": tools} if tools else {}
+    return made | ({"tool_choice": choice} if choice is not None and tools else {})
+
+
+def _tool(tool: Json, facts: ServerFacts) -> Json:
+    if tool.get("type") == "custom":
+        named = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+        if facts.takes_custom_tools:
+            return {"type": "custom", "custom": named | ({"format": tool["format"]} if tool.get("format") else {})}
+        return {"type": "function", "function": {**named, "parameters": _FREE_TEXT}}
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+
+
+def _options(body: Json) -> Json:
+    """Returns the options that are nested in one of the two languages."""
+    made: Json = {}
+    text = object_of(body.get("text"))
+    answer = object_of(text.get("format"))
+    if answer.get("type") == "json_schema":
+        named = {name: value for name, value in answer.items() if name != "type" and value is not None}
+        made["response_format"] = {"type": "json_schema", "json_schema": named}
+    elif answer.get("type") == "json_object":
+        made["response_format"] = {"type": "json_object"}
+    if text.get("verbosity") is not None:
+        made["verbosity"] = text["verbosity"]
+    if (effort := object_of(body.get("reasoning")).get("effort")) is not None:
+        made["reasoning_effort"] = effort
+    if body.get("top_logprobs") or "message.output_text.logprobs" in strings(body.get("include")):
+        made["logprobs"] = True
+    return made

@@ -1,0 +1,92 @@
+"""What a stream must look like, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Events = list[dict[str, Any]]
+_PART_ENDS = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text"}
+_ENDS = ("response.completed", "response.incomplete", "error")
+
+
+def check_responses(events: Events) -> dict[str, Any]:
+    """Returns the whole response of a stream, after each rule was checked.
+
+    created in_progress (item)* (completed | incomplete) | ... error; numbers from 0; whatever is added is done, as it was told.
+    """
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] in _ENDS
+    if events[0]["type"] == "error":
+        return events[0]
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    open_items: dict[int, str] = {}
+    done: dict[int, dict[str, Any]] = {}
+    texts: dict[tuple[int, str], str] = {}
+    open_parts: set[tuple[int, int]] = set()
+    for event in events[2:-1]:
+        kind, place = event["type"].removeprefix("response."), event["output_index"]
+        if kind == "output_item.added":
+            assert place == len(open_items) + len(done)
+            open_items[place] = event["item"]["id"]
+        elif kind == "output_item.done":
+            assert open_items.pop(place) == event["item"]["id"]
+            assert not any(at == place for at, _ in open_parts)
+            done[place] = event["item"]
+        else:
+            assert open_items[place] == event["item_id"], "of an item that is not open"
+            _check_inside(kind, event, texts, open_parts)
+    last = events[-1]
+    if last["type"] == "error":
+        return last
+    assert not open_items
+    assert not open_parts
+    assert last["response"]["output"] == [done[place] for place in sorted(done)]
+    assert last["response"]["status"] == last["type"].removeprefix("response.")
+    whole: dict[str, Any] = last["response"]
+    return whole
+
+
+def _check_inside(
+    kind: str, event: dict[str, Any], texts: dict[tuple[int, str], str], parts: set[tuple[int, int]]
+) -> None:
+    place = event["output_index"]
+    part = (place, event.get("content_index", -1))
+    if kind == "content_part.added":
+        assert part not in parts
+        parts.add(part)
+    elif kind == "content_part.done":
+        parts.remove(part)
+        field = _PART_ENDS[event["part"]["type"]]
+        assert event["part"][field] == texts[place, f"{part[1]}"]
+    elif kind.endswith(".delta"):
+        key = (place, f"{part[1]}")
+        texts[key] = texts.get(key, "") + event["delta"]
+    elif kind.endswith(".done"):
+        said = next(event[name] for name in ("text", "refusal", "arguments", "input") if name in event)
+        assert said == texts[place, f"{part[1]}"]
+
+
+def check_chat(events: Events, stream: bytes) -> dict[str, Any]:
+    """Returns the whole message of a stream: role first, one finish reason, calls in a dense order, `[DONE]` at the end."""
+    assert stream.endswith(b"data: [DONE]\n\n")
+    assert stream.count(b"[DONE]") == 1
+    choices = [choice for event in events for choice in event["choices"]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    finishes = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(finishes) == 1
+    assert choices[-1]["finish_reason"] == finishes[0]
+    message: dict[str, Any] = {"content": "", "refusal": "", "reasoning_content": "", "tool_calls": []}
+    for choice in choices:
+        for name in ("content", "refusal", "reasoning_content"):
+            message[name] += choice["delta"].get(name) or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            if call["index"] == len(message["tool_calls"]):
+                assert call["id"]
+                message["tool_calls"].append(call)
+            else:
+                assert "id" not in call
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message | {
+        "finish_reason": finishes[0],
+        "usage": next((event["usage"] for event in events if event.get("usage")), None),
+    }
