@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway.calllog import CallLog
@@ -49,6 +50,7 @@ from gateway.semantic.opening import open_local, open_semantic
 from gateway.settings import Settings
 from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
+from gateway.upstream.converting import converting
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 from gateway.wiring import build_jobs, drain_jobs, semantic_news, store_routes
@@ -305,6 +307,9 @@ class Gateway:
             self._settings.config,
             self._environ,
             connect=lambda provider, model: Wire(provider, model, self._pools.transport(provider)),
+            convert=lambda upstream, kind, speaks: converting(
+                upstream, kind, speaks, self._clock, lambda: token_hex(12)
+            ),
             version=version,
             now_wall=self._clock.wall(),
             host=self._host,

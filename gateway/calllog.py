@@ -116,8 +116,14 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
+        **_lossy(last),
         **_replay(call.replay),
     }
+
+
+def _lossy(last: Attempt | None) -> dict[str, Any]:
+    """What of the request did not reach its target as it was said."""
+    return {"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}
 
 
 def _replay(replay: Replay | None) -> dict[str, Any]:
@@ -175,7 +181,7 @@ class JsonLines:
         if len(attempts) != 1 or usage is None or call.replay is not None or record.retries_usd or call.denied:
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None:
+        if attempt.error_class is not None or attempt.gaps:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

@@ -5,12 +5,13 @@ Nothing here knows httpx or sockets; each implementation of `Upstream` translate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.provider_errors import UpstreamFailed
 from gateway.splice import Spliced
+from gateway.words import Gap
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -39,10 +40,12 @@ class Clocks:
 
 
 class Signs(Protocol):
-    """An object that records a target's signs of life."""
+    """An object that records a target's signs of life, and what did not reach it as it was said."""
 
     sign_at: float
     """The time of the last sign of life, in monotonic seconds."""
+    gaps: Sequence[Gap]
+    """What was lost when the request was put into the target's language."""
 
 
 @dataclass(slots=True)
@@ -110,8 +113,25 @@ class Upstream(Protocol):
 
     @property
     def errors(self) -> tuple[type[Exception], ...]: ...
-    async def send(self, outgoing: Outgoing) -> Answer:
+    def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
         """Raises UpstreamFailed when no response head arrives."""
         ...
 
     def failure(self, error: Exception) -> UpstreamFailed: ...
+
+
+Learn = Callable[[Outgoing, Answer], Awaitable[Answer]]
+"""Returns the answer to give instead of one that says that a path is not known: the same, or that of another path."""
+
+
+class Conversions(Protocol):
+    """Puts calls into another language for one target."""
+
+    @property
+    def detours(self) -> Mapping[str, Upstream]:
+        """By path, what its calls go to instead of the target's own upstream; it changes with what is learned."""
+        ...
+
+    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+        """Returns the answer to give instead of a 404 or 405."""
+        ...

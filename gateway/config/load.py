@@ -32,7 +32,7 @@ from gateway.config.sections.sections import (
     server_section,
 )
 from gateway.config.sections.state import state_section
-from gateway.config.sections.targets import Pair, TargetParts, pairs_of
+from gateway.config.sections.targets import Convert, Pair, TargetParts, as_it_is, pairs_of
 from gateway.config.sections.tokenizers import Tokenizers, load_tokenizers
 from gateway.config.sections.webhooks import signing, webhook_notices, webhook_section, webhook_settings
 from gateway.errors import ConfigError
@@ -48,15 +48,16 @@ def load_snapshot(
     environ: Mapping[str, str],
     *,
     connect: Callable[[Provider, str | None], Upstream],
+    convert: Convert = as_it_is,
     version: int,
     now_wall: float,
     host: str | None = None,
 ) -> PolicySnapshot:
     """Reads and compiles the config at `path`.
 
-    `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `now_wall` is in
-    seconds; `host` is where the process listens whatever the file says. Raises ConfigError with all problems, and
-    nothing else.
+    `connect` makes the upstream of a provider and a model (None: the asked one), once for each pair; `convert` puts around
+    it what lets it serve calls in a language that it does not speak. `now_wall` is in seconds; `host` is where the process
+    listens whatever the file says. Raises ConfigError with all problems, and nothing else.
     """
     problems: list[Problem] = []
     document = _read(path, environ, problems)
@@ -85,7 +86,8 @@ def load_snapshot(
 
     find_prices = cache(lambda group: price_finder(groups[group][0], now_wall))
     tokenizers = _load_tokenizers(routes, policies)
-    parts = TargetParts(groups, upstreams, find_prices, kinds, tokenizers.find if tokenizers else None)
+    find_tokenizer = tokenizers.find if tokenizers else None
+    parts = TargetParts(groups, upstreams, find_prices, kinds, convert, find_tokenizer)
     models, sharing = build_models(routes, policies, parts)
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)

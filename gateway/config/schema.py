@@ -64,6 +64,8 @@ Kind = Literal[
     "other",
 ]
 """The kind of a provider: the rules by which it counts, and the words of its errors."""
+Speaks = Annotated[list[Literal["chat", "responses"]], Field(min_length=1)]
+"""The languages of a provider or target; a call in the other one is converted."""
 Windows = Literal["continuous", "minute", "azure"]
 
 
@@ -146,6 +148,7 @@ class ProviderEntry(Entry):
     limits_are: LimitsAre | None = None
     accepts_callers_of: list[Text] = []
     emulate_without_key: Flag = False
+    speaks: Speaks | None = None
 
 
 class PassthroughEntry(Entry):
@@ -191,6 +194,7 @@ class TargetEntry(LimitedEntry):
     weight: Amount = 1.0
     capabilities: Section | None = None
     price: Section | None = None
+    speaks: Speaks | None = None
 
     @classmethod
     def spelled_out(cls, data: object) -> object:

@@ -15,7 +15,8 @@ import orjson
 
 from gateway.call import Call
 from gateway.clock import Clock
-from gateway.exchange import Answer, Clocks, RawHeaders
+from gateway.errors import InvalidRequest
+from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
 from gateway.flow.raw_relay import RawRelay, read_whole
@@ -76,7 +77,11 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     task = watch.begin(ends_at, call.task, call)
     is_usual = False
     try:
-        answer = await target.upstream.send(outgoing_of(call, target, clocks, attempt))
+        outgoing = outgoing_of(call, target, clocks, attempt)
+        upstream = target.detours.get(call.path, target.upstream) if target.detours else target.upstream
+        answer = await upstream.send(outgoing)
+        if answer.status == 404 or answer.status == 405:
+            answer = await _learned(target, outgoing, answer)
         attempt.status = answer.status
         attempt.first_byte_at = clock.monotonic()
         index = dict(answer.headers)
@@ -101,6 +106,9 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
         phase = Phase.SENT if attempt.first_byte_at is None else Phase.ANSWERED
         _end_failed(attempt, ErrorClass.TIMEOUT, phase, clock)
         raise UpstreamFailed(ErrorClass.TIMEOUT, phase, "no usable answer in time") from None
+    except InvalidRequest:  # it cannot be said in the target's language: nothing was sent, and nothing was tried
+        call.attempts.remove(attempt)
+        raise
     except UpstreamFailed as failure:
         _end_failed(attempt, failure.error_class, failure.phase, clock)
         raise
@@ -117,6 +125,11 @@ async def dispatch(call: Call, target: Target, clock: Clock, watch: AttemptDeadl
     elif isinstance(opened.relay, SseRelay):
         attempt.first_byte_at = clock.monotonic()  # the first event, not the head: that is what a reader waits for
     return opened
+
+
+async def _learned(target: Target, outgoing: Outgoing, answer: Answer) -> Answer:
+    """The answer to give instead of one that may say that the target does not know the path."""
+    return answer if target.learn is None else await target.learn(outgoing, answer)
 
 
 def clocks_of(target: Target, call: Call) -> Clocks:

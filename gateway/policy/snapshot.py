@@ -14,7 +14,7 @@ from hashlib import sha256
 from re import Pattern
 from typing import Literal
 
-from gateway.exchange import Clocks, Upstream
+from gateway.exchange import Clocks, Learn, Upstream
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.grouping.rules import GroupRules
@@ -27,7 +27,7 @@ from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
 from gateway.policy.webhooks.rules import Webhooks, WebhookSettings
-from gateway.words import Lane
+from gateway.words import FindGaps, Lane
 
 LimitsAre = Literal["account", "server"]
 """Each credential's own, as hosted providers count; or those of one server, whoever asks."""
@@ -76,6 +76,8 @@ class Provider:
     """It is of the operator's own house: it may know of the callers' traces."""
     secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """What none of its answers may repeat, besides `api_key`: credentials of its group, secret headers and the like."""
+    speaks: tuple[str, ...] | None = field(default=None, compare=False)
+    """The languages that it is declared to speak, `chat` and `responses`; None: its kind decides, or its answers."""
     is_stand_in: bool = False
     """The emulator answers in its place, because it has no credential and `emulate_without_key` is set."""
 
@@ -159,6 +161,12 @@ class Target:
     """What the provider calls it; None: the name the client asked for."""
     upstream: Upstream = field(repr=False, compare=False)
     clocks: Clocks
+    detours: Mapping[str, Upstream] = field(default_factory=dict, repr=False, compare=False)
+    """By path, what puts calls into another language for it; more may come up while it is in use."""
+    learn: Learn | None = field(default=None, repr=False, compare=False)
+    """Asked for a better answer when the target knows no such path; None: what it speaks is known."""
+    gaps: Mapping[str, FindGaps] = field(default_factory=dict, repr=False, compare=False)
+    """Tells what a request would lose, by the endpoints whose calls are put into another language for this target."""
     limits: Limits = field(default_factory=Limits)
     counting: Counting = Counting()
     weight: float = 1.0
@@ -216,12 +224,15 @@ class Model:
     """The targets of its fallbacks."""
     restricts: bool = field(init=False, repr=False)
     """Some target of the plan cannot do everything."""
+    converted: frozenset[str] = field(init=False, repr=False)
+    """The endpoints whose calls are put into another language for some target of the plan."""
 
     def __post_init__(self) -> None:
         derived = {
             "tiers": Tiers(self.targets),
             "others": tuple(target for target in self.plan if target not in self.targets),
             "restricts": any(target.capabilities.is_restricted for target in (*self.plan, *self.context_plan)),
+            "converted": frozenset(name for target in (*self.plan, *self.context_plan) for name in target.gaps),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

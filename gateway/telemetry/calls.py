@@ -71,7 +71,7 @@ class CallCounter:
                 self._count_any(record)
                 return
             series = self._bind(call, attempt.target)
-        if attempt.error_class is not None or attempt.first_byte_at is None:
+        if attempt.error_class is not None or attempt.first_byte_at is None or attempt.gaps:
             self._count_any(record)
             return
         metrics, cost_usd = self._metrics, record.cost_usd
@@ -122,6 +122,8 @@ class CallCounter:
         for attempt in call.attempts:
             error_class = attempt.error_class
             self._metrics.attempts.totals[attempt.target, error_class or "ok"] += 1
+            for gap in attempt.gaps:
+                self._metrics.lossy_fields.totals[attempt.target, gap.field, gap.how] += 1
             if error_class is not None and error_class == ErrorClass.UNKNOWN:
                 self._metrics.unknown.totals[(attempt.target,)] += 1
             if attempt.first_byte_at is not None:  # of each that got one, whatever came of it

@@ -204,6 +204,9 @@ class Metrics:
     job_attempts: Counts = _counter(
         "job_attempts_total", "Attempts of jobs and lines with another behind them.", "class"
     )
+    lossy_fields: Counts = _counter(
+        "lossy_fields_total", "Fields of calls that did not reach a target as they were said.", "target", "field", "how"
+    )
     groups: Counts = _counter("groups_total", "Requests to providers that were made of several calls.", "model")
     grouped_calls: Counts = _counter("grouped_calls_total", "Calls that such requests were made of.", "model")
     jobs_degraded: Counts = _counter(

@@ -123,6 +123,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
     return Provider(
         name=name,
         dialect=entry.dialect,
+        speaks=None if entry.speaks is None else tuple(entry.speaks),
         base_url=f"{EMULATOR}default" if emulated else entry.base_url,
         headers=tuple(entry.headers.items()),
         api_version=entry.api_version,

@@ -15,7 +15,8 @@ from gateway.config.schema import CapabilitiesEntry, Kind, LimitedEntry, ModelEn
 from gateway.config.sections.credentials import Groups, account_of
 from gateway.config.sections.prices import fixed_rates
 from gateway.config.sections.shared_limits import closed_limits
-from gateway.exchange import Upstream
+from gateway.dialects.registry import gaps_by_endpoint, languages_of
+from gateway.exchange import Conversions, Upstream
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.openai.thinking import is_thinker
@@ -24,6 +25,12 @@ from gateway.policy.snapshot import Provider, Rates, Target
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
+Convert = Callable[[Upstream, str, frozenset[str] | None], Conversions | None]
+"""Returns what puts calls into another language for a kind of server that speaks these; None: it speaks all."""
+
+
+def as_it_is(_upstream: Upstream, _kind: str, _speaks: frozenset[str] | None) -> None:
+    """Converts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class TargetParts:
     upstreams: Mapping[Pair, Upstream]
     find_prices: Callable[[str], FindRates]
     kinds: Mapping[str, Kind]
+    convert: Convert
     find_tokenizer: FindTokenizer | None = None
 
 
@@ -84,11 +92,17 @@ def _build(
     entry = place.entry
     kind = parts.kinds[entry.provider]
     timeouts = policies.timeouts[model.timeouts]
+    speaks = languages_of(kind, provider.speaks if entry.speaks is None else entry.speaks)
+    upstream = parts.upstreams[provider.name, place.model]
+    conversions = parts.convert(upstream, kind, speaks)
     return Target(
         name=f"{provider.name}/{place.model or '*'}",
         provider=provider.name,
         model=place.model,
-        upstream=parts.upstreams[provider.name, place.model],
+        upstream=upstream,
+        detours={} if conversions is None else conversions.detours,
+        learn=None if conversions is None else conversions.learn,
+        gaps=gaps_by_endpoint(kind, speaks),
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         limits=replace(

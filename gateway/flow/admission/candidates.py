@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 from gateway.call import Call
 from gateway.clock import Clock
@@ -21,7 +22,7 @@ from gateway.policy.retry.retry import Plan
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
 from gateway.provider_errors import ErrorClass
-from gateway.words import LANES
+from gateway.words import LANES, How
 
 PROBED_AFTER_S = 0.5
 """A call that was refused is told to come back so long (or up to twice as long) after the moment of the next probe."""
@@ -42,14 +43,9 @@ class Planner:
     def plan(self, call: Call) -> Plan:
         """Returns the targets that can do what the call needs. Raises InvalidRequest when there is none."""
         model = call.model
-        if not model.restricts:
+        if not model.restricts and not (model.converted and call.endpoint.name in model.converted):
             return Plan(model.targets, model.others, model.context_plan)
-        tokens = estimate_of(call) + (call.max_tokens or 0)
-        if call.large is not None and call.large.needs is not None:
-            needs = call.large.needs._replace(tokens=tokens)
-        else:
-            needs = needs_of(call.parsed or json_object(call.body) or {}, tokens)
-        missing = {target.name: lacks(needs, target.capabilities) for target in (*model.plan, *model.context_plan)}
+        missing = _missing(call)
         able = Plan(
             *(
                 [target for target in targets if missing[target.name] is None]
@@ -95,9 +91,10 @@ class Planner:
     def own_targets(self, call: Call, now: float) -> Sequence[Target]:
         """Returns the model's own targets that can serve the call, in the order in which it tries them."""
         model = call.model
-        if model.choice == "in_order" and not model.restricts:
+        is_restricted = model.restricts or (model.converted and call.endpoint.name in model.converted)
+        if model.choice == "in_order" and not is_restricted:
             return model.tiers.listed
-        tiers = Tiers(self.plan(call).own) if model.restricts else model.tiers
+        tiers = Tiers(self.plan(call).own) if is_restricted else model.tiers
         return tiers.arrange(model.choice, lambda target: self._gates.line(target, call).gate, now, self._draw)
 
     def usable(self, call: Call, targets: Sequence[Target], now: float) -> tuple[Sequence[Target], float]:
@@ -174,6 +171,29 @@ class Planner:
         rank = RANKS[call.lane]
         health.admit(now, rank)
         return health.is_open_to(rank, now)
+
+
+def _missing(call: Call) -> dict[str, str | None]:
+    """Returns by target what it lacks for the call; None: it can serve it."""
+    tokens = estimate_of(call) + (call.max_tokens or 0)
+    body: dict[str, Any] | None = None  # a large one is not read here: the target's own conversion refuses it
+    if call.large is not None and call.large.needs is not None:
+        needs = call.large.needs._replace(tokens=tokens)
+    else:
+        body = call.parsed or json_object(call.body) or {}
+        needs = needs_of(body, tokens)
+    return {
+        target.name: lacks(needs, target.capabilities) or _refused(target, call.endpoint.name, body)
+        for target in (*call.model.plan, *call.model.context_plan)
+    }
+
+
+def _refused(target: Target, endpoint: str, body: dict[str, Any] | None) -> str | None:
+    """Returns the fields that cannot be said in the target's language; None: it can be told everything that matters."""
+    find_gaps = target.gaps.get(endpoint)
+    if find_gaps is None or body is None:
+        return None
+    return ", ".join(gap.field for gap in find_gaps(body) if gap.how is How.REFUSED) or None
 
 
 def estimate_of(call: Call) -> int:

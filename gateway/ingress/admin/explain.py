@@ -14,6 +14,7 @@ from gateway.policy.grouping.bodies import RESULTS
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.openai.sse import json_object
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching, applies
@@ -75,6 +76,7 @@ def _lines(
         yield f"  {number}. {target.name}{use}{_limits(target.limits)}"
         yield from (f"     {bound}" for one, bound in strangers if one.name == target.name)
         yield from (f"     {line}" for line in _target(endpoint, key, peeked, target))
+        yield from (f"     {line}" for line in _conversion(endpoint, target, body))
     asks = model.include_usage and endpoint.usage_option
     yield f"usage     {'asked for in streams, hidden from callers who did not ask' if asks else 'as the provider reports it'}"
 
@@ -126,6 +128,18 @@ def _target(endpoint: Endpoint, key: Key, peeked: Peeked, target: Target) -> Ite
     if peeked.stream and clocks.least_events_per_s:
         yield f"a stream drips below {clocks.least_events_per_s:g} events/s over {clocks.drip_window_s:g} s"
     yield _breaker(target.breaker, key)
+
+
+def _conversion(endpoint: Endpoint, target: Target, body: bytes) -> Iterator[str]:
+    """Yields what is lost where a call is put into another language for the target."""
+    find_gaps = target.gaps.get(endpoint.name)
+    if find_gaps is None:
+        return
+    gaps = find_gaps(json_object(body) or {})
+    yield f"put into another language, for it does not speak {endpoint.name}" + (
+        "; nothing is lost" if not gaps else ""
+    )
+    yield from (f"{gap.field} is {gap.how}: {gap.why}" for gap in gaps)
 
 
 def _endpoint(path: str) -> Endpoint:

@@ -1,0 +1,181 @@
+"""An upstream that speaks another language than its callers: converts what goes there and what comes back.
+
+It stands beside a target's own upstream, which has all calls that need no conversion. That a server does not know a path is
+learned from its answer, for ten minutes: then its calls are converted without asking it first. Errors come back as the
+server wrote them, because the tables of errors read those.
+"""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from math import inf
+
+from gateway.clock import Clock
+from gateway.dialects.base import ConvertedRequest, ServerFacts
+from gateway.dialects.pair import Pair, names_missing_model
+from gateway.dialects.registry import PATHS, facts_of, pair_for, pairs_for
+from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
+from gateway.provider_errors import UpstreamFailed
+
+LEARNED_FOR_S = 600.0
+MOST_ERROR_BYTES = 65_536
+LARGE_BYTES = 1_000_000
+"""A larger request is converted in a thread, so that others do not wait."""
+_CHANGED = frozenset((b"content-length", b"content-encoding", b"transfer-encoding", b"etag", b"content-md5", b"digest"))
+"""The headers that say something of the body's bytes."""
+
+
+class Converting:
+    """Implements `exchange.Upstream`."""
+
+    __slots__ = ("_clock", "_detours", "_facts", "_inner", "_learned_until", "_learns", "_new_id", "_pairs", "errors")
+
+    def __init__(
+        self,
+        inner: Upstream,
+        pairs: Mapping[str, Pair],
+        facts: ServerFacts,
+        clock: Clock,
+        new_id: Callable[[], str],
+        *,
+        learns: bool,
+    ) -> None:
+        """`pairs` are those that are known to be needed, by the caller's endpoint; `learns`: others may turn out to be."""
+        self._inner = inner
+        self.errors = inner.errors
+        self._pairs = {PATHS[asked]: pair for asked, pair in pairs.items()}
+        self._facts = facts
+        self._clock = clock
+        self._new_id = new_id
+        self._learns = learns
+        self._learned_until: dict[str, float] = {}
+        self._detours: dict[str, Upstream] = dict.fromkeys(self._pairs, self)
+
+    def __repr__(self) -> str:
+        return f"Converting({self._inner!r})"
+
+    @property
+    def detours(self) -> Mapping[str, Upstream]:
+        """Returns by path what this stands in for; it changes with what is learned."""
+        return self._detours
+
+    def send(self, outgoing: Outgoing) -> Awaitable[Answer]:
+        pair = self._pairs.get(outgoing.path)
+        if pair is None or outgoing.method != "POST":
+            return self._inner.send(outgoing)
+        if self._clock.monotonic() >= self._learned_until.get(outgoing.path, inf):
+            del self._pairs[outgoing.path], self._learned_until[outgoing.path], self._detours[outgoing.path]
+            return self._inner.send(outgoing)
+        return self._convert(pair, outgoing)
+
+    async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
+        """Returns the answer to give instead of a 404 or 405: the same one, or that of the call in another language."""
+        pair = next((pair_for(name) for name, path in PATHS.items() if path == outgoing.path), None)
+        if not self._learns or pair is None or outgoing.method != "POST" or outgoing.path in self._pairs:
+            return answer
+        said = await _read(answer)
+        if names_missing_model(said):
+            return _Whole(answer, said)
+        self._pairs[outgoing.path], self._detours[outgoing.path] = pair, self
+        self._learned_until[outgoing.path] = self._clock.monotonic() + LEARNED_FOR_S
+        return await self._convert(pair, outgoing)
+
+    def failure(self, error: Exception) -> UpstreamFailed:
+        return self._inner.failure(error)
+
+    async def _convert(self, pair: Pair, outgoing: Outgoing) -> Answer:
+        given, now = bytes(outgoing.body), self._clock.wall()
+        if len(given) > LARGE_BYTES:
+            sent, body, gaps = await to_thread(pair.request, given, self._facts, now, self._new_id)
+        else:
+            sent, body, gaps = pair.request(given, self._facts, now, self._new_id)
+        if outgoing.signs is not None:
+            outgoing.signs.gaps = gaps
+        answer = await self._inner.send(replace(outgoing, path=pair.path, body=body))
+        return ConvertedAnswer(answer, pair, sent) if answer.status == 200 else answer
+
+
+def converting(
+    upstream: Upstream, kind: str, speaks: frozenset[str] | None, clock: Clock, new_id: Callable[[], str]
+) -> Converting | None:
+    """Returns what stands beside a server of this kind that speaks these languages (None: not known); None: it speaks all."""
+    pairs = pairs_for(speaks)
+    if speaks is not None and not pairs:
+        return None
+    return Converting(upstream, pairs, facts_of(kind), clock, new_id, learns=speaks is None)
+
+
+class ConvertedAnswer:
+    """A good answer in the caller's language."""
+
+    def __init__(self, inner: Answer, pair: Pair, sent: ConvertedRequest) -> None:
+        self._inner, self._pair, self._sent = inner, pair, sent
+        self.status = inner.status
+        self.headers: RawHeaders = [header for header in inner.headers if header[0] not in _CHANGED]
+        self._coding = next((value for name, value in inner.headers if name == b"content-encoding"), None)
+        if self._coding is not None:
+            inner.unpack(self._coding)
+        kind = next((value for name, value in inner.headers if name == b"content-type"), b"")
+        self._is_stream = kind.startswith(b"text/event-stream")
+        self.whole = None if inner.whole is None else self._whole(inner.whole)
+        self.chunks: AsyncIterator[bytes] = self._stream(inner.chunks) if self._is_stream else self._once(inner.chunks)
+
+    def unpack(self, codings: bytes) -> None:
+        """Has nothing to do: what is converted is unpacked."""
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _whole(self, body: bytes) -> bytes:
+        if not self._is_stream:
+            return self._pair.answer(self._sent, body)
+        reader = self._pair.reader(self._sent)
+        return reader.feed(body) + reader.close(is_clean=True)
+
+    async def _once(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        yield self._whole(b"".join([chunk async for chunk in chunks]))
+
+    async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        reader = self._pair.reader(self._sent)
+        async for chunk in chunks:
+            if made := reader.feed(chunk):
+                yield made
+        if made := reader.close(is_clean=True):
+            yield made
+
+
+class _Whole:
+    """An answer whose body was read to be looked at."""
+
+    def __init__(self, answer: Answer, body: bytes) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self.whole: bytes | None = body
+        self.chunks: AsyncIterator[bytes] = _nothing()
+
+    def unpack(self, codings: bytes) -> None:
+        """Has nothing to do."""
+
+    async def aclose(self) -> None:
+        """Has nothing to close."""
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    empty: tuple[bytes, ...] = ()
+    for chunk in empty:
+        yield chunk
+
+
+async def _read(answer: Answer) -> bytes:
+    """Reads an error's body, as much as matters, and gives the connection back."""
+    if answer.whole is not None:
+        return answer.whole
+    body = bytearray()
+    async for chunk in answer.chunks:
+        body += chunk
+        if len(body) > MOST_ERROR_BYTES:
+            break
+    await answer.aclose()
+    return bytes(body)

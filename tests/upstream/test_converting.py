@@ -1,0 +1,199 @@
+"""An upstream in another language than its callers': what goes where, what is learned from a 404, what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.clock import SystemClock
+from gateway.dialects.registry import facts_of, languages_of, pairs_for
+from gateway.errors import InvalidRequest
+from gateway.exchange import Answer, Clocks, Outgoing
+from gateway.provider_errors import UpstreamFailed
+from gateway.splice import Spliced
+from gateway.upstream.converting import LARGE_BYTES, LEARNED_FOR_S, Converting, converting
+from gateway.words import Attempt
+from tests.flow.support import JSON, Script, ScriptedUpstream
+
+CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
+ASKED = {"model": "m", "input": "hi", "truncation": "auto"}
+SAID = {
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "so"}, "finish_reason": "stop"}],
+}
+SSE = (b"content-type", b"text/event-stream")
+MODEL = {"error": {"message": "The model `m` does not exist", "code": "model_not_found", "param": None}}
+OTHER_PATH = {
+    "error": {
+        "message": "This model is only supported in v1/responses and not in v1/chat/completions.",
+        "param": "model",
+    }
+}
+
+
+class Now(SystemClock):
+    """A clock that is moved by hand."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+def answers(*bodies: Any, status: int = 200) -> list[Script]:
+    return [Script(status, (JSON,), [orjson.dumps(body)]) for body in bodies]
+
+
+def around(inner: Any, clock: Any = None, *, speaks: frozenset[str] | None = None) -> Converting:
+    return Converting(inner, pairs_for(speaks), facts_of("other"), clock or Now(), lambda: "abc", learns=speaks is None)
+
+
+def outgoing(path: str = "/responses", body: Any = None, method: str = "POST") -> Outgoing:
+    given = orjson.dumps(ASKED if body is None else body) if not isinstance(body, Spliced | bytes) else body
+    return Outgoing(method, path, b"", "m", [], given, None, CLOCKS, 1.0, Attempt("t", 0.0))
+
+
+async def body_of(answer: Answer) -> Any:
+    return orjson.loads(
+        answer.whole if answer.whole is not None else b"".join([chunk async for chunk in answer.chunks])
+    )
+
+
+async def ask(upstream: Converting, sent: Outgoing) -> Answer:
+    """Asks as an attempt does: what is not known there is learned from."""
+    answer = await upstream.send(sent)
+    return await upstream.learn(sent, answer) if answer.status in (404, 405) else answer
+
+
+async def test_what_a_server_does_not_speak_goes_in_what_it_does() -> None:
+    """To the other path; what is lost is noted at the attempt."""
+    inner = ScriptedUpstream(*answers(SAID))
+    sent = outgoing()
+    answer = await around(inner, speaks=frozenset(("chat",))).send(sent)
+
+    assert (await body_of(answer))["output"][0]["content"][0]["text"] == "so"
+    assert inner.sent[0].path == "/chat/completions"
+    assert orjson.loads(bytes(inner.sent[0].body))["messages"] == [{"role": "user", "content": "hi"}]
+    assert sent.signs is not None
+    assert [(gap.field, gap.how) for gap in sent.signs.gaps] == [("truncation", "dropped")]
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/chat/completions", "POST"), ("/embeddings", "POST"), ("/responses", "GET")]
+)
+async def test_all_else_goes_as_it_is(path: str, method: str) -> None:
+    """The very same request."""
+    inner = ScriptedUpstream(*answers(SAID))
+    sent = outgoing(path, method=method)
+
+    await around(inner, speaks=frozenset(("chat",))).send(sent)
+
+    assert inner.sent == [sent]
+
+
+async def test_what_cannot_be_said_is_refused_before_anything_is_sent() -> None:
+    """With the names of the fields."""
+    inner = ScriptedUpstream()
+    with pytest.raises(InvalidRequest) as refused:
+        await around(inner, speaks=frozenset(("chat",))).send(outgoing(body=ASKED | {"background": True}))
+
+    assert (refused.value.param, refused.value.code) == ("background", "unsupported_by_targets")
+    assert inner.sent == []
+
+
+async def test_an_unknown_path_is_learned_for_ten_minutes() -> None:
+    """The call is served at once; later ones do not ask in vain, until the time is over."""
+    clock = Now()
+    scripts = [*answers({"detail": "Not Found"}, status=404), *answers(SAID, SAID, ASKED)]
+    inner = ScriptedUpstream(*scripts)
+    upstream = around(inner, clock)
+
+    for _ in range(2):
+        assert (await body_of(await ask(upstream, outgoing())))["object"] == "response"
+    assert [one.path for one in inner.sent] == ["/responses", "/chat/completions", "/chat/completions"]
+    clock.at = LEARNED_FOR_S
+    await ask(upstream, outgoing())
+    assert inner.sent[-1].path == "/responses"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_learned"),
+    [(MODEL, False), (OTHER_PATH, True), ({"detail": "Not Found"}, True), (b"<html>404</html>", True)],
+)
+async def test_a_missing_model_is_no_missing_path(said: Any, is_learned: bool) -> None:
+    """Unless the provider names the path that it is to be asked at. The answer can be read all the same."""
+    first = Script(404, (JSON,), [said if isinstance(said, bytes) else orjson.dumps(said)])
+    inner = ScriptedUpstream(first, *answers({"status": "completed", "output": [], "model": "m"}))
+    upstream = around(inner)
+    answer = await ask(upstream, outgoing("/chat/completions", {"model": "m", "messages": []}))
+
+    assert len(inner.sent) == 1 + is_learned
+    assert answer.status == (200 if is_learned else 404)
+    assert await body_of(answer)
+
+
+async def test_nothing_is_learned_where_it_is_known() -> None:
+    """Or of endpoints that have no other."""
+    for speaks, path in ((frozenset(("chat",)), "/chat/completions"), (None, "/embeddings")):
+        inner = ScriptedUpstream(*answers({"detail": "Not Found"}, status=404))
+        answer = await ask(around(inner, speaks=speaks), outgoing(path))
+        assert (answer.status, len(inner.sent)) == (404, 1)
+
+
+async def test_errors_come_back_as_the_server_wrote_them() -> None:
+    """The tables of errors read those."""
+    inner = ScriptedUpstream(*answers({"error": {"message": "slow down"}}, status=429))
+    answer = await around(inner, speaks=frozenset(("chat",))).send(outgoing())
+
+    assert (answer.status, await body_of(answer)) == (429, {"error": {"message": "slow down"}})
+
+
+async def test_an_answer_without_a_message_is_the_targets_fault() -> None:
+    """It is tried elsewhere."""
+    inner = ScriptedUpstream(*answers({"choices": []}))
+    answer = await around(inner, speaks=frozenset(("chat",))).send(outgoing())
+
+    with pytest.raises(UpstreamFailed):
+        await body_of(answer)
+
+
+async def test_a_stream_is_converted_as_it_comes() -> None:
+    """And what said something of its bytes is gone."""
+    piece = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"so"},"finish_reason":null}]}\n\n'
+    last = b'data: {"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    inner = ScriptedUpstream(Script(200, (SSE, (b"content-length", b"9")), [piece, last, b"data: [DONE]\n\n"]))
+    answer = await around(inner, speaks=frozenset(("chat",))).send(outgoing(body=ASKED | {"stream": True}))
+    chunks = [chunk async for chunk in answer.chunks]
+
+    assert answer.headers == [SSE]
+    assert b"response.output_text.delta" in chunks[0]
+    assert b"response.completed" in chunks[-1]
+
+
+async def test_large_and_spliced_requests_are_converted_too() -> None:
+    """In a thread, and put together first."""
+    long = ASKED | {"input": "x" * LARGE_BYTES}
+    text = orjson.dumps(ASKED)
+    at = text.index(b'"hi"')
+    inner = ScriptedUpstream(*answers(SAID, SAID))
+    upstream = around(inner, speaks=frozenset(("chat",)))
+
+    await upstream.send(outgoing(body=long))
+    await upstream.send(outgoing(body=Spliced(text, [(at, at + 4, b'"ho"')])))
+
+    sent = [orjson.loads(bytes(one.body))["messages"][0]["content"] for one in inner.sent]
+    assert [len(sent[0]), sent[1]] == [LARGE_BYTES, "ho"]
+
+
+def test_what_is_declared_to_speak_all_has_nothing_around_it() -> None:
+    """Its calls cost nothing more."""
+    declared = languages_of("other", ["chat", "responses"])
+
+    assert converting(ScriptedUpstream(), "other", declared, Now(), lambda: "abc") is None
+    assert languages_of("mistral", None) == frozenset(("chat",))
+    assert languages_of("openai", None) is None
