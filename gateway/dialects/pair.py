@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
-from gateway.dialects.base import ConvertedRequest, MalformedAnswer, Reader, ServerFacts, Translator
+from gateway.dialects.base import ConvertedRequest, MalformedAnswer, Reader, ServerFacts, Translator, text_of
 from gateway.errors import InvalidRequest
 from gateway.policy.openai.sse import json_object
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Gap, How
 
 _MODEL_WORDS: Final = ("model", "deployment")
-_PATH_WORDS: Final = ("path", "route", "v1/responses", "v1/chat/completions")
+_PATH_WORDS: Final = ("path", "route", " url", "_url", "endpoint", "v1/responses", "v1/chat/completions")
+_NOT_FOUND: Final = ("not found", "404 not found", "resource not found", "method not allowed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,19 @@ class Pair:
         return self.translator.reader(sent)
 
 
-def names_missing_model(body: bytes) -> bool:
-    """Returns whether a 404 says that a model is missing, not the path: then another path changes nothing.
+def says_path_is_unknown(body: bytes) -> bool:
+    """Returns whether a 404 or 405 means the path, and not a model or anything else that was asked for.
 
-    OpenAI names the path that a model is to be asked at, where that is another one.
+    OpenAI names the path that a model is to be asked at, where that is another one; a web server's page, and what frameworks
+    say by themselves, is no word on what was asked.
     """
-    said = json_object(body) or {}
-    error: Any = said.get("error", said)
-    if not isinstance(error, dict):
-        return False
-    words = f"{error.get('code')} {error.get('message')} {error.get('param')}".lower()
-    return any(word in words for word in _MODEL_WORDS) and not any(word in words for word in _PATH_WORDS)
+    said = json_object(body)
+    if said is None:
+        return True
+    error = said.get("error")
+    if isinstance(error, dict):
+        message = text_of(error.get("message")).lower()
+        words = f"{text_of(error.get('code')).lower()} {message}"
+        return any(word in words for word in _PATH_WORDS) or message.strip(" .") in _NOT_FOUND
+    words = f"{said.get('detail')} {said.get('message')} {error}".lower()
+    return not any(word in words for word in _MODEL_WORDS)

@@ -14,13 +14,14 @@ from math import inf
 
 from gateway.clock import Clock
 from gateway.dialects.base import ConvertedRequest, ServerFacts
-from gateway.dialects.pair import Pair, names_missing_model
+from gateway.dialects.pair import Pair, says_path_is_unknown
 from gateway.dialects.registry import PATHS, facts_of, pair_for, pairs_for
 from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
-from gateway.provider_errors import UpstreamFailed
+from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 
 LEARNED_FOR_S = 600.0
 MOST_ERROR_BYTES = 65_536
+MOST_ANSWER_BYTES = 64 * 1024 * 1024
 LARGE_BYTES = 1_000_000
 """A larger request is converted in a thread, so that others do not wait."""
 _CHANGED = frozenset((b"content-length", b"content-encoding", b"transfer-encoding", b"etag", b"content-md5", b"digest"))
@@ -75,8 +76,11 @@ class Converting:
         pair = next((pair_for(name) for name, path in PATHS.items() if path == outgoing.path), None)
         if not self._learns or pair is None or outgoing.method != "POST" or outgoing.path in self._pairs:
             return answer
-        said = await _read(answer)
-        if names_missing_model(said):
+        try:
+            said = await _read(answer)
+        except self.errors as error:
+            raise self.failure(error) from error
+        if not says_path_is_unknown(said):
             return _Whole(answer, said)
         self._pairs[outgoing.path], self._detours[outgoing.path] = pair, self
         self._learned_until[outgoing.path] = self._clock.monotonic() + LEARNED_FOR_S
@@ -135,7 +139,14 @@ class ConvertedAnswer:
         return reader.feed(body) + reader.close(is_clean=True)
 
     async def _once(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        yield self._whole(b"".join([chunk async for chunk in chunks]))
+        body = bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > MOST_ANSWER_BYTES:
+                raise UpstreamFailed(
+                    ErrorClass.MALFORMED_RESPONSE, Phase.ANSWERED, "the answer is too long to be converted"
+                )
+        yield self._whole(bytes(body))
 
     async def _stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         reader = self._pair.reader(self._sent)

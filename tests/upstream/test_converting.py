@@ -13,9 +13,10 @@ from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.provider_errors import UpstreamFailed
 from gateway.splice import Spliced
+from gateway.upstream import converting as module
 from gateway.upstream.converting import LARGE_BYTES, LEARNED_FOR_S, Converting, converting
 from gateway.words import Attempt
-from tests.flow.support import JSON, Script, ScriptedUpstream
+from tests.flow.support import JSON, Broken, Script, ScriptedUpstream
 
 CLOCKS = Clocks(1.0, 1.0, 1.0, 1.0, 1.0)
 ASKED = {"model": "m", "input": "hi", "truncation": "auto"}
@@ -123,7 +124,17 @@ async def test_an_unknown_path_is_learned_for_ten_minutes() -> None:
 
 @pytest.mark.parametrize(
     ("said", "is_learned"),
-    [(MODEL, False), (OTHER_PATH, True), ({"detail": "Not Found"}, True), (b"<html>404</html>", True)],
+    [
+        (MODEL, False),
+        ({"error": {"message": "no such file", "code": "x"}}, False),
+        ({"detail": "model m is not loaded"}, False),
+        (OTHER_PATH, True),
+        ({"error": {"message": "Invalid URL (POST /v1/x)", "code": None}}, True),
+        ({"error": {"message": "Unknown request", "code": "unknown_url"}}, True),
+        ({"error": {"message": "Resource not found", "code": "404"}}, True),
+        ({"detail": "Not Found"}, True),
+        (b"<html>404</html>", True),
+    ],
 )
 async def test_a_missing_model_is_no_missing_path(said: Any, is_learned: bool) -> None:
     """Unless the provider names the path that it is to be asked at. The answer can be read all the same."""
@@ -160,6 +171,26 @@ async def test_an_answer_without_a_message_is_the_targets_fault() -> None:
 
     with pytest.raises(UpstreamFailed):
         await body_of(answer)
+
+
+async def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has one, too."""
+    monkeypatch.setattr(module, "MOST_ANSWER_BYTES", 100)
+    inner = ScriptedUpstream(Script(200, (JSON,), [b" " * 60, b" " * 60]))
+    answer = await around(inner, speaks=frozenset(("chat",))).send(outgoing())
+
+    with pytest.raises(UpstreamFailed, match="too long"):
+        await body_of(answer)
+
+
+async def test_a_refusal_that_breaks_off_is_the_targets_fault() -> None:
+    """Nothing is learned from it."""
+    inner = ScriptedUpstream(Script(404, (JSON,), [b"{", Broken("gone")]))
+    upstream = around(inner)
+
+    with pytest.raises(UpstreamFailed):
+        await ask(upstream, outgoing())
+    assert dict(upstream.detours) == {}
 
 
 async def test_a_stream_is_converted_as_it_comes() -> None:
