@@ -11,15 +11,12 @@ from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOver
 from gateway.dialects.pair import Pair
 from gateway.words import FindGaps
 
-LANGUAGES: Final = ("chat", "responses")
+PATHS: Final[Mapping[str, str]] = {"chat": "/chat/completions", "responses": "/responses"}
 """The endpoints that can stand for each other, by their names; all others are a target's own business."""
 
-PATHS: Final[Mapping[str, str]] = {"chat": "/chat/completions", "responses": "/responses"}
-
-
 _PAIRS: Final = (
-    Pair("responses", "chat", "/chat/completions", ResponsesOverChat()),
-    Pair("chat", "responses", "/responses", ChatOverResponses()),
+    Pair("responses", "chat", PATHS["chat"], ResponsesOverChat()),
+    Pair("chat", "responses", PATHS["responses"], ChatOverResponses()),
 )
 
 _CHAT_ALONE: Final = frozenset(("deepseek", "mistral", "gemini", "anthropic", "cohere"))
@@ -43,9 +40,9 @@ def facts_of(kind: str) -> ServerFacts:
     return ServerFacts()
 
 
-def pair_for(asked: str) -> Pair | None:
-    """Returns the way by which a call in this language reaches a server that does not speak it; None: there is none."""
-    return next((pair for pair in _PAIRS if pair.asked == asked), None)
+def pair_at(path: str) -> Pair | None:
+    """Returns the way by which a call to this path reaches a server that does not know it; None: there is none."""
+    return next((pair for pair in _PAIRS if PATHS[pair.asked] == path), None)
 
 
 def pairs_for(speaks: frozenset[str] | None) -> Mapping[str, Pair]:

@@ -15,7 +15,7 @@ from math import inf
 from gateway.clock import Clock
 from gateway.dialects.base import ConvertedRequest, ServerFacts
 from gateway.dialects.pair import Pair, says_path_is_unknown
-from gateway.dialects.registry import PATHS, facts_of, pair_for, pairs_for
+from gateway.dialects.registry import PATHS, facts_of, pair_at, pairs_for
 from gateway.exchange import Answer, Outgoing, RawHeaders, Upstream
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 
@@ -73,7 +73,7 @@ class Converting:
 
     async def learn(self, outgoing: Outgoing, answer: Answer) -> Answer:
         """Returns the answer to give instead of a 404 or 405: the same one, or that of the call in another language."""
-        pair = next((pair_for(name) for name, path in PATHS.items() if path == outgoing.path), None)
+        pair = pair_at(outgoing.path)
         if not self._learns or pair is None or outgoing.method != "POST" or outgoing.path in self._pairs:
             return answer
         try:
@@ -104,7 +104,10 @@ class Converting:
 def converting(
     upstream: Upstream, kind: str, speaks: frozenset[str] | None, clock: Clock, new_id: Callable[[], str]
 ) -> Converting | None:
-    """Returns what stands beside a server of this kind that speaks these languages (None: not known); None: it speaks all."""
+    """Returns what stands beside a server of this kind that speaks these languages; nothing where it speaks all.
+
+    Without languages (None) it is not known which it speaks, and its answers tell.
+    """
     pairs = pairs_for(speaks)
     if speaks is not None and not pairs:
         return None
@@ -118,11 +121,10 @@ class ConvertedAnswer:
         self._inner, self._pair, self._sent = inner, pair, sent
         self.status = inner.status
         self.headers: RawHeaders = [header for header in inner.headers if header[0] not in _CHANGED]
-        self._coding = next((value for name, value in inner.headers if name == b"content-encoding"), None)
-        if self._coding is not None:
-            inner.unpack(self._coding)
-        kind = next((value for name, value in inner.headers if name == b"content-type"), b"")
-        self._is_stream = kind.startswith(b"text/event-stream")
+        index = dict(inner.headers)
+        if b"content-encoding" in index:
+            inner.unpack(index[b"content-encoding"])
+        self._is_stream = index.get(b"content-type", b"").startswith(b"text/event-stream")
         self.whole = None if inner.whole is None else self._whole(inner.whole)
         self.chunks: AsyncIterator[bytes] = self._stream(inner.chunks) if self._is_stream else self._once(inner.chunks)
 

@@ -44,6 +44,7 @@ _TOOLS_OF_CHAT: Final = frozenset(("function", "custom"))
 _ITEMS: Final = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
+_PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file", "input_audio"))
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
 
@@ -56,8 +57,7 @@ def gaps_of_tools(body: Json, *, takes_custom: bool) -> list[Gap]:
             found.append(Gap(f"tools.{kind}", How.REFUSED, "the tool runs at a provider that has it"))
         elif kind == "custom" and not takes_custom:
             found.append(Gap("tools.custom", How.APPROXIMATED, "it becomes a function with one text as input"))
-    choice = body.get("tool_choice")
-    chosen = text_of(choice.get("type")) if isinstance(choice, dict) else ""
+    chosen = text_of(object_of(body.get("tool_choice")).get("type"))
     if chosen == "allowed_tools":
         found.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
     elif chosen and chosen not in _TOOLS_OF_CHAT:
@@ -102,11 +102,10 @@ def gaps_of_options(body: Json) -> list[Gap]:
     found = []
     if set(strings(body.get("include"))) - _INCLUDED:
         found.append(Gap("include", How.DROPPED, "the target has nothing of what is to be included"))
-    reasoning = body.get("reasoning")
-    if isinstance(reasoning, dict):
-        for name in ("summary", "generate_summary"):
-            if reasoning.get(name):
-                found.append(Gap(f"reasoning.{name}", How.DROPPED, "the target shows its reasoning, or does not"))
+    reasoning = object_of(body.get("reasoning"))
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name):
+            found.append(Gap(f"reasoning.{name}", How.DROPPED, "the target shows its reasoning, or does not"))
     return found
 
 
@@ -124,6 +123,3 @@ def gaps_of_messages(body: Json) -> list[Gap]:
             if part.get("type") not in _PARTS_OF_CHAT:
                 found.append(Gap(f"messages.{part.get('type')}", How.REFUSED, "Responses take no such part"))
     return found
-
-
-_PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file", "input_audio"))
