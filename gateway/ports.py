@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.call import Settled
 from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.words import Kept
 
 T = TypeVar("T")

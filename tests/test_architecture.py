@@ -71,6 +71,9 @@ ONLY_IN = {
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""
 POLICYS_DATA = {
+    "gateway.policy.process",
+    "gateway.policy.runs.run",
+    "gateway.policy.runs.codec",
     "gateway.policy.snapshot",
     "gateway.policy.fleet.lease",
     "gateway.policy.fleet.shared_state",

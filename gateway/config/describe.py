@@ -16,9 +16,10 @@ from urllib.parse import urlsplit, urlunsplit
 from gateway.config.policies.admission import windows_of
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
+from gateway.policy.process import Server
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Server, Target
+from gateway.policy.snapshot import Counting, Key, Model, PolicySnapshot, Provider, Rates, Target
 
 
 def plain(value: object) -> Any:

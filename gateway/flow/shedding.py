@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.errors import GatewayOverloaded
-from gateway.policy.snapshot import QueueBounds
+from gateway.policy.process import QueueBounds
 from gateway.words import LANES, Lane
 
 MAX_LEVEL = 3

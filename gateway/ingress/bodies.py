@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import BodyTimeout, BodyTooLarge, InvalidRequest
 from gateway.policy.openai.sse import json_object
-from gateway.policy.snapshot import Server
+from gateway.policy.process import Server
 
 
 async def read_object(request: Request, server: Server, most: int, example: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from gateway import __version__
 from gateway.app import Gateway
-from gateway.policy.snapshot import PolicySnapshot, Server
+from gateway.policy.process import Server
+from gateway.policy.snapshot import PolicySnapshot
 from gateway.process import interpreter
 from gateway.settings import Settings
 

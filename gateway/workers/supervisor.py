@@ -22,7 +22,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.policy.snapshot import PolicySnapshot, Server
+from gateway.policy.process import Server
+from gateway.policy.snapshot import PolicySnapshot
 from gateway.settings import Settings
 from gateway.workers.channel import Channel, Message
 from gateway.workers.heartbeat import SILENT_S, STACK_SIGNAL, Heartbeat

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from gateway.config.describe import describe
 from gateway.config.policies import cache as caching
 from gateway.config.policies.cache import LOCAL_FILES, SemanticEntry, with_routes
+from gateway.policy.process import StoreBounds
 from gateway.policy.reuse.rules import Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model, PolicySnapshot, StoreBounds
+from gateway.policy.snapshot import Model, PolicySnapshot
 from tests.config.support import ROOT, load_text, problems_of, with_policies
 from tests.rows import rows
 

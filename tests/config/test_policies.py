@@ -17,9 +17,10 @@ from gateway.config.policies.timeouts import read_timeouts
 from gateway.config.reading.problems import Problem
 from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.policy.health.rules import BreakerRules
+from gateway.policy.process import QueueBounds, StoreBounds
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.snapshot import Counting, Holding, Model, QueueBounds, StoreBounds
+from gateway.policy.snapshot import Counting, Holding, Model
 from gateway.words import LANES
 from tests.config.support import GOOD, ROOT, load_text, problems_of, with_policies
 from tests.rows import rows

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.snapshot import Holding, PolicySnapshot, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Holding, PolicySnapshot
 from tests.config.support import load_text, problems_of, with_policies
 from tests.rows import rows
 

@@ -16,7 +16,7 @@ from gateway.cli.main import main
 from gateway.cli.showing import cache_table, purged, size, stats_table, story
 from gateway.flow.reuse.stats import PROVIDER, Savings
 from gateway.ingress.admin.cache_views import show_cache, show_savings
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from tests.e2e.harness import ADMIN_KEY, WEB_KEY, chat
 from tests.ingress.cacheadmin import KEY, FakeCache, hit, miss, saved, serving
 from tests.rows import rows

@@ -26,7 +26,8 @@ from gateway.policy.errors.classify import Diagnosis
 from gateway.policy.limits import entry, refusal
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.rules import Limits, Style
-from gateway.policy.snapshot import Counting, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Counting
 from gateway.provider_errors import ErrorClass
 from gateway.words import Endpoint, Usage
 from tests.flow.support import (

@@ -18,7 +18,8 @@ from gateway.policy.limits import entry
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.rules import Limits, Style
-from gateway.policy.snapshot import Counting, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Counting
 from gateway.words import LANES, Lane
 from tests.flow.support import FakeClock
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.flow.shedding import CALM_S, MAX_LEVEL, LoopLag, Shedding
-from gateway.policy.snapshot import QueueBounds
+from gateway.policy.process import QueueBounds
 from gateway.process.memory import container_bytes, resident_bytes
 from gateway.words import LANES
 from tests.rows import rows

@@ -26,7 +26,8 @@ from gateway.errors import (
     WaitTooLong,
 )
 from gateway.ingress.render import error_headers
-from gateway.policy.snapshot import Key, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Key
 from gateway.words import LANES, Lane
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of, connect, post, until

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.admission.occupancy import Occupancy
-from gateway.policy.snapshot import QueueBounds
+from gateway.policy.process import QueueBounds
 
 BOUNDS = QueueBounds(max_calls=4, max_bytes=100, max_percent_per_tenant=50)
 

@@ -9,7 +9,8 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.policy.snapshot import Key, Model, Policies, PolicySnapshot, Server, no_rates
+from gateway.policy.process import Server
+from gateway.policy.snapshot import Key, Model, Policies, PolicySnapshot, no_rates
 from tests.rows import rows
 
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from gateway.policy.limits.rules import Limits
-from gateway.policy.snapshot import Counting, Holding, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Counting, Holding
 from gateway.words import LANES, Lane
 from tests.sim.limits import Refill
 from tests.sim.provider import Latency, Provider

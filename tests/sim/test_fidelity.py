@@ -13,7 +13,7 @@ from gateway.errors import GatewayError
 from gateway.exchange import Answer, Outgoing
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.pipeline import Pipeline
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Meter
 from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.store.memory.store import MemoryStore

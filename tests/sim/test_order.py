@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.snapshot import Holding, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Holding
 from gateway.words import Lane
 from tests.sim.call import SimCall
 from tests.sim.cases import requests_site

@@ -25,8 +25,9 @@ from gateway.policy.health.rules import BreakerRules
 from gateway.policy.learning.provider_headers import never_fits, retry_delay_s
 from gateway.policy.limits.refusal import Refusal
 from gateway.policy.limits.rules import Limits
+from gateway.policy.process import QueueBounds, Server
 from gateway.policy.retry.rules import BUILT_IN_RULES, Retries
-from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, QueueBounds, Server, Target
+from gateway.policy.snapshot import Counting, Holding, Key, Model, PolicySnapshot, Target
 from gateway.ports import Meter
 from gateway.provider_errors import ErrorClass, Phase
 from gateway.words import Attempt, Usage

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.store.memory.store import MemoryStore
 from tests.store.conformance import kept
 

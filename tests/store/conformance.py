@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Claim, Later, Store, VectorRow
 from gateway.words import Kept, Usage
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Store
 from tests.store.conformance import MakeStore, Wall
 from tests.store.redis_servers import RedisCluster, RedisServer

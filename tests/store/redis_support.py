@@ -14,7 +14,7 @@ from typing import Any
 from redis import Redis
 
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import VectorRow
 from gateway.store.redis.store import RedisStore
 from gateway.store.redis_link.link import Link, Script, StoreGone, StoreUnheard

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from gateway.errors import StoreUnusable
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.store.entry_codec import about, restored
 from gateway.store.sqlite import answers, eviction, file, schema, thread
 from gateway.store.sqlite.opening import open_file

@@ -35,8 +35,9 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
+from gateway.policy.process import StoreBounds
 from gateway.policy.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
-from gateway.policy.snapshot import Model, StoreBounds
+from gateway.policy.snapshot import Model
 
 LOCAL_FILES: Final = ("model.safetensors", "tokenizer.json")
 """The files of a folder with a local embedding model."""

@@ -16,7 +16,8 @@ from gateway.config.reading.check import check, check_sets
 from gateway.config.reading.fields import Count, Duration, Interim, Percent, PositiveDuration, Section, Share, Size
 from gateway.config.reading.problems import Document, Path
 from gateway.config.schema import Entry
-from gateway.policy.snapshot import Holding, QueueBounds
+from gateway.policy.process import QueueBounds
+from gateway.policy.snapshot import Holding
 from gateway.words import LANES, Lane
 
 BUILT_IN_DEADLINES_S: Final[Mapping[Lane, float]] = {

@@ -31,7 +31,8 @@ from gateway.config.sections.shared_limits import check_fail_closed
 from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.config.sections.vendors import check_accepted
 from gateway.policy.openai.large_body import LARGE_BYTES
-from gateway.policy.snapshot import Key, Provider, Server, Target
+from gateway.policy.process import Server
+from gateway.policy.snapshot import Key, Provider, Target
 from gateway.words import EMULATOR
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -21,7 +21,7 @@ from gateway.policy.admission.occupancy import Occupancy
 from gateway.policy.limits.entry import admit
 from gateway.policy.limits.gate import Gate
 from gateway.policy.limits.grant import Grant
-from gateway.policy.snapshot import QueueBounds
+from gateway.policy.process import QueueBounds
 
 LONGEST_AGED_S = 1.0
 """An aged call for whom nearly enough is left over may make others wait so long."""

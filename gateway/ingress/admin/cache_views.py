@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.call import Replay
 from gateway.flow.reuse.stats import PROVIDER, SavingsRow
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 
 Rows = Mapping[tuple[str, str, str], SavingsRow]
 """The savings by layer, model and key."""

@@ -27,7 +27,8 @@ from gateway.policy.jobs.job import Job, JobQuery
 from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
 from gateway.policy.openai.headers import request_headers
-from gateway.policy.snapshot import Key, Policies, Server
+from gateway.policy.process import Server
+from gateway.policy.snapshot import Key, Policies
 from gateway.words import Lane
 
 USUALLY_LISTED, MOST_LISTED = 20, 100

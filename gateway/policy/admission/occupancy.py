@@ -5,7 +5,7 @@ It must not know lines, gates or why a call waits. Invariant: whatever `add` cou
 
 from __future__ import annotations
 
-from gateway.policy.snapshot import QueueBounds
+from gateway.policy.process import QueueBounds
 from gateway.words import Lane
 
 

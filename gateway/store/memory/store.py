@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Answers, Objects, Records, VectorRow, Vectors
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.memory.objects import MemoryObjects

@@ -14,7 +14,7 @@ from itertools import islice
 from secrets import token_bytes
 
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Answers, Leases, News, Objects, Records, StoreHealth, Vectors
 from gateway.store.redis.answers import RedisAnswers
 from gateway.store.redis.leases import RedisLeases

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import TENANTS_SHARE
 from gateway.store.early_evictions import EarlyEvictions
 from gateway.store.sqlite.file import Total

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.policy.snapshot import StoreBounds
+from gateway.policy.process import StoreBounds
 from gateway.ports import Answers, Objects, Records, Vectors
 from gateway.store.memory.answers import MemoryAnswers
 from gateway.store.sqlite.answers import SqliteAnswers
