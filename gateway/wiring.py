@@ -19,7 +19,8 @@ from gateway.ingress.admin.dead_letters import dead_letter_routes
 from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.ends import CountedEnds
 from gateway.jobs.ports import JobMeter, MakeCall
 from gateway.jobs.webhooks.guard import AddressGuard

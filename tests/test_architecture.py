@@ -79,6 +79,8 @@ POLICYS_DATA = {
     "gateway.policy.fleet.shared_state",
     "gateway.policy.jobs.dead_letters",
     "gateway.policy.jobs.job",
+    "gateway.policy.jobs.lines",
+    "gateway.policy.jobs.stored_file",
     "gateway.policy.jobs.errors",
     "gateway.policy.native.remote",
 }

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.job_service import segment_of
 from gateway.jobs.watchers import Watchers
 from gateway.policy.batches import marks
@@ -18,20 +18,9 @@ from gateway.policy.batches.batch_object import batch_status
 from gateway.policy.batches.request import BatchRequest
 from gateway.policy.jobs.errors import BatchNotCancellable, DedupeConflict
 from gateway.policy.jobs.ids import BATCH, DRAW_BYTES, new_id
-from gateway.policy.jobs.job import (
-    CHECK,
-    Accepted,
-    Job,
-    JobFlag,
-    JobKind,
-    JobPage,
-    JobQuery,
-    JobState,
-    NewJob,
-    Stage,
-    StoredFile,
-)
+from gateway.policy.jobs.job import CHECK, Accepted, Job, JobFlag, JobKind, JobPage, JobQuery, JobState, NewJob, Stage
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.jobs.stored_file import StoredFile
 from gateway.policy.webhooks.events import REQUEST_URL
 from gateway.words import Lane
 
@@ -79,7 +68,7 @@ class BatchService:
         With an idempotency key the batch that was made with it before is returned; DedupeConflict: it was another.
         """
         store = await self._open_store()
-        file = await store.find_file(asked.input_file_id, owner.tenant)
+        file = await store.files.find(asked.input_file_id, owner.tenant)
         if file is None or file.purpose != "batch":
             why = "There is no such file" if file is None else f"The file was made for '{file.purpose}'"
             raise InvalidRequest(

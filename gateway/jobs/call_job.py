@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.one_call import CallServer, TryResult
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsUnavailable
 
 EVERY_S = 60.0
@@ -60,9 +61,9 @@ class JobCleaning:
             if await self._store.forget_ended(self._clock.wall() - self._keep_s(), AT_ONCE) < AT_ONCE:
                 break
         for _ in range(MOST_STEPS):
-            garbage = await self._store.find_garbage(AT_ONCE)
+            garbage = await self._store.files.find_garbage(AT_ONCE)
             await self._blobs.remove(garbage)
-            await self._store.forget_garbage(garbage)
+            await self._store.files.forget_garbage(garbage)
             if len(garbage) < AT_ONCE:
                 break
         for job_id in self._remembered():  # another process may have ended it

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
 from gateway.errors import StoreUnusable
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.errors import JobsUnavailable
 

@@ -13,11 +13,12 @@ from contextlib import suppress
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
-from gateway.job_ports import Blobs, BlobWriter, JobStore
+from gateway.job_ports.blobs import Blobs, BlobWriter
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import FileTooLarge, JobsUnavailable, OutcomeUnknown, TenantStorageFull
 from gateway.policy.jobs.ids import DRAW_BYTES, FILE, new_id
-from gateway.policy.jobs.job import FileQuery, StoredFile
 from gateway.policy.jobs.rules import Jobs, JobSettings
+from gateway.policy.jobs.stored_file import FileQuery, StoredFile
 
 log = logging.getLogger("gateway.jobs")
 
@@ -53,7 +54,7 @@ class FileService:
         if await self._room(store, tenant) <= 0:
             raise _full(self._jobs().settings.max_bytes_per_tenant)
         file_id = new_id(FILE, self._draw(DRAW_BYTES))
-        kept = await store.file_bytes(tenant), await store.file_bytes(None)
+        kept = await store.files.bytes_of(tenant), await store.files.bytes_of(None)
         writer = await self._blobs.writer(blob_of(file_id))
         return FileUpload(file_id, tenant, writer, self._coming, kept, self._jobs().settings)
 
@@ -71,12 +72,12 @@ class FileService:
         size = await upload.writer.commit()
         file = StoredFile(upload.id, upload.tenant, purpose, filename, size, now, now + lasts_s, blob)
         try:
-            await store.add_file(file)
+            await store.files.add(file)
         except OutcomeUnknown:
             with suppress(
                 JobsUnavailable
             ):  # where it is there after all its blob stays with it; else the sweep takes that
-                await store.remove_file(file.id, file.tenant)
+                await store.files.remove(file.id, file.tenant)
             raise
         except BaseException:
             await self._blobs.remove([blob])
@@ -85,14 +86,14 @@ class FileService:
 
     async def find(self, file_id: str, tenant: str) -> StoredFile:
         """Returns a file of the tenant's. Raises NotFound, JobsUnavailable."""
-        file = await (await self._read_store()).find_file(file_id, tenant)
+        file = await (await self._read_store()).files.find(file_id, tenant)
         if file is None:
             raise NotFound(NOT_THERE, code="object_not_found")
         return file
 
     async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
         """Returns a page of files, and whether there are more. Raises JobsUnavailable."""
-        return await (await self._read_store()).list_files(query)
+        return await (await self._read_store()).files.page(query)
 
     async def read(self, file: StoredFile, start: int, length: int) -> AsyncIterator[bytes]:
         """Returns the bytes of a file, as they are read. Raises NotFound where they are gone, JobsUnavailable."""
@@ -107,15 +108,15 @@ class FileService:
 
     async def remove(self, file_id: str, tenant: str) -> None:
         """Takes a file away from its tenant. Raises NotFound, JobsUnavailable."""
-        if not await (await self._read_store()).remove_file(file_id, tenant):
+        if not await (await self._read_store()).files.remove(file_id, tenant):
             raise NotFound(NOT_THERE, code="object_not_found")
 
     async def _room(self, store: JobStore, tenant: str) -> int:
         """Returns how many bytes more the tenant may have. Raises JobsUnavailable where nobody may have any."""
         settings = self._jobs().settings
-        if await store.file_bytes(None) + self._coming.total() > settings.max_bytes:
+        if await store.files.bytes_of(None) + self._coming.total() > settings.max_bytes:
             raise _no_room()
-        return settings.max_bytes_per_tenant - await store.file_bytes(tenant) - self._coming[tenant]
+        return settings.max_bytes_per_tenant - await store.files.bytes_of(tenant) - self._coming[tenant]
 
 
 class FileUpload:

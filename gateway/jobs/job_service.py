@@ -17,17 +17,7 @@ from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
-from gateway.policy.jobs.job import (
-    Accepted,
-    Job,
-    JobFlag,
-    JobKind,
-    JobPage,
-    JobQuery,
-    JobState,
-    NewJob,
-    StoredAnswer,
-)
+from gateway.policy.jobs.job import Accepted, Job, JobFlag, JobKind, JobPage, JobQuery, JobState, NewJob, StoredAnswer
 from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, QUERY, URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
 from gateway.policy.reuse.keys import LARGE_BYTES, fingerprint

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
 from gateway.policy.jobs.dead_letters import DeadGroup
-from gateway.policy.jobs.job import Job, JobState, LineResult
+from gateway.policy.jobs.job import Job, JobState
+from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.remote import RemoteBatch
 from gateway.policy.snapshot import Key, Provider
 from gateway.words import Lane

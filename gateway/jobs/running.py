@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.ends import STOPPED
 from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable

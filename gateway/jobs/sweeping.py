@@ -11,7 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.batches.marks import batch_of_blob
 from gateway.policy.jobs.errors import JobsUnavailable
 
@@ -73,7 +74,7 @@ class BlobSweep:
         return False
 
     async def _unknown(self, names: Sequence[str]) -> list[str]:
-        used = await self._store.used_blobs(names)
+        used = await self._store.files.used(names)
         batches = {name: batch_of_blob(name) for name in names}
         running = {batch for batch in {*batches.values()} if batch and await self._runs(batch)}
         return [

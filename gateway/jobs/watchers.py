@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job
 

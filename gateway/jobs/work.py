@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import GatewayError
-from gateway.job_ports import Blobs, JobStore, Outward
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
+from gateway.job_ports.outward import Outward
 from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.chunk import ChunkRunner

@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.ports import JobMeter
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.policy.jobs.dead_letters import DeadGroup
-from gateway.policy.jobs.job import Job, JobDepth, JobState, LineResult
+from gateway.policy.jobs.job import Job, JobDepth, JobState
+from gateway.policy.jobs.lines import LineResult
 from gateway.telemetry.metrics import Metrics
 from gateway.words import Lane
 

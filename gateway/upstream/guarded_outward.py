@@ -1,4 +1,4 @@
-"""Requests to URLs that callers have named, to public addresses only. Implements `job_ports.Outward`.
+"""Requests to URLs that callers have named, to public addresses only. Implements `job_ports.outward.Outward`.
 
     guard reads the URL -> one look-up of the name -> guard sees every address -> connect to one of them, by its number
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from gateway.exchange import RawHeaders
-from gateway.job_ports import FetchGuard, OutwardAnswer, Unreachable
+from gateway.job_ports.outward import FetchGuard, OutwardAnswer, Unreachable
 from gateway.upstream.http1.pool import Origin
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.http1.wire import EncodedRequest

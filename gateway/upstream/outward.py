@@ -1,4 +1,4 @@
-"""Requests to addresses that are no provider's: webhooks. Implements `job_ports.Outward`.
+"""Requests to addresses that are no provider's: webhooks. Implements `job_ports.outward.Outward`.
 
 TLS is verified against the system's authorities, no proxy of the environment is used, no redirect is followed, and of an
 answer's body only as much is read as lets the connection be used again. What it says is never shown.
@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from gateway.job_ports import OutwardAnswer, Unreachable
+from gateway.job_ports.outward import OutwardAnswer, Unreachable
 from gateway.upstream.certificates import certificate_error
 from gateway.upstream.http1.transport import ERRORS, Http1Transport
 from gateway.upstream.http1.wire import WireTimeouts

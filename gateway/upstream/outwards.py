@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
-from gateway.job_ports import FetchGuard, Outward
+from gateway.job_ports.outward import FetchGuard, Outward
 from gateway.upstream.guarded_outward import GuardedOutward
 from gateway.upstream.http1.transport import Http1Transport
 from gateway.upstream.httpx_transport import HttpxTransport

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 import orjson
 
-from gateway.job_ports import Unreachable
+from gateway.job_ports.outward import Unreachable
 from gateway.policy.native.remote import FULL, PART, NeverSent, ProviderRefused, RemoteBatch, read_batch
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1.transport import ERRORS

@@ -25,7 +25,8 @@ from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.merged_lists import MergedLists
 from gateway.ingress.routes import build_app
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batch_service import BatchService
 from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.file_service import FileService

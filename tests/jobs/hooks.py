@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.job_ports import OutwardAnswer, Unreachable
+from gateway.job_ports.outward import OutwardAnswer, Unreachable
 from gateway.jobs.running import RunningWork
 from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
 from gateway.jobs.webhooks.endpoints import Endpoints
@@ -44,7 +44,7 @@ def hook(name: str = "crm", **changes: Any) -> WebhookRules:
 
 
 class Hooks:
-    """A worker that delivers, and the endpoints it delivers to. Implements `job_ports.Outward`."""
+    """A worker that delivers, and the endpoints it delivers to. Implements `job_ports.outward.Outward`."""
 
     def __init__(self, clock: LoopClock, *rules: WebhookRules, draw: float = 0.5) -> None:
         """`draw` 0.5: no jitter."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.chunk import ChunkRunner
 from gateway.jobs.call_job import CallJobs
 from gateway.jobs.one_call import CallServer
@@ -28,7 +28,7 @@ class Mortal:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name == "dead":
+        if name in ("dead", "files", "events", "responses", "runs"):
             return Dying(self, found)
         return self.guarded(found) if asyncio.iscoroutinefunction(found) else found
 
@@ -50,7 +50,7 @@ class Mortal:
 
 
 class Dying:
-    """The dead letters of a mortal store."""
+    """A sub-port of a mortal store."""
 
     def __init__(self, store: Mortal, inner: Any) -> None:
         self._store = store

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.job_ports import Unreachable
+from gateway.job_ports.outward import Unreachable
 from gateway.policy.native.remote import NeverSent, ProviderRefused, RemoteBatch, read_batch
 from gateway.policy.snapshot import Provider
 from tests.flow.virtual import LoopClock

@@ -26,21 +26,10 @@ from gateway.policy.batches.index import read_index
 from gateway.policy.batches.output import LineIdentity, answered_line
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import BATCH, derived_file_id, line_id, new_id
-from gateway.policy.jobs.job import (
-    CHECK,
-    FINALISE,
-    ClaimAsk,
-    ClaimedWork,
-    FileQuery,
-    Job,
-    JobFlag,
-    JobState,
-    LineResult,
-    NewJob,
-    Stage,
-    Tally,
-)
+from gateway.policy.jobs.job import CHECK, FINALISE, ClaimAsk, ClaimedWork, Job, JobFlag, JobState, NewJob, Stage, Tally
+from gateway.policy.jobs.lines import LineResult
 from gateway.policy.jobs.rules import BatchRules, JobRules
+from gateway.policy.jobs.stored_file import FileQuery
 from gateway.policy.snapshot import Policies
 from gateway.store.blobs.memory import MemoryBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
@@ -127,7 +116,7 @@ class Bench:
         """Returns the lines of a file; of none there are none."""
         if file_id is None:
             return []
-        found = await self.store.find_file(file_id, "web")
+        found = await self.store.files.find(file_id, "web")
         assert found is not None
         assert found.purpose == "batch_output"
         data = await self.text(found.blob)
@@ -324,7 +313,7 @@ async def test_a_finished_batch_has_its_lines_in_order(policies: Policies) -> No
     shown = batch_object(job)
     assert shown["status"] == "completed"
     assert shown["finalizing_at"] <= shown["completed_at"]
-    listed, _ = await bench.store.list_files(FileQuery("web"))
+    listed, _ = await bench.store.files.page(FileQuery("web"))
     assert {one.filename for one in listed} == {f"{ID}_output.jsonl", f"{ID}_error.jsonl"}
     assert {one.expires_at for one in listed} == {bench.clock.wall() + RULES.keep_files_s}
     assert [name for name in bench.blobs.names if name.startswith("batch/")] == []
@@ -423,13 +412,13 @@ async def test_put_together_twice_it_is_the_same(policies: Policies, monkeypatch
 
     await bench.finalise()
 
-    await bench.blobs.remove(await bench.store.find_garbage(10))
+    await bench.blobs.remove(await bench.store.files.find_garbage(10))
     again = {name: await bench.text(name) for name in bench.blobs.names}
     kept = {name: text for name, text in first.items() if not name.startswith(marks.batch_folder(ID))}
     assert [(name.partition(".")[0], text) for name, text in kept.items()] == [
         (name.partition(".")[0], text) for name, text in again.items()
     ]
-    assert len((await bench.store.list_files(FileQuery("web")))[0]) == 2
+    assert len((await bench.store.files.page(FileQuery("web")))[0]) == 2
     assert await bench.store.claim([ClaimAsk("slow", 9)]) == []
 
 

@@ -17,7 +17,7 @@ from gateway.call import Call, Reply
 from gateway.clock import SystemClock
 from gateway.errors import DeadlineExceeded
 from gateway.ingress.jobs import events
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.check import BatchChecks
 from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.batches.partial import PartialFile, PartialFiles

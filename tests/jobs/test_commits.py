@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.jobs.batches.commits import BEAT_S
-from gateway.policy.jobs.job import ClaimedWork, LineResult, WriteResult
+from gateway.policy.jobs.job import ClaimedWork, WriteResult
+from gateway.policy.jobs.lines import LineResult
 from gateway.policy.jobs.rules import BatchRules, JobRules, SegmentRules
 from tests.flow.virtual import START_S, LoopClock, run
 from tests.jobs.stage import Script, Stage

@@ -20,7 +20,9 @@ from gateway.jobs.ports import StoredRequest
 from gateway.policy.batches import marks
 from gateway.policy.jobs import ids
 from gateway.policy.jobs.ids import derived_file_id, new_id
-from gateway.policy.jobs.job import FINALISE, FileQuery, JobEnd, JobFlag, JobState, LineResult, StoredAnswer
+from gateway.policy.jobs.job import FINALISE, JobEnd, JobFlag, JobState, StoredAnswer
+from gateway.policy.jobs.lines import LineResult
+from gateway.policy.jobs.stored_file import FileQuery
 from tests.flow.virtual import LoopClock, run
 from tests.jobs.stage import few_lines
 from tests.jobs.town import KINDS, Process, Town, Where, town
@@ -320,12 +322,12 @@ def test_finalization_strand(tell: Tell) -> None:
     async def story(here: Town) -> None:
         process = here.start(rules=few_lines(), script=_some_fail)
         await process.accept_batch(LINES, id=BATCH)
-        for method in ("chunk_results", "add_file", "finish"):
+        for method in ("chunk_results", "files.add", "finish"):
             process.view.dies_before = method
             await here.dies(process)
             process = here.start(script=_some_fail)
         done = await process.end_of(BATCH)
-        listed, _ = await process.store.list_files(FileQuery("t"))
+        listed, _ = await process.store.files.page(FileQuery("t"))
 
         assert done.state is JobState.SUCCEEDED
         assert await here.is_whole(process, done, LINES) == (LINES - 6, 6)

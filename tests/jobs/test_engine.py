@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gateway.errors import StoreUnusable
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.engine import RETRY_S, JobEngine
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.store.jobs.memory.store import MemoryJobStore

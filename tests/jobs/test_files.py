@@ -65,7 +65,7 @@ async def test_a_file_comes_back_as_it_went(edge: JobEdge) -> None:
     for gone in (sdk.files.retrieve(made.id), sdk.files.content(made.id), sdk.files.delete(made.id)):
         with pytest.raises(openai.NotFoundError):
             await gone
-    assert await edge.store.find_garbage(10) == [f"files/{made.id[-2:]}/{made.id}"]
+    assert await edge.store.files.find_garbage(10) == [f"files/{made.id[-2:]}/{made.id}"]
 
 
 async def test_a_file_lasts_as_long_as_its_upload_says(edge: JobEdge) -> None:
@@ -226,7 +226,7 @@ async def test_what_is_wrong_with_an_upload_is_said_and_nothing_is_left(
     assert answer.status == 400
     assert answer.error["param"] == param
     assert await names(edge) == []
-    assert await edge.store.file_bytes(None) == 0
+    assert await edge.store.files.bytes_of(None) == 0
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ async def test_a_tenants_files_take_no_more_room_than_they_may(tmp_path: Path) -
         await edge.sdk(OTHER_KEY).files.create(file=("b.jsonl", b"x" * 1000), purpose="batch")
 
         assert {(one.status_code, one.code) for one in refused} == {(413, "tenant_storage_full")}
-        assert await edge.store.file_bytes("web") <= 2500
+        assert await edge.store.files.bytes_of("web") <= 2500
         assert len(refused) >= 3
         assert not edge.files._coming
 
@@ -315,7 +315,7 @@ async def test_a_row_that_cannot_be_written_leaves_no_blob(tmp_path: Path, monke
         raise JobsUnavailable("the disk")
 
     async with job_edge(tmp_path) as edge:
-        monkeypatch.setattr(edge.store, "add_file", fails)
+        monkeypatch.setattr(edge.store.files, "add", fails)
         answer = await ask(edge, upload(form(PURPOSE, LOG)))
 
         assert answer.status == 503
@@ -405,4 +405,4 @@ async def test_a_file_that_a_batch_reads_stays_until_its_end(tmp_path: Path) -> 
         await edge.store.accept([NewJob(batch(), reads=file.blob)])
         await edge.sdk().files.delete(made.id)
 
-        assert await edge.store.find_garbage(10) == []
+        assert await edge.store.files.find_garbage(10) == []

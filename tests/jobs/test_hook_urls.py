@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.job_ports import FetchRefused, Unreachable
+from gateway.job_ports.outward import FetchRefused, Unreachable
 from gateway.jobs import worker as worker_module
 from gateway.jobs.webhooks.requested import MOST_HOSTS, RequestedUrls, WebhookNotAllowed, refuse_request_url
 from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn

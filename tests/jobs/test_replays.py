@@ -11,7 +11,7 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.poison import MOST_CRASHES
 from gateway.jobs.dead.again import Again
 from gateway.jobs.dead.replays import ReplayJobs

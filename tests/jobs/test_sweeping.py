@@ -9,7 +9,8 @@ from gateway.jobs.file_service import blob_of
 from gateway.jobs.sweeping import LEAST_AGE_S, BlobSweep
 from gateway.policy.batches.marks import chunk_blob, index_blob
 from gateway.policy.jobs.ids import BATCH, FILE, new_id
-from gateway.policy.jobs.job import CHECK, ClaimAsk, JobEnd, JobState, NewJob, StoredFile
+from gateway.policy.jobs.job import CHECK, ClaimAsk, JobEnd, JobState, NewJob
+from gateway.policy.jobs.stored_file import StoredFile
 from gateway.store.blobs.directory import DirectoryBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
 from tests.flow.support import FakeClock
@@ -40,7 +41,7 @@ class Bench:
         file_id = new_id(FILE, draw * 16)
         name = await self.write(f"{blob_of(file_id)}.7")
         if is_known:
-            await self.store.add_file(StoredFile(file_id, "t", "batch", "a", 1, 0.0, None, name))
+            await self.store.files.add(StoredFile(file_id, "t", "batch", "a", 1, 0.0, None, name))
         return name
 
     def names(self) -> set[str]:
@@ -63,7 +64,7 @@ async def test_what_nobody_knows_goes_when_it_is_old(tmp_path: Path) -> None:
         await bench.store.accept([NewJob(job, first_piece=CHECK, reads=removed)])
     works = await bench.store.claim([ClaimAsk("slow", 2)])
     await bench.store.finish(works[0], JobEnd(JobState.FAILED))
-    await bench.store.remove_file(new_id(FILE, b"2" * 16), "t")
+    await bench.store.files.remove(new_id(FILE, b"2" * 16), "t")
     names = [chunk_blob(open_batch, 0, 1, "output"), index_blob(ended), chunk_blob("batch_gwGone", 0, 1, "output")]
     needed, over, gone = [await bench.write(name) for name in names]
     fresh = await bench.write("files/zz/fresh", age_s=LEAST_AGE_S - 60)

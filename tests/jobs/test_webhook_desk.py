@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import InvalidRequest, NotFound
-from gateway.job_ports import Unreachable
+from gateway.job_ports.outward import Unreachable
 from gateway.jobs import worker as worker_module
 from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.policy.jobs.ids import JOB, new_id

@@ -13,7 +13,7 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from gateway.job_ports import Unreachable
+from gateway.job_ports.outward import Unreachable
 from gateway.jobs import worker as worker_module
 from gateway.policy.jobs.job import JobFlag, JobState
 from gateway.policy.webhooks.schedule import IN_FLIGHT, SCHEDULE_S

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import RunningWork
 from gateway.jobs.worker import JobWorker
 from gateway.policy.jobs.job import ClaimAsk, ClaimedWork, WriteResult

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import orjson
 
 from gateway.call import Call, Reply
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.finalise import BatchEnds
 from gateway.jobs.running import RunningWork
 from gateway.policy.fleet.shared_state import SharedState
@@ -179,6 +179,9 @@ def outside() -> AbstractContextManager[None]:
     return cast("VirtualLoop", asyncio.get_running_loop()).outside()
 
 
+SUB_PORTS = ("files", "events", "responses", "runs")
+
+
 class View:
     """A process's view of what is kept: it goes on with whatever is open, until the process is killed."""
 
@@ -189,7 +192,7 @@ class View:
         self._over = over
         self.is_dead = False
         self.dies_before = self.dies_after = ""
-        """The method of the store at which the process dies."""
+        """The method of the store at which the process dies; of a sub-port `files.add`."""
         self.asks_twice = ""
         """The method whose first answer never comes: it is asked once more."""
         self.claims: list[ClaimedWork] = []
@@ -204,17 +207,25 @@ class View:
         self._store.on_ready(wake)
 
     def __getattr__(self, name: str) -> Any:
+        if name in SUB_PORTS:
+            return ViewPart(self, name)
         found = getattr(self._store, name)
-        if not iscoroutinefunction(found):
-            return found
+        return self.asking(name, lambda: getattr(self._store, name)) if iscoroutinefunction(found) else found
+
+    def part(self, name: str) -> Any:
+        """Returns a sub-port of what is open now."""
+        return getattr(self._store, name)
+
+    def asking(self, name: str, method: Callable[[], Any]) -> Callable[..., Any]:
+        """Returns a method of what is open by the time it is called, by the name at which the process may die."""
 
         async def asked(*given: Any, **named: Any) -> Any:
             self.is_dead = self.is_dead or name == self.dies_before
             await self._live()
             with self._kept.asked():
                 if name == self.asks_twice:
-                    await getattr(self._store, name)(*given, **named)
-                result = await getattr(self._store, name)(*given, **named)
+                    await method()(*given, **named)
+                result = await method()(*given, **named)
             self.is_dead = self.is_dead or name == self.dies_after
             await self._live()
             if name == "claim":
@@ -227,6 +238,20 @@ class View:
         if self.is_dead:
             await self._over.wait()
             raise asyncio.CancelledError
+
+
+class ViewPart:
+    """A sub-port of the store as a process sees it; its methods are called `files.add` and so on."""
+
+    def __init__(self, view: View, name: str) -> None:
+        self._view = view
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._view.part(self._name), name)
+        if not iscoroutinefunction(found):
+            return found
+        return self._view.asking(f"{self._name}.{name}", lambda: getattr(self._view.part(self._name), name))
 
 
 @dataclass
@@ -266,7 +291,7 @@ class Process(Stage):
 
     async def file_of(self, batch_id: str, role: Any) -> list[dict[str, Any]]:
         """The lines of one of a batch's files."""
-        file = await self.store.find_file(derived_file_id(batch_id, role), "t")
+        file = await self.store.files.find(derived_file_id(batch_id, role), "t")
         if file is None:
             return []
         text = b"".join([part async for part in self.blobs.read(file.blob)])

@@ -15,8 +15,9 @@ from gateway.policy.batches.batch_object import batch_object, batch_status, prob
 from gateway.policy.batches.lines import LineProblem
 from gateway.policy.batches.output import LineIdentity, answered_line, stopped_line, unanswered_line
 from gateway.policy.jobs.file_object import file_object
-from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, StoredFile, Tally
+from gateway.policy.jobs.job import Job, JobKind, JobState, Stage, Tally
 from gateway.policy.jobs.list_page import list_page
+from gateway.policy.jobs.stored_file import StoredFile
 from gateway.store.jobs.transitions import counted
 from gateway.words import Usage
 from tests.rows import rows

@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.policy.fleet.shared_state import SharedState
-from gateway.policy.jobs.job import (
-    FINALISE,
-    ChunkPlan,
-    ClaimAsk,
-    ClaimedWork,
-    JobQuery,
-    JobState,
-    LineResult,
-    nothing_follows,
-)
+from gateway.policy.jobs.job import FINALISE, ClaimAsk, ClaimedWork, JobQuery, JobState, nothing_follows
+from gateway.policy.jobs.lines import ChunkPlan, LineResult
 from gateway.store.jobs.redis.opening import open_store
 from gateway.store.jobs.redis.store import RedisJobStore
 from gateway.store.jobs.transitions import OpenBounds

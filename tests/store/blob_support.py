@@ -5,7 +5,7 @@ from __future__ import annotations
 from secrets import token_hex
 from typing import Any
 
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.store.blobs.redis import RedisBlobs
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.store.blobs import directory
 from gateway.store.blobs.directory import NEW, PIECE_BYTES, DirectoryBlobs

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.sweeping import BlobSweep
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
-from gateway.policy.jobs.job import StoredFile
+from gateway.policy.jobs.stored_file import StoredFile
 from gateway.store.blobs import redis as blobs_module
 from gateway.store.blobs.redis import PART_BYTES, RedisBlobs
 from gateway.store.jobs.memory.store import MemoryJobStore
@@ -251,7 +251,7 @@ async def test_what_nobody_knows_is_found_and_goes_when_it_is_old(redis_url: str
         await put(blobs, name, b"x" * 1000)
         if name != new:
             age(server, blobs._manifest(name))
-    await store.add_file(StoredFile("file-1", "t", "batch", "a", 1000, 0.0, None, known))
+    await store.files.add(StoredFile("file-1", "t", "batch", "a", 1000, 0.0, None, known))
 
     sweep = BlobSweep(store, blobs, clock)
     while not await sweep.step():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.job_ports import FetchRefused, OutwardAnswer, Unreachable
+from gateway.job_ports.outward import FetchRefused, OutwardAnswer, Unreachable
 from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.upstream.guarded_outward import MOST_LOOKUPS, GuardedOutward, Resolver
 from gateway.upstream.http1.pool import Origin

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.job_ports import OutwardAnswer, Unreachable
+from gateway.job_ports.outward import OutwardAnswer, Unreachable
 from gateway.upstream.outward import MOST_READ_BYTES, HttpOutward
 from tests.receiver import receiver
 

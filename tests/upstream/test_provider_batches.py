@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.job_ports import Unreachable
+from gateway.job_ports.outward import Unreachable
 from gateway.policy.native.remote import NeverSent, ProviderRefused
 from gateway.policy.snapshot import Provider
 from gateway.upstream.http1.transport import Http1Transport

@@ -16,7 +16,7 @@ from gateway.ingress.jobs.own_routes import head_alone
 from gateway.ingress.render import error_body, new_request_id
 from gateway.jobs.batches.partial import PartialFile, PartialFiles
 from gateway.jobs.file_service import FileService
-from gateway.policy.jobs.job import StoredFile
+from gateway.policy.jobs.stored_file import StoredFile
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.IGNORECASE)
 INCOMPLETE = (b"x-incomplete", b"true")

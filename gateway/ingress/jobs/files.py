@@ -24,7 +24,7 @@ from gateway.jobs.batches.partial import PartialFiles
 from gateway.jobs.file_service import FileService, FileUpload, too_large
 from gateway.policy.jobs.file_object import file_object
 from gateway.policy.jobs.ids import FILE
-from gateway.policy.jobs.job import FileQuery, StoredFile
+from gateway.policy.jobs.stored_file import FileQuery, StoredFile
 from gateway.policy.snapshot import Policies
 
 MOST_LISTED = 10_000

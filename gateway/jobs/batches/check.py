@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, BlobWriter, JobStore
+from gateway.job_ports.blobs import Blobs, BlobWriter
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.batches import marks
 from gateway.policy.batches.batch_object import problem_objects

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.brake import Brake, Brakes
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine, MissingInputs
 from gateway.jobs.batches.commits import LineCommits
@@ -33,7 +34,8 @@ from gateway.policy.batches.marks import plan_of
 from gateway.policy.batches.output import LineIdentity, answered_line, unanswered_line
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import Job, LineResult
+from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.lines import LineResult
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import DeadLines, JobRules
 
@@ -62,12 +64,9 @@ class ChunkRunner:
 
         `may_begin` says whether the process has room for more work, `dead_lines` which lines become dead letters.
         """
-        self.dead_lines = dead_lines
-        self.store = store
-        self.blobs = blobs
-        self.server = server
-        self.clock = clock
-        self.rules_of = rules_of
+        self.dead_lines, self.rules_of = dead_lines, rules_of
+        self.store, self.blobs = store, blobs
+        self.server, self.clock = server, clock
         self.draw = draw
         self.brakes = Brakes()
         self.may_begin = may_begin

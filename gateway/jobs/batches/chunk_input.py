@@ -7,13 +7,14 @@ from collections.abc import Collection
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.policy.batches.chunks import lines_of
 from gateway.policy.batches.index import ENTRY_BYTES, IndexEntry, read_index
 from gateway.policy.batches.marks import INDEX, INPUT, plan_of
 from gateway.policy.batches.output import LineIdentity, unanswered_line
 from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import ClaimedWork, Job, LineResult
+from gateway.policy.jobs.job import ClaimedWork, Job
+from gateway.policy.jobs.lines import LineResult
 
 AHEAD_BYTES = 1024 * 1024
 MOST_MISSING = 30

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import DeadLetter
-from gateway.policy.jobs.job import LineResult
+from gateway.policy.jobs.lines import LineResult
 
 BEAT_S = 0.025
 """A line's result waits in memory so long at most, unless the store is busy: a crash has it paid for once more."""

@@ -14,7 +14,8 @@ from gateway.policy.batches.marks import ENDPOINT, INPUT
 from gateway.policy.batches.output import LineIdentity, unanswered_line
 from gateway.policy.jobs.dead_letters import POISON, DeadLetter, letter_of_line
 from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import Job, JobError, LineResult
+from gateway.policy.jobs.job import Job, JobError
+from gateway.policy.jobs.lines import LineResult
 
 WHY = "The gateway died several times while it served this request; it is not tried again."
 

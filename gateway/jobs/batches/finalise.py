@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, BlobWriter, JobStore
+from gateway.job_ports.blobs import Blobs, BlobWriter
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.chunk_input import ChunkInput
 from gateway.jobs.batches.partial import filename_of
 from gateway.jobs.file_service import blob_of
@@ -24,18 +25,10 @@ from gateway.policy.batches.lines import LineProblem, read_custom_id
 from gateway.policy.batches.output import LineIdentity, stopped_line
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.ids import Role, derived_file_id, line_id
-from gateway.policy.jobs.job import (
-    ChunkResult,
-    ClaimedWork,
-    Job,
-    JobEnd,
-    JobError,
-    JobState,
-    LineResult,
-    StoredFile,
-    Tally,
-)
+from gateway.policy.jobs.job import ClaimedWork, Job, JobEnd, JobError, JobState, Tally
+from gateway.policy.jobs.lines import ChunkResult, LineResult
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.jobs.stored_file import StoredFile
 
 LINES_AT_ONCE = 64
 """Lines without a result that are written before others are served."""
@@ -150,7 +143,7 @@ class BatchEnds:
         filename = filename_of(job, role)
         expires_at = created_at + lasts_s
         file = StoredFile(part.id, job.tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
-        await self._store.add_file(file)
+        await self._store.files.add(file)
         return part.id
 
     async def _clear_away(self, job: Job) -> None:

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.batches.chunk_input import InputLine
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.job import WriteResult

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.running import FIRST_RETRY_S, LAST_RETRY_S
 from gateway.policy.batches.marks import chunk_blob
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ChunkResult, ClaimedWork
+from gateway.policy.jobs.job import ClaimedWork
+from gateway.policy.jobs.lines import ChunkResult
 
 
 async def write_chunk(store: JobStore, blobs: Blobs, work: ClaimedWork, clock: Clock) -> ChunkResult:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.dead_letters import DeadGroup, DeadLetter, LetterPage
 from gateway.policy.jobs.job import NewJob
 from gateway.policy.jobs.replay import LetterFilter, ReplaySpec, job_again, line_again

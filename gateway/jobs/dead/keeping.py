@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.rules import JobRules

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Final
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.dead.again import Again, letters_of
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import DeadLetter

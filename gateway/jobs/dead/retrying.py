@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.dead.again import letters_of
 from gateway.jobs.dead.service import DeadLetterService
 from gateway.policy.jobs.dead_letters import REPLAYS, DeadLetter, LetterState, derived_letter_id

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from gateway.clock import Clock
 from gateway.errors import NotFound
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.dead.again import Again, letters_of
 from gateway.policy.jobs.dead_letters import DeadGroup, DeadLetter, LetterPage, LetterState
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id

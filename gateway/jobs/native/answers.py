@@ -10,7 +10,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from gateway.job_ports import Blobs, JobStore, Unreachable
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
+from gateway.job_ports.outward import Unreachable
 from gateway.jobs.native.input import AT_ONCE, custom_ids
 from gateway.jobs.ports import NativeAccounts, ProviderBatches
 from gateway.jobs.running import RunningWork
@@ -19,7 +21,8 @@ from gateway.policy.batches.line_rules import key_named
 from gateway.policy.batches.marks import MODELS
 from gateway.policy.batches.output import LineIdentity, answered_line
 from gateway.policy.jobs.ids import line_id
-from gateway.policy.jobs.job import FINALISE, LineResult
+from gateway.policy.jobs.job import FINALISE
+from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.lines import ProviderAnswer, read_answer
 from gateway.policy.native.part import Part
 from gateway.policy.native.remote import ProviderRefused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.jobs.ports import ProviderBatches
 from gateway.policy.batches.marks import ENDPOINT
 from gateway.policy.jobs.job import Job

@@ -16,7 +16,7 @@ from dataclasses import replace
 from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import GatewayError
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.jobs.batches.line_request import request_of
 from gateway.jobs.native.input import lines_of
 from gateway.jobs.ports import MakeCall, NativeAccounts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 
-from gateway.job_ports import Blobs
+from gateway.job_ports.blobs import Blobs
 from gateway.jobs.batches.chunk_input import ChunkInput, InputLine
 from gateway.policy.batches.lines import read_custom_id, read_line
 from gateway.policy.batches.marks import part_blob

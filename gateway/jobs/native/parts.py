@@ -17,7 +17,9 @@ from contextlib import suppress
 from math import inf
 
 from gateway.clock import Clock
-from gateway.job_ports import Blobs, JobStore, Unreachable
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
+from gateway.job_ports.outward import Unreachable
 from gateway.jobs.native.answers import ClaimLost, ProviderAnswers
 from gateway.jobs.native.asking import Moment, ProviderAsking, url_of
 from gateway.jobs.native.charges import PartCharges

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
-from gateway.job_ports import FetchRefused, JobStore, Unreachable
+from gateway.job_ports.jobs import JobStore
+from gateway.job_ports.outward import FetchRefused, Unreachable
 from gateway.jobs.running import RunningWork
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls

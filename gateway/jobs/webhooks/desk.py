@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from gateway.clock import Clock
 from gateway.errors import InvalidRequest, NotFound
-from gateway.job_ports import JobStore, Unreachable
+from gateway.job_ports.jobs import JobStore
+from gateway.job_ports.outward import Unreachable
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls
 from gateway.jobs.webhooks.signing import signed_headers

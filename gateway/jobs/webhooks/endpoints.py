@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.job_ports import Outward
+from gateway.job_ports.outward import Outward
 from gateway.jobs.webhooks.standing import AttemptResult, DeliveryTurn, HookStanding
 from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.rules import SegmentRules

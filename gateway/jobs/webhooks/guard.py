@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.job_ports import FetchRefused
+from gateway.job_ports.outward import FetchRefused
 from gateway.policy.webhooks.public_address import NotPublic, PublicUrl, read_public_url, refuse_private
 
 
 class AddressGuard:
-    """Implements `gateway.job_ports.FetchGuard`."""
+    """Implements `gateway.job_ports.outward.FetchGuard`."""
 
     def read(self, url: str) -> PublicUrl:
         """Returns the URL's parts. Raises FetchRefused."""

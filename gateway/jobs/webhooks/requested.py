@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import InvalidRequest
-from gateway.job_ports import Outward
+from gateway.job_ports.outward import Outward
 from gateway.jobs.webhooks.standing import LAST_RESULTS, AttemptResult, DeliveryTurn, HookStanding
 from gateway.policy.jobs.job import Job
 from gateway.policy.jobs.rules import JobRules, SegmentRules

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gateway.job_ports import Outward
+from gateway.job_ports.outward import Outward
 from gateway.policy.webhooks.schedule import IN_FLIGHT, TIMEOUT_S, DeliveryResult, rest_s
 
 LAST_RESULTS: Final = 10

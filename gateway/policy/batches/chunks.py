@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.policy.jobs.job import ChunkPlan
+from gateway.policy.jobs.lines import ChunkPlan
 from gateway.policy.jobs.rules import BatchRules
 
 CHUNKS = 64

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.policy.jobs.job import ChunkPlan, Job
+from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.lines import ChunkPlan
 
 INPUT_FILE: Final = "input_file_id"
 """In `about`: as the caller named it."""

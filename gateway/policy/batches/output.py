@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.policy.jobs.job import JobState, LineResult
+from gateway.policy.jobs.job import JobState
+from gateway.policy.jobs.lines import LineResult
 from gateway.words import Usage
 
 EXPIRED: Final = "batch_expired", "This request could not be executed before the completion window expired."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.policy.jobs.job import StoredFile
+from gateway.policy.jobs.stored_file import StoredFile
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:

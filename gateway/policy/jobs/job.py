@@ -218,47 +218,6 @@ class WriteResult(NamedTuple):
     is_paused: bool = False
 
 
-class LineResult(NamedTuple):
-    """What has become of one line of a batch."""
-
-    line: int
-    """Counted from 0 over the whole batch."""
-    is_failed: bool
-    """It belongs in the error file."""
-    text: bytes
-    """Its line in the output or error file, with the line end."""
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float = 0.0
-    reasoning_tokens: int = 0
-
-
-class ChunkPlan(NamedTuple):
-    """How a checked batch is divided: chunk n has the lines from n * `lines_per_chunk`."""
-
-    total: int
-    lines_per_chunk: int
-    parallel: int
-    """So many chunks wait for workers or run at a time, at most."""
-
-    @property
-    def chunks(self) -> int:
-        """Returns the number of chunks."""
-        return -(-self.total // self.lines_per_chunk)
-
-
-class ChunkResult(NamedTuple):
-    """The finished part of a batch's answers: two blobs with the lines of the chunk, in input order."""
-
-    chunk: int
-    output: str
-    """The name of the blob with the lines of the output file; empty: it has none."""
-    output_bytes: int
-    errors: str
-    errors_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
     """The stored answer of a `call`, given again as it came."""
@@ -313,27 +272,3 @@ class JobDepth(NamedTuple):
     number: int
     oldest_at: float
     """When the oldest of them could have begun, in wall-clock seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file of the Files API; its bytes are a blob."""
-
-    id: str
-    tenant: str
-    purpose: str
-    filename: str
-    bytes: int
-    created_at: float
-    expires_at: float | None
-    blob: str
-
-
-class FileQuery(NamedTuple):
-    """Which files of a tenant to list."""
-
-    tenant: str
-    purpose: str | None = None
-    after: str | None = None
-    limit: int = 10_000
-    is_newest_first: bool = True

@@ -7,7 +7,8 @@ from typing import Final
 
 from gateway.policy.batches.line_rules import key_named
 from gateway.policy.batches.marks import ENDPOINT, MODELS
-from gateway.policy.jobs.job import ChunkPlan, Job
+from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.lines import ChunkPlan
 from gateway.policy.jobs.rules import BatchRules
 from gateway.policy.snapshot import PolicySnapshot, Provider, Target
 from gateway.words import EMULATOR

@@ -7,7 +7,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from gateway.job_ports import Blobs, JobStore
+from gateway.job_ports.blobs import Blobs
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.job import Following, nothing_follows
 from gateway.store.blobs.directory import DirectoryBlobs

@@ -12,19 +12,18 @@ from typing import Any, Literal, NamedTuple
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     FINALISE,
-    ChunkPlan,
     Job,
     JobEnd,
     JobError,
     JobKind,
     JobQuery,
     JobState,
-    LineResult,
     NewJob,
     Stage,
     Tally,
     WriteResult,
 )
+from gateway.policy.jobs.lines import ChunkPlan, LineResult
 from gateway.store.jobs.letters import with_failure
 
 PieceState = Literal["ready", "later", "claimed", "withheld"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds

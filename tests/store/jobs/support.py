@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.job import (
     CHECK,
     FINALISE,
     Accepted,
-    ChunkPlan,
-    ChunkResult,
     ClaimAsk,
     ClaimedWork,
     Job,
@@ -21,13 +19,13 @@ from gateway.policy.jobs.job import (
     JobError,
     JobKind,
     JobState,
-    LineResult,
     NewJob,
     Stage,
     StoredAnswer,
-    StoredFile,
     WriteResult,
 )
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.policy.jobs.stored_file import StoredFile
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 
@@ -171,8 +169,8 @@ class Jobs:
 
     async def take_garbage(self, most: int) -> list[str]:
         """Finds garbage, and forgets it as if its blobs were removed."""
-        names = sorted(await self.store.find_garbage(most))
-        await self.store.forget_garbage(names)
+        names = sorted(await self.store.files.find_garbage(most))
+        await self.store.files.forget_garbage(names)
         return names
 
     def numbers(self) -> dict[str, int]:

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from gateway.policy.jobs.job import FINALISE, ChunkPlan, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
+from gateway.policy.jobs.job import FINALISE, ClaimAsk, ClaimedWork, JobState, Stage, StoredAnswer
+from gateway.policy.jobs.lines import ChunkPlan
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, chunk, line

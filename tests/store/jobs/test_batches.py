@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.jobs.job import CHECK, FINALISE, ChunkPlan, JobQuery, JobState, LineResult, Stage, Tally
+from gateway.policy.jobs.job import CHECK, FINALISE, JobQuery, JobState, Stage, Tally
+from gateway.policy.jobs.lines import ChunkPlan, LineResult
 from tests.store.jobs.support import ERROR, OURS, Jobs, chunk, line, pieces
 
 

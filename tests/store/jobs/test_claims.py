@@ -6,14 +6,8 @@ from math import inf
 
 import pytest
 
-from gateway.policy.jobs.job import (
-    CHECK,
-    ChunkPlan,
-    ClaimAsk,
-    JobEnd,
-    JobFlag,
-    JobState,
-)
+from gateway.policy.jobs.job import CHECK, ClaimAsk, JobEnd, JobFlag, JobState
+from gateway.policy.jobs.lines import ChunkPlan
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, Jobs, MakeJobStore, ids, line, pieces

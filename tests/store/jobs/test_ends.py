@@ -6,17 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.policy.jobs.job import (
-    FINALISE,
-    ChunkPlan,
-    ClaimedWork,
-    Job,
-    JobFlag,
-    JobState,
-    Stage,
-    StoredAnswer,
-    Tally,
-)
+from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job, JobFlag, JobState, Stage, StoredAnswer, Tally
+from gateway.policy.jobs.lines import ChunkPlan
 from tests.store.jobs.support import ANSWER, DAY_S, ERROR, HOUR_S, OURS, STALE, Jobs, line, pieces
 
 Stop = Callable[[Jobs, Job], Awaitable[JobState]]

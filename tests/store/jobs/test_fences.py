@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.policy.jobs.job import ChunkPlan, ClaimedWork, JobFlag, JobState, Stage
+from gateway.policy.jobs.job import ClaimedWork, JobFlag, JobState, Stage
+from gateway.policy.jobs.lines import ChunkPlan
 from tests.store.jobs.support import ERROR, OURS, STALE, Jobs, chunk, line
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.job import ClaimAsk, Job, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.store.jobs.sqlite.store import SqliteJobStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.jobs.job import FileQuery, JobFlag, JobKind, JobQuery, JobState
+from gateway.policy.jobs.job import JobFlag, JobKind, JobQuery, JobState
+from gateway.policy.jobs.stored_file import FileQuery
 from tests.store.jobs.support import ANSWER, HOUR_S, Jobs
 
 
@@ -111,24 +112,24 @@ async def test_a_needle_is_found(jobs: Jobs) -> None:
 async def test_a_file_is_its_tenants(jobs: Jobs) -> None:
     """As it was given; another's is as one that never was."""
     file = jobs.file("f1", filename="ä.jsonl", bytes=2**40, expires_at=jobs.wall() + HOUR_S)
-    await jobs.store.add_file(file)
+    await jobs.store.files.add(file)
 
-    assert await jobs.store.find_file("f1", "t") == file
-    assert await jobs.store.find_file("f1", "other") is None
-    assert await jobs.store.find_file("never", "t") is None
-    assert not await jobs.store.remove_file("f1", "other")
-    assert await jobs.store.list_files(FileQuery("other")) == ([], False)
-    assert await jobs.store.find_file("f1", "t") == file
+    assert await jobs.store.files.find("f1", "t") == file
+    assert await jobs.store.files.find("f1", "other") is None
+    assert await jobs.store.files.find("never", "t") is None
+    assert not await jobs.store.files.remove("f1", "other")
+    assert await jobs.store.files.page(FileQuery("other")) == ([], False)
+    assert await jobs.store.files.find("f1", "t") == file
 
 
 async def test_pages_of_files(jobs: Jobs) -> None:
     """In either order, of one purpose or all."""
     for number in range(5):
         purpose = "batch_output" if number == 2 else "batch"
-        await jobs.store.add_file(jobs.file(f"f{number}", purpose=purpose))
+        await jobs.store.files.add(jobs.file(f"f{number}", purpose=purpose))
 
     async def page(**fields: object) -> tuple[list[str], bool]:
-        files, has_more = await jobs.store.list_files(FileQuery("t", **fields))  # type: ignore[arg-type]  # as named
+        files, has_more = await jobs.store.files.page(FileQuery("t", **fields))  # type: ignore[arg-type]  # as named
         return [file.id for file in files], has_more
 
     assert await page(limit=3) == (["f4", "f3", "f2"], True)
@@ -143,38 +144,38 @@ async def test_pages_of_files(jobs: Jobs) -> None:
 async def test_files_can_be_removed_while_they_are_listed(jobs: Jobs, is_newest_first: bool) -> None:
     """Whoever removes each page before asking for the next one removes them all."""
     for number in range(7):
-        await jobs.store.add_file(jobs.file(f"f{number}"))
+        await jobs.store.files.add(jobs.file(f"f{number}"))
     after, removed = None, 0
     while True:
         query = FileQuery("t", after=after, limit=2, is_newest_first=is_newest_first)
-        files, has_more = await jobs.store.list_files(query)
+        files, has_more = await jobs.store.files.page(query)
         for file in files:
-            removed += await jobs.store.remove_file(file.id, "t")
+            removed += await jobs.store.files.remove(file.id, "t")
         if not has_more:
             break
         after = files[-1].id
 
     assert removed == 7
-    assert await jobs.store.list_files(FileQuery("t")) == ([], False)
+    assert await jobs.store.files.page(FileQuery("t")) == ([], False)
 
 
 async def test_the_bytes_of_files_are_counted_while_they_are_there(jobs: Jobs) -> None:
     """Of one tenant, and of all."""
     for number, tenant in enumerate(("a", "a", "b")):
-        await jobs.store.add_file(jobs.file(f"file-{number}", tenant=tenant, bytes=10**number))
-    await jobs.store.remove_file("file-0", "a")
+        await jobs.store.files.add(jobs.file(f"file-{number}", tenant=tenant, bytes=10**number))
+    await jobs.store.files.remove("file-0", "a")
 
     async def counted() -> list[int]:
-        return [await jobs.store.file_bytes(tenant) for tenant in ("a", "b", "c", None)]
+        return [await jobs.store.files.bytes_of(tenant) for tenant in ("a", "b", "c", None)]
 
     assert await counted() == [10, 100, 0, 110]
-    await jobs.store.add_file(jobs.file("file-1", tenant="c", bytes=7, expires_at=jobs.wall() + 10))
+    await jobs.store.files.add(jobs.file("file-1", tenant="c", bytes=7, expires_at=jobs.wall() + 10))
     assert await counted() == [0, 100, 7, 107]
     jobs.wall.advance(10)
     assert await counted() == [0, 100, 0, 100]
     assert await jobs.take_garbage(10) == ["files/file-0", "files/file-1"]
     assert await counted() == [0, 100, 0, 100]
-    await jobs.store.add_file(jobs.file("file-1", tenant="a", bytes=3))
+    await jobs.store.files.add(jobs.file("file-1", tenant="a", bytes=3))
     assert await counted() == [3, 100, 0, 103]
 
 
@@ -182,41 +183,41 @@ async def test_the_bytes_of_files_are_counted_while_they_are_there(jobs: Jobs) -
 async def test_a_file_that_was_removed_stays_so(jobs: Jobs, expires_in_s: float | None) -> None:
     """Whoever was late to keep it brings it back to nobody: what it had is garbage."""
     expires_at = None if expires_in_s is None else jobs.wall() + expires_in_s
-    await jobs.store.add_file(jobs.file("f1", blob="files/a", expires_at=expires_at))
-    await jobs.store.remove_file("f1", "t")
-    await jobs.store.add_file(jobs.file("f1", blob="files/b", expires_at=expires_at))
+    await jobs.store.files.add(jobs.file("f1", blob="files/a", expires_at=expires_at))
+    await jobs.store.files.remove("f1", "t")
+    await jobs.store.files.add(jobs.file("f1", blob="files/b", expires_at=expires_at))
 
-    assert await jobs.store.find_file("f1", "t") is None
-    assert await jobs.store.list_files(FileQuery("t")) == ([], False)
-    assert await jobs.store.file_bytes("t") == 0
+    assert await jobs.store.files.find("f1", "t") is None
+    assert await jobs.store.files.page(FileQuery("t")) == ([], False)
+    assert await jobs.store.files.bytes_of("t") == 0
     assert sorted(await jobs.take_garbage(10)) == ["files/a", "files/b"]
 
 
 async def test_garbage_is_named_until_it_is_forgotten(jobs: Jobs) -> None:
     """So none is left behind by whoever dies between its removal and that."""
     for number in range(3):
-        await jobs.store.add_file(jobs.file(f"f{number}"))
-        await jobs.store.remove_file(f"f{number}", "t")
+        await jobs.store.files.add(jobs.file(f"f{number}"))
+        await jobs.store.files.remove(f"f{number}", "t")
 
-    assert [await jobs.store.find_garbage(2) for _ in range(2)] == [["files/f0", "files/f1"]] * 2
-    await jobs.store.forget_garbage(["files/f0", "files/unknown"])
-    assert await jobs.store.find_garbage(2) == ["files/f1", "files/f2"]
+    assert [await jobs.store.files.find_garbage(2) for _ in range(2)] == [["files/f0", "files/f1"]] * 2
+    await jobs.store.files.forget_garbage(["files/f0", "files/unknown"])
+    assert await jobs.store.files.find_garbage(2) == ["files/f1", "files/f2"]
 
 
 async def test_a_blob_that_somebody_needs_is_known(jobs: Jobs) -> None:
     """That of a file, of an open job's input, and of what is garbage already; no other."""
-    await jobs.store.add_file(jobs.file("f1"))
-    await jobs.store.add_file(jobs.file("f2"))
+    await jobs.store.files.add(jobs.file("f1"))
+    await jobs.store.files.add(jobs.file("f2"))
     await jobs.accept(jobs.new_batch(reads="files/f2"))
-    await jobs.store.remove_file("f2", "t")
+    await jobs.store.files.remove("f2", "t")
     names = ["files/f0", "files/f1", "files/f2", "batch/x/index"]
 
-    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1", "files/f2"]
+    assert sorted(await jobs.store.files.used(names)) == ["files/f1", "files/f2"]
     await jobs.finish(await jobs.claim(), JobState.FAILED)
-    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1", "files/f2"]
-    await jobs.store.forget_garbage(["files/f2"])
-    assert sorted(await jobs.store.used_blobs(names)) == ["files/f1"]
-    assert await jobs.store.used_blobs([]) in (set(), [], ())
+    assert sorted(await jobs.store.files.used(names)) == ["files/f1", "files/f2"]
+    await jobs.store.files.forget_garbage(["files/f2"])
+    assert sorted(await jobs.store.files.used(names)) == ["files/f1"]
+    assert await jobs.store.files.used([]) in (set(), [], ())
 
 
 async def test_a_store_is_told_from_others(jobs: Jobs) -> None:
@@ -230,39 +231,39 @@ async def test_a_store_is_told_from_others(jobs: Jobs) -> None:
 
 async def test_a_removed_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> None:
     """At once, where nothing reads it."""
-    await jobs.store.add_file(jobs.file("f1"))
-    await jobs.store.add_file(jobs.file("f2"))
+    await jobs.store.files.add(jobs.file("f1"))
+    await jobs.store.files.add(jobs.file("f2"))
     assert await jobs.take_garbage(10) == []
-    assert await jobs.store.remove_file("f1", "t")
-    assert not await jobs.store.remove_file("f1", "t")
+    assert await jobs.store.files.remove("f1", "t")
+    assert not await jobs.store.files.remove("f1", "t")
 
-    assert await jobs.store.find_file("f1", "t") is None
+    assert await jobs.store.files.find("f1", "t") is None
     assert await jobs.take_garbage(10) == ["files/f1"]
     assert await jobs.take_garbage(10) == []
 
 
 async def test_an_expired_file_is_gone_and_its_blob_garbage_once(jobs: Jobs) -> None:
     """By the store's clock."""
-    await jobs.store.add_file(jobs.file("f1", expires_at=jobs.wall() + 10))
+    await jobs.store.files.add(jobs.file("f1", expires_at=jobs.wall() + 10))
     jobs.wall.advance(9)
-    assert await jobs.store.find_file("f1", "t") is not None
+    assert await jobs.store.files.find("f1", "t") is not None
     jobs.wall.advance(1)
 
-    assert await jobs.store.find_file("f1", "t") is None
-    assert not await jobs.store.remove_file("f1", "t")
-    assert await jobs.store.list_files(FileQuery("t")) == ([], False)
+    assert await jobs.store.files.find("f1", "t") is None
+    assert not await jobs.store.files.remove("f1", "t")
+    assert await jobs.store.files.page(FileQuery("t")) == ([], False)
     assert await jobs.take_garbage(10) == ["files/f1"]
     assert await jobs.take_garbage(10) == []
 
 
 async def test_a_file_may_be_kept_again(jobs: Jobs) -> None:
     """One with the same id is replaced: the old blob is garbage unless it is the new one, too."""
-    await jobs.store.add_file(jobs.file("f1", bytes=1))
-    await jobs.store.add_file(jobs.file("f1", bytes=2))
+    await jobs.store.files.add(jobs.file("f1", bytes=1))
+    await jobs.store.files.add(jobs.file("f1", bytes=2))
     assert await jobs.take_garbage(10) == []
-    await jobs.store.add_file(jobs.file("f1", blob="files/other"))
+    await jobs.store.files.add(jobs.file("f1", blob="files/other"))
 
-    found = await jobs.store.find_file("f1", "t")
+    found = await jobs.store.files.find("f1", "t")
     assert found is not None
     assert found.blob == "files/other"
     assert await jobs.take_garbage(10) == ["files/f1"]
@@ -270,10 +271,10 @@ async def test_a_file_may_be_kept_again(jobs: Jobs) -> None:
 
 async def test_an_expired_file_that_is_kept_again_was_garbage_once(jobs: Jobs) -> None:
     """Its old blob is not named a second time."""
-    await jobs.store.add_file(jobs.file("f1", expires_at=jobs.wall() + 10))
+    await jobs.store.files.add(jobs.file("f1", expires_at=jobs.wall() + 10))
     jobs.wall.advance(10)
     assert await jobs.take_garbage(10) == ["files/f1"]
-    await jobs.store.add_file(jobs.file("f1", blob="files/other"))
+    await jobs.store.files.add(jobs.file("f1", blob="files/other"))
 
     assert await jobs.take_garbage(10) == []
 
@@ -281,10 +282,10 @@ async def test_an_expired_file_that_is_kept_again_was_garbage_once(jobs: Jobs) -
 async def test_a_blob_that_two_files_have_stays_for_the_other(jobs: Jobs) -> None:
     """Until that is removed as well."""
     for name in ("f1", "f2"):
-        await jobs.store.add_file(jobs.file(name, blob="files/both"))
-    await jobs.store.remove_file("f1", "t")
+        await jobs.store.files.add(jobs.file(name, blob="files/both"))
+    await jobs.store.files.remove("f1", "t")
     assert await jobs.take_garbage(10) == []
-    await jobs.store.remove_file("f2", "t")
+    await jobs.store.files.remove("f2", "t")
 
     assert await jobs.take_garbage(10) == ["files/both"]
 
@@ -292,14 +293,14 @@ async def test_a_blob_that_two_files_have_stays_for_the_other(jobs: Jobs) -> Non
 @pytest.mark.parametrize("way", ["removed", "expired"])
 async def test_what_an_open_batch_reads_stays(jobs: Jobs, way: str) -> None:
     """Nobody can get the file any more, but its blob is there until the last batch that reads it has ended."""
-    await jobs.store.add_file(jobs.file("f1", expires_at=jobs.wall() + 10))
+    await jobs.store.files.add(jobs.file("f1", expires_at=jobs.wall() + 10))
     for name in ("b1", "b2"):
         await jobs.accept(jobs.new_batch(id=name, reads="files/f1"))
     if way == "removed":
-        await jobs.store.remove_file("f1", "t")
+        await jobs.store.files.remove("f1", "t")
     jobs.wall.advance(10)
     b1, b2 = await jobs.claim_all()
-    assert await jobs.store.find_file("f1", "t") is None
+    assert await jobs.store.files.find("f1", "t") is None
     assert await jobs.take_garbage(10) == []
     await jobs.finish(b1, JobState.FAILED)
     assert await jobs.take_garbage(10) == []
@@ -313,12 +314,12 @@ async def test_the_blobs_of_chunks_are_garbage_when_the_batch_has_ended(jobs: Jo
     await jobs.running_batch(total=4)
     final = await jobs.until_finalise()
     assert await jobs.take_garbage(10) == []
-    await jobs.store.add_file(jobs.file("out", blob="chunk-0.out"))
+    await jobs.store.files.add(jobs.file("out", blob="chunk-0.out"))
     await jobs.finish(final)
 
     first = await jobs.take_garbage(2)
     second = await jobs.take_garbage(2)
     assert len(first) == 2
     assert sorted([*first, *second]) == ["chunk-0.err", "chunk-1.err", "chunk-1.out"]
-    await jobs.store.remove_file("out", "t")
+    await jobs.store.files.remove("out", "t")
     assert await jobs.take_garbage(2) == ["chunk-0.out"]

@@ -17,16 +17,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.dead_letters import REPLAYS, LetterPage, derived_letter_id
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     CHECK,
     FINALISE,
-    ChunkPlan,
     ClaimAsk,
     ClaimedWork,
-    FileQuery,
     JobEnd,
     JobFlag,
     JobKind,
@@ -34,6 +32,8 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
+from gateway.policy.jobs.lines import ChunkPlan
+from gateway.policy.jobs.stored_file import FileQuery
 from gateway.store.jobs.memory.store import MemoryJobStore
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.jobs.transitions import OpenBounds
@@ -227,26 +227,26 @@ class TwoStores(RuleBasedStateMachine):
     def add_file(self, number: int, tenant: str, blob: int, lifetime: float | None) -> None:
         expires_at = None if lifetime is None else self.wall() + lifetime
         file = self.jobs.file(f"f{number}", tenant=tenant, blob=f"blobs/{blob}", expires_at=expires_at)
-        self.both(lambda store: store.add_file(file))
+        self.both(lambda store: store.files.add(file))
 
     @rule(number=st.integers(0, 3), tenant=TENANTS)
     def remove_file(self, number: int, tenant: str) -> None:
-        self.both(lambda store: store.find_file(f"f{number}", tenant))
-        self.both(lambda store: store.remove_file(f"f{number}", tenant))
+        self.both(lambda store: store.files.find(f"f{number}", tenant))
+        self.both(lambda store: store.files.remove(f"f{number}", tenant))
 
     @rule(tenant=TENANTS, after=st.none() | st.integers(0, 3), is_newest_first=st.booleans())
     def list_files(self, tenant: str, after: int | None, is_newest_first: bool) -> None:
         name = None if after is None else f"f{after}"
-        self.both(lambda store: store.list_files(FileQuery(tenant, None, name, 2, is_newest_first)))
-        self.both(lambda store: store.file_bytes(tenant))
-        self.both(lambda store: store.file_bytes(None))
+        self.both(lambda store: store.files.page(FileQuery(tenant, None, name, 2, is_newest_first)))
+        self.both(lambda store: store.files.bytes_of(tenant))
+        self.both(lambda store: store.files.bytes_of(None))
 
     @rule()
     def take_garbage(self) -> None:
         async def garbage(store: JobStore) -> list[str]:
-            names = sorted(await store.find_garbage(100))
-            await store.forget_garbage(names[::2])
-            return [*names, *sorted(await store.used_blobs([f"blobs/{number}" for number in range(4)]))]
+            names = sorted(await store.files.find_garbage(100))
+            await store.files.forget_garbage(names[::2])
+            return [*names, *sorted(await store.files.used([f"blobs/{number}" for number in range(4)]))]
 
         self.both(garbage)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gateway.clock import Clock
-from gateway.job_ports import JobStore
+from gateway.job_ports.jobs import JobStore
 from gateway.jobs.webhooks.desk import WebhookDesk
 from gateway.jobs.webhooks.endpoints import Endpoints
 from gateway.jobs.webhooks.requested import RequestedUrls

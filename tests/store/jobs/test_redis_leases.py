@@ -13,7 +13,6 @@ from gateway.policy.jobs.dead_letters import REPLAYS, ReplayResult, derived_lett
 from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import (
     FINALISE,
-    ChunkPlan,
     ClaimAsk,
     ClaimedWork,
     Job,
@@ -24,6 +23,7 @@ from gateway.policy.jobs.job import (
     JobState,
     NewJob,
 )
+from gateway.policy.jobs.lines import ChunkPlan
 from gateway.store.jobs.redis.acceptance import Sent
 from gateway.store.jobs.redis.partitions import job_script
 from tests.store.conformance import Wall
@@ -331,13 +331,13 @@ async def test_cancels_and_files_of_which_nobody_heard_are_asked_for_again(
     job = await a.call()
     one = a.file("one")
     job_lends.links[0].lost.update(jobs_apply=1, jobs_files_add=1, jobs_files_find=1)
-    await a.store.add_file(one)
+    await a.store.files.add(one)
     flagged = await a.store.flag(job.id, job.tenant, JobFlag.CANCEL)
 
     assert flagged is not None
     assert flagged.state is JobState.CANCELLED
-    assert await a.store.remove_file(one.id, one.tenant)
-    assert not await a.store.remove_file(one.id, one.tenant)
+    assert await a.store.files.remove(one.id, one.tenant)
+    assert not await a.store.files.remove(one.id, one.tenant)
     assert not +job_lends.links[0].lost
 
 
@@ -431,10 +431,10 @@ async def test_a_store_that_is_away_refuses_everything_and_comes_back(
         lambda: store.flag(work.job.id, "t", JobFlag.CANCEL),
         lambda: PromptJobStore.find(store, work.job.id, "t"),  # type: ignore[arg-type]  # it is one
         lambda: store.list_jobs(JobQuery("t")),
-        lambda: store.add_file(a.file("f1")),
-        lambda: store.file_bytes("t"),
+        lambda: store.files.add(a.file("f1")),
+        lambda: store.files.bytes_of("t"),
         lambda: store.dead.groups(1),
-        lambda: store.find_garbage(1),
+        lambda: store.files.find_garbage(1),
         lambda: store.forget_ended(0.0, 1),
     ]
     for ask in asks:

@@ -272,15 +272,15 @@ async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytes
         async with opened(server.url, wall, accept="fast") as jobs:
             await jobs.call(id="there")
             work = await jobs.running_call()
-            await jobs.store.add_file(jobs.file("kept"))
+            await jobs.store.files.add(jobs.file("kept"))
         async with opened(server.url, wall, accept="replicated") as jobs:
             store = jobs.store
             for ask in (
                 lambda: store.accept([jobs.new()]),
                 lambda: store.flag("there", None, JobFlag.CANCEL),
                 lambda: store.flag("there", None, JobFlag.CANCEL),  # it is done already, perhaps a moment ago
-                lambda: store.add_file(jobs.file("new")),
-                lambda: store.remove_file("kept", "t"),
+                lambda: store.files.add(jobs.file("new")),
+                lambda: store.files.remove("kept", "t"),
                 lambda: store.note(work, {"a": 1}),
             ):
                 with pytest.raises(JobsUnavailable, match="copied it to a replica"):

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ChunkPlan, FileQuery, JobEnd, JobFlag, JobQuery, JobState, NewJob
+from gateway.policy.jobs.job import JobEnd, JobFlag, JobQuery, JobState, NewJob
+from gateway.policy.jobs.lines import ChunkPlan
+from gateway.policy.jobs.stored_file import FileQuery
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line
@@ -116,10 +118,10 @@ def writes(jobs: Jobs, work: Any, check: Any) -> dict[str, Callable[[], Awaitabl
         "complete": lambda: store.complete_chunk(work, chunk(0)),
         "finish": lambda: store.finish(work, JobEnd(JobState.FAILED), [jobs.new(id="following")]),
         "flag": lambda: store.flag(work.job.id, None, JobFlag.CANCEL),
-        "add file": lambda: store.add_file(jobs.file("f2")),
-        "remove file": lambda: store.remove_file("f1", "t"),
-        "garbage": lambda: store.find_garbage(10),
-        "forgotten": lambda: store.forget_garbage(["files/f1"]),
+        "add file": lambda: store.files.add(jobs.file("f2")),
+        "remove file": lambda: store.files.remove("f1", "t"),
+        "garbage": lambda: store.files.find_garbage(10),
+        "forgotten": lambda: store.files.forget_garbage(["files/f1"]),
         "forget": lambda: store.forget_ended(jobs.wall() + DAY_S, 10),
     }
 
@@ -135,10 +137,10 @@ def reads(jobs: Jobs, work: Any) -> dict[str, Callable[[], Awaitable[object]]]:
         "find": lambda: store.find(work.job.id, None),
         "answer": lambda: store.answer(work.job.id, None),
         "list": lambda: store.list_jobs(JobQuery(None)),
-        "file": lambda: store.find_file("f1", "t"),
-        "files": lambda: store.list_files(FileQuery("t")),
-        "bytes": lambda: store.file_bytes(None),
-        "used": lambda: store.used_blobs(["files/f1"]),
+        "file": lambda: store.files.find("f1", "t"),
+        "files": lambda: store.files.page(FileQuery("t")),
+        "bytes": lambda: store.files.bytes_of(None),
+        "used": lambda: store.files.used(["files/f1"]),
         "identity": store.identity,
     }
 
@@ -146,7 +148,7 @@ def reads(jobs: Jobs, work: Any) -> dict[str, Callable[[], Awaitable[object]]]:
 @pytest.mark.parametrize("fault", [FULL, FSYNC, UNREADABLE], ids=["full", "fsync", "unreadable"])
 async def test_every_write_is_refused_and_changes_nothing(jobs: FaultyJobs, fault: Any) -> None:
     """Neither now nor when the disk works again; it is said once, with the path and what to do, and once that it is over."""
-    await jobs.store.add_file(jobs.file("f1"))
+    await jobs.store.files.add(jobs.file("f1"))
     await jobs.running_batch(total=2)
     work = await jobs.claim()
     await jobs.batch()
@@ -166,7 +168,7 @@ async def test_every_write_is_refused_and_changes_nothing(jobs: FaultyJobs, faul
     assert (await jobs.store.list_jobs(JobQuery(None))).jobs == before
     assert await jobs.store.renew([work, check]) == [(True, None, False)] * 2
     assert await jobs.store.results(work) == []
-    assert (await jobs.store.list_files(FileQuery("t")))[0] == [jobs.file("f1")]
+    assert (await jobs.store.files.page(FileQuery("t")))[0] == [jobs.file("f1")]
     assert ids(await jobs.claim_all()) == ["waiting"]
     assert len(jobs.said("Jobs are refused with 503 jobs_unavailable")) == 1
     assert jobs.path in jobs.said()[0]
@@ -403,15 +405,15 @@ def copy_over(copy: str, path: str) -> None:
 
 async def test_a_file_whose_upload_was_cancelled_is_not_there(jobs: FaultyJobs) -> None:
     """Its bytes are removed: it would be shown, and count, without any."""
-    adding = asyncio.create_task(jobs.store.add_file(jobs.file("file-1")))
+    adding = asyncio.create_task(jobs.store.files.add(jobs.file("file-1")))
     await asyncio.sleep(0)
     adding.cancel()
     await asyncio.gather(adding, return_exceptions=True)
     await jobs.tick()
     await jobs.tick()
 
-    assert await jobs.store.find_file("file-1", "t") is None
-    assert await jobs.store.file_bytes("t") == 0
+    assert await jobs.store.files.find("file-1", "t") is None
+    assert await jobs.store.files.bytes_of("t") == 0
 
 
 async def test_a_deleted_file_is_made_anew(jobs: FaultyJobs) -> None:

@@ -16,12 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreUnusable
-from gateway.policy.jobs.job import (
-    FINALISE,
-    JobFlag,
-    JobQuery,
-    JobState,
-)
+from gateway.policy.jobs.job import FINALISE, JobFlag, JobQuery, JobState
 from gateway.store.jobs.sqlite.schema import APPLICATION_ID, JOBS_FILE
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.sqlite.opening import open_file
@@ -71,10 +66,10 @@ async def test_a_file_of_an_older_gateway_is_brought_up_and_an_older_one_refuses
 
     await jobs.restart()
 
-    assert [await jobs.store.file_bytes(tenant) for tenant in ("t1", "t0", None)] == [1010, 0, 1010]
+    assert [await jobs.store.files.bytes_of(tenant) for tenant in ("t1", "t0", None)] == [1010, 0, 1010]
     identity = await jobs.store.identity()
-    await jobs.store.remove_file("f1", "t1")
-    assert await jobs.store.file_bytes(None) == 1000
+    await jobs.store.files.remove("f1", "t1")
+    assert await jobs.store.files.bytes_of(None) == 1000
     await jobs.restart()
     assert await jobs.store.identity() == identity
     await jobs.store.aclose()
@@ -91,9 +86,9 @@ async def test_everything_is_there_again(jobs: Restarts) -> None:
     paused = await jobs.call()
     await jobs.store.flag(paused.id, "t", JobFlag.PAUSE)
     later = await jobs.call(run_at=jobs.wall() + 60)
-    await jobs.store.add_file(jobs.file("f1"))
-    await jobs.store.remove_file("f1", "t")
-    await jobs.store.add_file(jobs.file("f2"))
+    await jobs.store.files.add(jobs.file("f1"))
+    await jobs.store.files.remove("f1", "t")
+    await jobs.store.files.add(jobs.file("f2"))
     before = (await jobs.store.list_jobs(JobQuery(None))).jobs
 
     await jobs.restart()
@@ -103,7 +98,7 @@ async def test_everything_is_there_again(jobs: Restarts) -> None:
     assert (await jobs.accept(jobs.new(payload=b"waiting", more=named))).job == waiting.job
     assert jobs.numbers() == {"ready": 1, "later": 2}
     assert [work.payload for work in await jobs.claim_all()] == [b"waiting"]
-    assert await jobs.store.find_file("f2", "t") == jobs.file("f2")
+    assert await jobs.store.files.find("f2", "t") == jobs.file("f2")
     assert await jobs.take_garbage(10) == ["files/f1"]
     await jobs.tick(60)
     assert ids(await jobs.claim_all()) == [later.id]

@@ -19,7 +19,7 @@ from gateway.store.jobs.transitions import GROUPS_AT_ONCE, MOST_GROUPS, NOT_OURS
 
 
 class MemoryDeadLetters:
-    """Implements `gateway.job_ports.DeadLetters`."""
+    """Implements `gateway.job_ports.dead_letters.DeadLetters`."""
 
     def __init__(
         self,

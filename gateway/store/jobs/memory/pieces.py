@@ -6,19 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.policy.jobs.job import (
-    FINALISE,
-    ChunkPlan,
-    ChunkResult,
-    Job,
-    JobDepth,
-    JobEnd,
-    JobFlag,
-    JobKind,
-    JobState,
-    LineResult,
-    StoredAnswer,
-)
+from gateway.policy.jobs.job import FINALISE, Job, JobDepth, JobEnd, JobFlag, JobKind, JobState, StoredAnswer
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.transitions import PAYLOAD_KEPT, PieceState
 from gateway.words import LANES, Lane

@@ -15,11 +15,8 @@ from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import (
     CHECK,
     Accepted,
-    ChunkPlan,
-    ChunkResult,
     ClaimAsk,
     ClaimedWork,
-    FileQuery,
     Following,
     Job,
     JobDepth,
@@ -28,13 +25,12 @@ from gateway.policy.jobs.job import (
     JobFlag,
     JobPage,
     JobQuery,
-    LineResult,
     NewJob,
     StoredAnswer,
-    StoredFile,
     WriteResult,
     nothing_follows,
 )
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.acceptance import MemoryAcceptance
 from gateway.store.jobs.memory.dead_letters import MemoryDeadLetters
@@ -45,7 +41,7 @@ from gateway.words import Lane
 
 
 class MemoryJobStore:
-    """Implements `gateway.job_ports.JobStore`."""
+    """Implements `gateway.job_ports.jobs.JobStore`."""
 
     lease_s = inf
     calm_s = 0.0
@@ -59,9 +55,9 @@ class MemoryJobStore:
         self._following = following
         self._jobs: dict[str, MemoryJob] = {}
         """By id, in the order in which they came."""
-        self._files = MemoryJobFiles(wall)
+        self.files = MemoryJobFiles(wall, self._read_blobs)
         self._wakes: list[Callable[[], None]] = []
-        self._pieces = MemoryPieces(self._wake, self._files.discard, self._follow)
+        self._pieces = MemoryPieces(self._wake, self.files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
         self.dead = MemoryDeadLetters(self._jobs, self._claimed, lambda new: self._acceptance.accept(new, wall()))
         self._fences = count(1)
@@ -205,38 +201,6 @@ class MemoryJobStore:
             seen = seen[ids.index(query.after) + 1 :] if query.after in ids else []
         found = [job for job in seen if transitions.matches(job, query)]
         return JobPage(found[: query.limit], len(found) > query.limit)
-
-    async def add_file(self, file: StoredFile) -> None:
-        """Keeps a file; one with the same id is replaced."""
-        self._files.add(file)
-
-    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
-        return self._files.find(file_id, tenant)
-
-    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more."""
-        return self._files.list(query)
-
-    async def remove_file(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant; its blob stays while an open job reads it."""
-        return self._files.remove(file_id, tenant)
-
-    async def file_bytes(self, tenant: str | None) -> int:
-        """Returns the bytes of all files that a tenant has; None: of everybody's."""
-        return self._files.bytes_of(tenant)
-
-    async def find_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, until they are forgotten."""
-        return self._files.find_garbage(most, self._read_blobs())
-
-    async def forget_garbage(self, names: Sequence[str]) -> None:
-        """Forgets blobs that have been removed."""
-        self._files.forget_garbage(names)
-
-    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
-        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
-        return self._files.used_of(names, self._read_blobs())
 
     async def identity(self) -> str:
         """Returns what tells this store from all others."""

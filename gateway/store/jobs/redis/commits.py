@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import ClaimedWork, LineResult, WriteResult
+from gateway.policy.jobs.job import ClaimedWork, WriteResult
+from gateway.policy.jobs.lines import LineResult
 from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.claims import read_result
 from gateway.store.jobs.redis.letters import LetterChange

@@ -24,7 +24,7 @@ AT_ONCE = 100
 
 
 class RedisDeadLetters:
-    """Implements `gateway.job_ports.DeadLetters`."""
+    """Implements `gateway.job_ports.dead_letters.DeadLetters`."""
 
     def __init__(self, partitions: JobPartitions, steps: RedisSteps, writes: RedisWrites) -> None:
         self._partitions = partitions

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
-from gateway.policy.jobs.job import FileQuery, StoredFile
+from gateway.policy.jobs.errors import OutcomeUnknown
+from gateway.policy.jobs.stored_file import FileQuery, StoredFile
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script
 
 ADD, FIND = job_script("files_add", "files"), job_script("files_find", "files")
@@ -18,13 +19,32 @@ EVERYBODY = "*"
 
 
 class RedisJobFiles:
-    """Keeps files beside the jobs of their tenants."""
+    """Implements `gateway.job_ports.files.JobFiles`: keeps files beside the jobs of their tenants."""
 
-    def __init__(self, partitions: JobPartitions) -> None:
+    def __init__(
+        self, partitions: JobPartitions, refuse_if_unfit: Callable[[], None], calm_s: Callable[[], float]
+    ) -> None:
+        """`refuse_if_unfit` raises JobsUnavailable where the Redis may not keep anything; `calm_s` is the store's."""
         self._partitions = partitions
+        self._refuse_if_unfit = refuse_if_unfit
+        self._calm_s = calm_s
 
     async def add(self, file: StoredFile) -> None:
-        """Keeps a file, durably."""
+        """Keeps a file, durably; one with the same id is replaced."""
+        self._refuse_if_unfit()
+        try:
+            await self._partitions.insist(lambda _: self._add(file))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                f"Files cannot be kept now: their Redis did not answer in time, and may have kept {file.id} all the same; look "
+                f"(GET /v1/files/{file.id}) before you send it again."
+            ) from error
+
+    async def remove(self, file_id: str, tenant: str) -> bool:
+        """Takes a file away from its tenant, durably; its blob stays while an open job reads it."""
+        return await self._partitions.insist(lambda is_again: self._remove(file_id, tenant, is_again=is_again))
+
+    async def _add(self, file: StoredFile) -> None:
         partition = self._partitions.of_tenant(file.tenant)
         expires_at = "" if file.expires_at is None else repr(float(file.expires_at))
         rest = orjson.dumps([file.purpose, file.filename, file.created_at])
@@ -38,7 +58,7 @@ class RedisJobFiles:
         _, _, found = await self._partitions.run(FIND, self._partitions.of_tenant(tenant), file_id, _token(tenant), 0)
         return _file(file_id, found) if found else None
 
-    async def remove(self, file_id: str, tenant: str, *, is_again: bool) -> bool:
+    async def _remove(self, file_id: str, tenant: str, *, is_again: bool) -> bool:
         """Takes a file away, durably; False: there was none. `is_again`: an attempt of which nobody heard may have done it."""
         partition = self._partitions.of_tenant(tenant)
         mark = self._partitions.mark(partition)
@@ -48,7 +68,7 @@ class RedisJobFiles:
             await self._partitions.settle([mark])
         return bool(found)
 
-    async def page_of(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
+    async def page(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
         """Returns a page of files, and whether there are more; nothing behind an id that the tenant never had."""
         partition, after = self._partitions.of_tenant(query.tenant), query.after or ""
         files: list[StoredFile] = []
@@ -68,10 +88,10 @@ class RedisJobFiles:
             return await self._bytes(self._partitions.of_tenant(tenant), _token(tenant))
         return sum([await self._bytes(partition, EVERYBODY) for partition in range(self._partitions.number)])
 
-    async def find_garbage(self, most: int, age_s: float) -> list[str]:
-        """Returns blobs that nothing has referred to for so long."""
+    async def find_garbage(self, most: int) -> list[str]:
+        """Returns names of blobs that nothing refers to any more, nor will if the Redis loses its last seconds."""
         names: list[str] = []
-        until = repr(self._partitions.now() - age_s)
+        until = repr(self._partitions.now() - self._calm_s())
         for partition in range(self._partitions.number):
             if len(names) < most:
                 _, _, found = await self._partitions.run(GARBAGE, partition, most - len(names), until)
@@ -83,7 +103,7 @@ class RedisJobFiles:
         for partition in range(self._partitions.number if names else 0):
             await self._partitions.run(FORGET_GARBAGE, partition, *names)
 
-    async def used_of(self, names: Sequence[str]) -> set[str]:
+    async def used(self, names: Sequence[str]) -> set[str]:
         """Returns the blobs that are a file's, are read by an open job, or are garbage as yet."""
         used: set[str] = set()
         for partition in range(self._partitions.number if names else 0):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gateway.policy.jobs.job import ChunkResult, ClaimedWork, Job, JobPage, JobQuery, LineResult
+from gateway.policy.jobs.job import ClaimedWork, Job, JobPage, JobQuery
+from gateway.policy.jobs.lines import ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.partitions import JobPartitions, job_script

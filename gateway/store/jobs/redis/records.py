@@ -12,19 +12,8 @@ from urllib.parse import quote, unquote
 
 import orjson
 
-from gateway.policy.jobs.job import (
-    ChunkPlan,
-    ChunkResult,
-    Job,
-    JobError,
-    JobKind,
-    JobState,
-    LineResult,
-    NewJob,
-    Stage,
-    StoredAnswer,
-    Tally,
-)
+from gateway.policy.jobs.job import Job, JobError, JobKind, JobState, NewJob, Stage, StoredAnswer, Tally
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPiece
 from gateway.store.jobs.transitions import PieceState, is_past_stopping
 from gateway.words import Lane

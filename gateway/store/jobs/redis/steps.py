@@ -12,17 +12,8 @@ from typing import TypeVar
 
 from gateway.policy.jobs.dead_letters import REPLAYS
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import (
-    ChunkResult,
-    ClaimedWork,
-    Following,
-    Job,
-    JobEnd,
-    JobFlag,
-    NewJob,
-    StoredAnswer,
-    WriteResult,
-)
+from gateway.policy.jobs.job import ClaimedWork, Following, Job, JobEnd, JobFlag, NewJob, StoredAnswer, WriteResult
+from gateway.policy.jobs.lines import ChunkResult
 from gateway.store.jobs.letters import letter_of_job, replayed
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPiece, MemoryPieces
 from gateway.store.jobs.redis import records

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
 
 from gateway.errors import StoreUnusable
 from gateway.policy.jobs.dead_letters import DeadLetter
-from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
+from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import (
     Accepted,
-    ChunkPlan,
-    ChunkResult,
     ClaimAsk,
     ClaimedWork,
-    FileQuery,
     Following,
     Job,
     JobDepth,
@@ -32,13 +29,12 @@ from gateway.policy.jobs.job import (
     JobFlag,
     JobPage,
     JobQuery,
-    LineResult,
     NewJob,
     StoredAnswer,
-    StoredFile,
     WriteResult,
     nothing_follows,
 )
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs.redis import places, records
 from gateway.store.jobs.redis.acceptance import RedisAcceptance
 from gateway.store.jobs.redis.claims import RedisClaims
@@ -66,7 +62,7 @@ log = logging.getLogger("gateway.jobs")
 
 
 class RedisJobStore:
-    """Implements `gateway.job_ports.JobStore` in one event loop, on links that are up; `opening` makes it."""
+    """Implements `gateway.job_ports.jobs.JobStore` in one event loop, on links that are up; `opening` makes it."""
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class RedisJobStore:
         elsewhere = self._claims.open_elsewhere
         bounds = bounds or OpenBounds()
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
-        self._files = RedisJobFiles(self._partitions)
+        self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
@@ -202,45 +198,6 @@ class RedisJobStore:
             if row is None
             else await places.page_of(self._partitions, query, records.seq_of(row[0]))
         )
-
-    async def add_file(self, file: StoredFile) -> None:
-        """Keeps a file, durably; one with the same id is replaced."""
-        self._refuse_if_unfit()
-        try:
-            await self._partitions.insist(lambda _: self._files.add(file))
-        except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"Files cannot be kept now: their Redis did not answer in time, and may have kept {file.id} all the same; look "
-                f"(GET /v1/files/{file.id}) before you send it again."
-            ) from error
-
-    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
-        return await self._files.find(file_id, tenant)
-
-    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more."""
-        return await self._files.page_of(query)
-
-    async def remove_file(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant, durably; its blob stays while an open job reads it."""
-        return await self._partitions.insist(lambda is_again: self._files.remove(file_id, tenant, is_again=is_again))
-
-    async def file_bytes(self, tenant: str | None) -> int:
-        """Returns the bytes of all files that a tenant has; None: of everybody's."""
-        return await self._files.bytes_of(tenant)
-
-    async def find_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, nor will if the Redis loses its last seconds."""
-        return await self._files.find_garbage(most, self._durability.calm_s)
-
-    async def forget_garbage(self, names: Sequence[str]) -> None:
-        """Forgets blobs that have been removed."""
-        await self._files.forget_garbage(names)
-
-    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
-        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
-        return await self._files.used_of(names)
 
     async def identity(self) -> str:
         """Returns what tells the jobs of this namespace from all others."""

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.policy.jobs.job import (
-    CHECK,
-    ChunkPlan,
-    ChunkResult,
-    ClaimedWork,
-    JobEnd,
-    JobError,
-    NewJob,
-    Stage,
-    WriteResult,
-)
+from gateway.policy.jobs.job import CHECK, ClaimedWork, JobEnd, JobError, NewJob, Stage, WriteResult
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.redis import records
@@ -26,7 +17,7 @@ from gateway.store.jobs.transitions import NOT_OURS
 
 
 class RedisWrites:
-    """Implements these methods of `gateway.job_ports.JobStore`."""
+    """Implements these methods of `gateway.job_ports.jobs.JobStore`."""
 
     def __init__(self, partitions: JobPartitions, steps: RedisSteps, places: JobPlaces) -> None:
         self._partitions = partitions

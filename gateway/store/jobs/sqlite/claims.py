@@ -7,18 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.policy.jobs.dead_letters import DeadLetter
-from gateway.policy.jobs.job import (
-    CHECK,
-    ChunkPlan,
-    ChunkResult,
-    ClaimAsk,
-    ClaimedWork,
-    JobEnd,
-    JobError,
-    JobState,
-    LineResult,
-    WriteResult,
-)
+from gateway.policy.jobs.job import CHECK, ClaimAsk, ClaimedWork, JobEnd, JobError, JobState, WriteResult
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.pieces import SqlitePieces

@@ -21,7 +21,7 @@ AT_ONCE = 100
 
 
 class SqliteDeadLetters:
-    """Implements `gateway.job_ports.DeadLetters`."""
+    """Implements `gateway.job_ports.dead_letters.DeadLetters`."""
 
     def __init__(
         self, file: JobsFile, pieces: SqlitePieces, acceptance: SqliteAcceptance, wall: Callable[[], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from gateway.policy.jobs.job import FileQuery, StoredFile
+from gateway.policy.jobs.stored_file import FileQuery, StoredFile
 
 _COLUMNS = "id, tenant, purpose, filename, bytes, created, expires, blob"
 _IS_THERE = "gone IS NULL AND (expires IS NULL OR expires > ?)"

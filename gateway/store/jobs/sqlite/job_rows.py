@@ -9,16 +9,8 @@ from typing import Any
 
 import orjson
 
-from gateway.policy.jobs.job import (
-    Job,
-    JobError,
-    JobKind,
-    JobState,
-    LineResult,
-    Stage,
-    StoredAnswer,
-    Tally,
-)
+from gateway.policy.jobs.job import Job, JobError, JobKind, JobState, Stage, StoredAnswer, Tally
+from gateway.policy.jobs.lines import LineResult
 from gateway.store.jobs.transitions import is_past_stopping
 
 _COLUMNS = "seq, id, tenant, kind, state, ended, body"

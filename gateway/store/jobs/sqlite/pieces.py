@@ -9,18 +9,8 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.policy.jobs.job import (
-    FINALISE,
-    ChunkPlan,
-    ChunkResult,
-    ClaimedWork,
-    Job,
-    JobEnd,
-    JobFlag,
-    JobKind,
-    JobState,
-    Stage,
-)
+from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job, JobEnd, JobFlag, JobKind, JobState, Stage
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -18,11 +18,8 @@ from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import (
     Accepted,
-    ChunkPlan,
-    ChunkResult,
     ClaimAsk,
     ClaimedWork,
-    FileQuery,
     Following,
     Job,
     JobDepth,
@@ -31,18 +28,18 @@ from gateway.policy.jobs.job import (
     JobFlag,
     JobPage,
     JobQuery,
-    LineResult,
     NewJob,
     StoredAnswer,
-    StoredFile,
     WriteResult,
     nothing_follows,
 )
-from gateway.store.jobs.sqlite import file_rows, job_lists, job_rows
+from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.store.jobs.sqlite import job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
 from gateway.store.jobs.sqlite.dead_letters import SqliteDeadLetters
 from gateway.store.jobs.sqlite.file import FAILED, JobsFile
+from gateway.store.jobs.sqlite.files import SqliteJobFiles
 from gateway.store.jobs.sqlite.pieces import SqlitePieces
 from gateway.store.jobs.sqlite.schema import OPEN, STATES
 from gateway.store.jobs.transitions import OpenBounds
@@ -51,7 +48,7 @@ from gateway.words import LANES, Lane
 
 
 class SqliteJobStore:
-    """Implements `gateway.job_ports.JobStore` on a file, for one event loop; the constructor raises StoreUnusable."""
+    """Implements `gateway.job_ports.jobs.JobStore` on a file, for one event loop; the constructor raises StoreUnusable."""
 
     lease_s = inf
     calm_s = 0.0
@@ -75,6 +72,7 @@ class SqliteJobStore:
         self._acceptance = SqliteAcceptance(self._pieces, bounds or OpenBounds())
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
+        self.files = SqliteJobFiles(self._file, wall)
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0
@@ -192,47 +190,6 @@ class SqliteJobStore:
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Returns a page of jobs, newest first; an empty one behind an id that is not there."""
         return await self._file.read(lambda db: job_lists.page_of(db, query))
-
-    async def add_file(self, file: StoredFile) -> None:
-        """Keeps a file, durably; one with the same id is replaced."""
-        await self._file.write(
-            lambda db: file_rows.add(db, file),
-            undo=lambda db: file_rows.take_back(db, file),
-            is_undone_unheard=True,
-        )
-
-    async def find_file(self, file_id: str, tenant: str) -> StoredFile | None:
-        """Returns a file; None: there is none, it has expired, or it is another tenant's."""
-        now = self._wall()
-        return await self._file.read(lambda db: file_rows.find(db, file_id, tenant, now))
-
-    async def list_files(self, query: FileQuery) -> tuple[Sequence[StoredFile], bool]:
-        """Returns a page of files, and whether there are more."""
-        now = self._wall()
-        return await self._file.read(lambda db: file_rows.page_of(db, query, now))
-
-    async def remove_file(self, file_id: str, tenant: str) -> bool:
-        """Takes a file away from its tenant; its blob stays while an open job reads it."""
-        now = self._wall()
-        return await self._file.write(lambda db: file_rows.remove(db, file_id, tenant, now))
-
-    async def file_bytes(self, tenant: str | None) -> int:
-        """Returns the bytes of all files that a tenant has; None: of everybody's."""
-        now = self._wall()
-        return await self._file.read(lambda db: file_rows.bytes_of(db, tenant, now))
-
-    async def find_garbage(self, most: int) -> Sequence[str]:
-        """Returns names of blobs that nothing refers to any more, until they are forgotten."""
-        now = self._wall()
-        return await self._file.write(lambda db: file_rows.find_garbage(db, most, now))
-
-    async def forget_garbage(self, names: Sequence[str]) -> None:
-        """Forgets blobs that have been removed."""
-        await self._file.write(lambda db: file_rows.forget_garbage(db, names))
-
-    async def used_blobs(self, names: Sequence[str]) -> Collection[str]:
-        """Returns those of the blobs that are a file's, are read by a job that has not ended, or are garbage as yet."""
-        return await self._file.read(lambda db: file_rows.used_of(db, names))
 
     async def identity(self) -> str:
         """Returns what tells this file from all others; a copy of it has the same."""
