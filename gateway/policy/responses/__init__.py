@@ -1,0 +1,1 @@
+"""Responses that the gateway keeps: pure rules and data."""
