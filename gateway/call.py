@@ -17,6 +17,7 @@ from gateway.policy.limits.grant import Grant
 from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.large_body import Large
 from gateway.policy.retry.budgets import Reserved, Retry
+from gateway.policy.runs.part import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Attempt, Endpoint, Kept, Lane, Usage
 
@@ -170,6 +171,8 @@ class Call:
     """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
+    part: RunPart | None = None
+    """Which part of which run it is; None: of none, as far as it has said."""
     objects: Concern | None = None
     """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
 

@@ -69,7 +69,7 @@ def load_snapshot(
     state, shared = state_section(document, config)
     groups, kinds = provider_section(document, config)
     providers = {provider.name: provider for group in groups.values() for provider in group}
-    keys = key_section(document, config, server)
+    keys = key_section(document, config, server, policies.workflows)
     routes = check_routes(document, config, policies)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
@@ -114,6 +114,7 @@ def load_snapshot(
         jobs=Jobs(jobs, policies.jobs),
         webhooks=webhooks,
         webhook_settings=leaving,
+        workflows=policies.workflows,
         notices=(
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,

@@ -254,6 +254,7 @@ class KeyEntry(LimitedEntry):
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False
+    workflow: Text | None = None
     webhook_secrets: HookSecrets | None = Field(default=None, repr=False)
 
 

@@ -17,6 +17,7 @@ from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek
+from gateway.ingress.run_parts import find_part, names_part, without_own_baggage
 from gateway.ingress.served import ServedRequest
 from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists
@@ -167,6 +168,10 @@ class Intake:
             call.sdk_retry = parse.sdk_retry(index)
             call.idempotency_key = parse.idempotency_key(index, endpoint)
             call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
+            if b"baggage" in index:
+                call.headers = without_own_baggage(forwarded)
+        if (served.has_options and names_part(index)) or peeked.metadata is not None or key.workflow:
+            call.part = find_part(policy, key, index, peeked.metadata)
         return call
 
     def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:

@@ -10,6 +10,7 @@ import re
 from gateway.errors import CallerFault, Forbidden, InvalidRequest, NotFound, Unauthorised
 from gateway.exchange import RawHeaders
 from gateway.ingress.pages import refuse_pages
+from gateway.policy.runs import part as run_parts
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import LANES, Endpoint, Lane
 
@@ -26,11 +27,11 @@ _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
     b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
-)
+).union(run_parts.HEADERS)
 OPTIONS = frozenset(
     b"x-request-id content-encoding x-gateway-lane x-gateway-tenant x-gateway-deadline-ms x-stainless-read-timeout "
-    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer".split()
-)
+    b"x-stainless-timeout x-stainless-retry-count idempotency-key cache-control prefer baggage".split()
+).union(run_parts.HEADERS)
 """What a call may ask for in its headers, or tell of itself; a request without any is an ordinary one."""
 
 

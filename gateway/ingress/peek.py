@@ -25,6 +25,8 @@ MAX_MODEL_CHARS = 256
 MAX_CHOICES = 128
 _MODEL_KEY = b'"model"'  # how else a field may be written takes an escape, and then is looked at more closely
 _BOUNDS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
+_RARE = REASONING | {"metadata"}
+"""What is looked at more closely; one question for all of it."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Peeked:
     thinks: bool = False
     parsed: dict[str, Any] | None = None
     large: Large | None = None
+    metadata: object = None
+    """As it stands in the body; None: there is none, or it was not read."""
 
 
 def peek(endpoint: Endpoint, body: bytes, index: dict[bytes, bytes]) -> Peeked:
@@ -79,9 +83,11 @@ def read_fields(value: dict[str, Any], *, is_model_optional: bool = False) -> Pe
         if stream is not None:
             raise InvalidRequest("The field 'stream' must be true or false.", param="stream", code="invalid_type")
         stream = False
-    thinks = not REASONING.isdisjoint(value) and asks_for_reasoning(value)
+    thinks, metadata = False, None
+    if not _RARE.isdisjoint(value):
+        thinks, metadata = asks_for_reasoning(value), value.get("metadata")
     max_tokens = None if _BOUNDS.isdisjoint(value) else _max_tokens(value)
-    return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value)
+    return Peeked(name, stream, value.get("stream_options"), None, max_tokens, thinks, value, None, metadata)
 
 
 def written_twice(name: str) -> InvalidRequest:

@@ -27,6 +27,7 @@ from gateway.policy.process import QueueBounds, Server, StoreBounds
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
+from gateway.policy.runs.outcome import Workflows
 from gateway.policy.webhooks.rules import Webhooks, WebhookSettings
 from gateway.words import FindGaps, Lane
 
@@ -231,6 +232,8 @@ class Key:
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
     """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    workflow: str = ""
+    """Whose part all its calls are, whatever they say; empty: as they say."""
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     """Sign what goes to URLs that its requests name; without any they cannot name one."""
 
@@ -274,6 +277,8 @@ class PolicySnapshot:
     webhooks: Webhooks = field(default_factory=dict)
     webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
     """Who hears of the ends of jobs."""
+    workflows: Workflows = field(default_factory=dict)
+    """Those that are declared, by name."""
     notices: tuple[str, ...] = ()
     """Accepted, but worth a word at start."""
     emulated: tuple[str, ...] = ()

@@ -397,7 +397,7 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
             "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
             "key, tenant, lane, critical, names_tenants, accepts_202, models, budget_usd_per_day, allow_unpriced, "
-            "webhook_secrets",
+            "workflow, webhook_secrets",
         ),
         (
             config(keys=f"[{{name: a, key: {KEY}, models: [gpt-4]}}]"),

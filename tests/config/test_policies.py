@@ -14,6 +14,7 @@ from gateway.config.policies.folder import FILES, read_policies
 from gateway.config.policies.queue import LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies.retries import CLASSES, BackoffEntry, BudgetEntry, HedgeEntry, RetriesSet
 from gateway.config.policies.timeouts import read_timeouts
+from gateway.config.policies.workflows import WorkflowEntry
 from gateway.config.reading.problems import Problem
 from gateway.config.schema import AdmissionSet, CountingEntry, TimeoutsSet
 from gateway.policy.health.rules import BreakerRules
@@ -42,6 +43,7 @@ def test_shipped_files_are_the_built_in_defaults() -> None:
     assert shipped.retries == built_in.retries
     assert shipped.breakers == built_in.breakers
     assert shipped.cache == built_in.cache
+    assert shipped.workflows == built_in.workflows == {}
     assert [shipped.errors.of(kind) for kind in KINDS] == [built_in.errors.of(kind) for kind in KINDS]
     assert shipped.timeouts == built_in.timeouts == {"default": read_timeouts(None)["default"]}
 
@@ -65,7 +67,7 @@ def test_built_in_defaults_are_those_of_the_compiled_policy() -> None:
 def test_shipped_files_are_complete() -> None:
     """Every field that exists is written out; what has no default, or that of another lane, in a comment."""
     text = {name: (ROOT / "policies" / name).read_text() for name in FILES}
-    shipped = {name: yaml.safe_load(text[name])["default"] for name in FILES}
+    shipped = {name: yaml.safe_load(text[name]).get("default") for name in FILES}
     admission, queue = shipped["admission.yaml"], shipped["queue.yaml"]
     retries, breakers, cache = shipped["retries.yaml"], shipped["breakers.yaml"], shipped["cache.yaml"]
 
@@ -91,6 +93,7 @@ def test_shipped_files_are_complete() -> None:
     assert set(cache["exact"]) == set(ExactEntry.model_fields)
     assert all(f"#   {field}: " in text["cache.yaml"] for field in SemanticEntry.model_fields)
     assert set(breakers) == set(BreakersSet.model_fields)
+    assert all(f"#     {field}: " in text["workflows.yaml"] for field in WorkflowEntry.model_fields)
     assert set(breakers["hold_for"]) == set(HoldEntry.model_fields) - {"critical"}
 
 
@@ -158,7 +161,7 @@ def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
             "zzz.yaml",
             "",
             "rules/zzz.yaml: unknown policy file; there are: admission.yaml, breakers.yaml, cache.yaml, jobs.yaml, queue.yaml, "
-            "retries.yaml, timeouts.yaml",
+            "retries.yaml, timeouts.yaml, workflows.yaml",
         ),
         ("timeouts.yaml", "", "rules/timeouts.yaml: is empty"),
         ("timeouts.yaml", "- x", "rules/timeouts.yaml:1: expected named sets such as `default: {...}`, not a list"),

@@ -39,6 +39,7 @@ from gateway.config.policies.retries import (
     RetriesSet,
 )
 from gateway.config.policies.timeouts import ClockEndpoints, ClockLanes, ClocksEntry, DripEntry, SuspectEntry
+from gateway.config.policies.workflows import WorkflowEntry, WorkflowsFile
 from gateway.config.schema import (
     AdminEntry,
     AdmissionSet,
@@ -108,6 +109,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     NativeEntry: ("policies", "### native"),
     BrakeEntry: ("policies", "### brake"),
     DegradeEntry: ("policies", "### degrade_to_job"),
+    WorkflowEntry: ("policies", "### A workflow"),
     RuleEntry: ("policies", "## errors/KIND.yaml"),
 }
 """Where the fields of each kind of entry are told, in a table with their defaults."""
@@ -116,6 +118,7 @@ IN_WORDS: dict[type[Entry], tuple[str, str]] = {
     LaneEntries: ("policies", "### lanes"),
     ClassEntry: ("policies", "### What each class deserves"),
     HoldEntry: ("policies", "## breakers.yaml"),
+    WorkflowsFile: ("policies", "## workflows.yaml"),
     ClocksEntry: ("policies", "## timeouts.yaml"),
     ClockLanes: ("policies", "## timeouts.yaml"),
     ClockEndpoints: ("policies", "## timeouts.yaml"),

@@ -18,12 +18,14 @@ from gateway.config.policies.jobs import read_jobs
 from gateway.config.policies.queue import QueuePolicies, read_queue
 from gateway.config.policies.retries import read_retries
 from gateway.config.policies.timeouts import Timeouts, read_timeouts
+from gateway.config.policies.workflows import read_workflows
 from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean
 from gateway.config.reading.source import read_document
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.retry.rules import Retries
+from gateway.policy.runs.outcome import Workflows
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""
@@ -35,6 +37,7 @@ FILES: Final = (
     "queue.yaml",
     "retries.yaml",
     "timeouts.yaml",
+    "workflows.yaml",
 )
 
 
@@ -49,6 +52,7 @@ class PolicySets:
     timeouts: Mapping[str, Timeouts]
     cache: CachePolicies
     jobs: Mapping[str, JobRules]
+    workflows: Workflows
     errors: ErrorTables
     documents: tuple[Document, ...]
 
@@ -87,6 +91,7 @@ def read_policies(
         read_timeouts(documents.get("timeouts.yaml")),
         read_caching(documents.get("cache.yaml"), beside),
         read_jobs(documents.get("jobs.yaml")),
+        read_workflows(documents.get("workflows.yaml")),
         errors,
         (*documents.values(), *errors.documents),
     )

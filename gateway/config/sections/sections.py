@@ -32,6 +32,7 @@ from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.config.sections.vendors import check_accepted
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.process import Server
+from gateway.policy.runs.outcome import Workflows
 from gateway.policy.snapshot import Key, Provider, Target
 from gateway.words import EMULATOR
 
@@ -141,7 +142,7 @@ def _provider(document: Document, name: str, entry: ProviderEntry) -> Provider:
     )
 
 
-def key_section(document: Document, config: ConfigFile, server: Server) -> dict[bytes, Key]:
+def key_section(document: Document, config: ConfigFile, server: Server, workflows: Workflows) -> dict[bytes, Key]:
     """Returns the callers by the digest of their secret."""
     keys: dict[bytes, Key] = {}
     names: set[str] = set()
@@ -159,6 +160,11 @@ def key_section(document: Document, config: ConfigFile, server: Server) -> dict[
             document.complain((*path, "key"), "is the same secret as admin.key")
         check_fail_closed(document, path, entry, learns=False)
         _check_allowed(document, config, path, entry.models)
+        if entry.workflow is not None and entry.workflow not in workflows:
+            suggestion = did_you_mean(entry.workflow, workflows)
+            document.complain(
+                (*path, "workflow"), f"no workflow {quoted(entry.workflow)} in workflows.yaml{suggestion}"
+            )
         names.add(entry.name)
         places[index] = keys.setdefault(entry.key, _key(entry))
     _check_tenants(document, places)
@@ -201,6 +207,7 @@ def _key(entry: KeyEntry) -> Key:
         limits=limits_of(entry),
         budget_usd_per_day=entry.budget_usd_per_day,
         allow_unpriced=entry.allow_unpriced,
+        workflow=entry.workflow or "",
         webhook_secrets=tuple(entry.webhook_secrets or ()),
     )
 

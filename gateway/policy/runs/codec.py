@@ -50,7 +50,7 @@ def _change(change: RunChange) -> list[Any]:
 
 def _task(task: TaskSum, first_ms: int) -> list[Any]:
     numbers = [
-        *(task.calls, task.attempts, task.bad_attempts, task.cached),
+        *(task.calls, task.bad_calls, task.attempts, task.bad_attempts, task.cached),
         *(task.cost, task.wasted, task.saved, task.input_tokens, task.output_tokens),
     ]
     last = task.last
@@ -75,13 +75,18 @@ def _read_change(told: list[Any]) -> RunChange:
 
 
 def _read_task(task: list[Any], first_ms: int) -> TaskSum:
-    if not 9 <= len(task) <= 11:
+    if not 10 <= len(task) <= 12:
         raise ValueError("this is no sum of a task")
     last = None
-    if len(task) > 9:
-        last = TaskWord(first_ms + task[9], len(task) == 10, *task[10:])
-    calls, attempts, bad_attempts, cached, cost, wasted, saved, input_tokens, output_tokens = task[:9]
-    return TaskSum(calls, attempts, bad_attempts, cached, cost, wasted, saved, input_tokens, output_tokens, last)
+    if len(task) > 10:
+        last = TaskWord(first_ms + task[10], len(task) == 11, *task[11:])
+    calls, bad_calls, attempts, bad_attempts, cached, *rest = task[:10]
+    cost, wasted, saved, input_tokens, output_tokens = rest
+    return TaskSum(
+        *(calls, bad_calls, attempts, bad_attempts, cached),
+        *(cost, wasted, saved, input_tokens, output_tokens),
+        last=last,
+    )
 
 
 def _read_said(said: list[Any] | None, first_ms: int) -> Said[Any] | None:

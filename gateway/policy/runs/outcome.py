@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -45,6 +45,11 @@ class WorkflowRules:
     usd_per_run: float | None = None
     """What the calls of one run may cost together, in US dollars."""
     max_calls_per_run: int | None = None
+    labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
+    """By task: how the metrics name it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", {task: (self.name, task) for task in self.tasks})
 
     @property
     def has_fuse(self) -> bool:

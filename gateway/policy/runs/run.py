@@ -47,6 +47,8 @@ class TaskSum:
     """What the calls of one task add up to."""
 
     calls: int = 0
+    bad_calls: int = 0
+    """Those that ended without a good answer, whatever became of the task later."""
     attempts: int = 0
     bad_attempts: int = 0
     cached: int = 0
@@ -70,6 +72,7 @@ class TaskSum:
     def __add__(self, other: Self) -> TaskSum:
         return TaskSum(
             self.calls + other.calls,
+            self.bad_calls + other.bad_calls,
             self.attempts + other.attempts,
             self.bad_attempts + other.bad_attempts,
             self.cached + other.cached,
@@ -166,7 +169,7 @@ def one_call(
     """Returns what one ended call adds: `at` is wall-clock seconds, `error_class` empty for a good one, `tokens` in and out."""
     at_ms = round(at * 1000)
     added = TaskSum(
-        *(1, attempts, bad_attempts, int(is_cached)),
+        *(1, int(bool(error_class)), attempts, bad_attempts, int(is_cached)),
         *(units(cost_usd), units(wasted_usd), units(saved_usd)),
         *tokens,
         TaskWord(at_ms, not error_class, error_class),
