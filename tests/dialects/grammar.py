@@ -85,7 +85,8 @@ def check_chat(events: Events, stream: bytes) -> dict[str, Any]:
                 message["tool_calls"].append(call)
             else:
                 assert "id" not in call
-                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+                kind, field = ("custom", "input") if "custom" in call else ("function", "arguments")
+                message["tool_calls"][call["index"]][kind][field] += call[kind][field]
     return message | {
         "finish_reason": finishes[0],
         "usage": next((event["usage"] for event in events if event.get("usage")), None),

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai import NOT_GIVEN
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from openai.types.responses import Response, ResponseStreamEvent
@@ -75,9 +78,31 @@ def test_what_comes_back_is_valid(language: str, kind: Any) -> None:
 
 
 def stream_through(language: str, raw: bytes, size: int) -> bytes:
-    reader = PAIRS[language][0].reader(sent_for(language, {"model": "m", "messages": [], "input": "x", "stream": True}))
+    reader = PAIRS[language][0].reader(
+        sent_for(
+            language,
+            {
+                "model": "m",
+                "messages": [],
+                "input": "x",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        )
+    )
     pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
     return b"".join(map(reader.feed, pieces)) + reader.close(is_clean=True)
+
+
+def parted(response: dict[str, Any]) -> Any:
+    """What a response says, without the ids of its items."""
+    items = [{name: value for name, value in item.items() if name != "id"} for item in response["output"]]
+    return items, response["status"], response["usage"], response["model"], response.get("service_tier")
+
+
+def listed(chunks: list[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+    """What the pieces of a stream bring of a list."""
+    return [one for chunk in chunks for choice in chunk["choices"] for one in choice["delta"].get(field, ())]
 
 
 def test_streams_of_chat_are_good_responses() -> None:
@@ -89,16 +114,26 @@ def test_streams_of_chat_are_good_responses() -> None:
         stream = stream_through("responses", raw, len(raw))
         assert stream_through("responses", raw, 7) == stream
         made = events_of(stream)
+        state: ResponseStreamState[None] = ResponseStreamState(input_tools=NOT_GIVEN, text_format=NOT_GIVEN)
         for event in made:
-            valid.validate_python(event)
+            state.handle_event(valid.validate_python(event))
         whole = check_responses(made)
+        final = ChatCompletionStreamState()
+        for event in events:
+            final.handle_chunk(ChatCompletionChunk.model_validate(event))
+        recorded_whole = final.current_completion_snapshot.to_dict(mode="json")
+        converted = PAIRS["responses"][0].answer(sent_for("responses", {"model": "m", "input": "x"}), recorded_whole)
+        assert parted(converted) == parted(whole)
+        texts = [part["text"] for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+        if whole["status"] == "completed":
+            assert state._completed_response is not None
+            assert state._completed_response.output_text == "".join(texts)
         told = "".join(
             choice["delta"].get("content") or ""
             for event in events
             for choice in event["choices"]
             if not choice["index"]
         )
-        texts = [part["text"] for item in whole["output"] if item["type"] == "message" for part in item["content"]]
         assert "".join(texts) == told
     assert len(streams) >= 30
 
@@ -111,14 +146,31 @@ def test_streams_of_responses_are_good_chat() -> None:
         stream = stream_through("chat", raw, len(raw))
         assert stream_through("chat", raw, 7) == stream
         made = events_of(stream)
+        state = ChatCompletionStreamState()
         if "Custom" not in name and "AdditionalTools" not in name:
             for chunk in made:
-                ChatCompletionChunk.model_validate(chunk, strict=True)
+                state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
         told = check_chat(made, stream)
-        whole = PAIRS["chat"][0].answer(sent_for("chat", {"model": "m", "messages": []}), events[-1]["response"])
+        whole = PAIRS["chat"][0].answer(
+            sent_for("chat", {"model": "m", "messages": [], "stream": True}), events[-1]["response"]
+        )
         message = whole["choices"][0]["message"]
         assert (told["content"] or None) == (message["content"] or None)
         assert told["finish_reason"] == whole["choices"][0]["finish_reason"]
+        assert told["reasoning_content"] == message.get("reasoning_content", "")
+        assert (told["refusal"] or None) == message["refusal"]
+        assert listed(made, "annotations") == message.get("annotations", [])
+        details = [
+            detail | {"data": ...} for detail in message.get("reasoning_details", ())
+        ]  # encrypted anew each time
+        assert [detail | {"data": ...} for detail in listed(made, "reasoning_details")] == details
+        if "Custom" not in name and "AdditionalTools" not in name:
+            final = state.current_completion_snapshot.choices[0]
+            assert (final.message.content or None, final.finish_reason) == (message["content"], told["finish_reason"])
+            assert len(final.message.tool_calls or ()) == len(message.get("tool_calls", ()))
+        assert {event.get("service_tier") for event in made[-1:]} == {whole.get("service_tier")}
+        if told["usage"] is not None:
+            assert told["usage"] == whole["usage"]
         calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls", ()))]
         assert told["tool_calls"] == calls
     assert len(streams) >= 30

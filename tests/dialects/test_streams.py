@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects import events as module
 from gateway.dialects.base import Reader, ServerFacts
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
 from gateway.policy.openai.transcript import is_plain_chat
@@ -150,6 +151,207 @@ def test_a_failed_response_is_an_error_of_chat() -> None:
         stream = through(to_chat(), as_bytes("responses", [{"type": "response.created", "response": {}}, event]))
         assert events_of(stream)[-1]["error"]["message"] == "it broke"
         assert b"[DONE]" not in stream
+
+
+@pytest.mark.parametrize("size", [1, 7, 16_384])
+def test_an_event_of_any_length_is_read(size: int) -> None:
+    """A response that repeats long instructions, arguments of 100 kB; however the bytes and characters are split."""
+    long, words = "x" * 100_000, "wéñ 漢字 🙂"
+    chat = [piece(0, f'{{"x":"{long}"}}', id="c", name="f"), delta(content=words), delta("tool_calls")]
+    raw = as_bytes("chat", chat)
+    if size == 1:
+        raw = raw.replace(long.encode(), b"x" * 70_000)
+    reader = to_responses(instructions=long)
+    made = b"".join(reader.feed(raw[at : at + size]) for at in range(0, len(raw), size)) + reader.close(is_clean=True)
+    whole = check_responses(events_of(made))
+    assert len(whole["output"][0]["arguments"]) > 70_000
+    assert whole["output"][1]["content"][0]["text"] == words
+
+    back = to_chat()
+    stream = b"".join(back.feed(made[at : at + size]) for at in range(0, len(made), size)) + back.close(is_clean=True)
+    message = check_chat(events_of(stream), stream)
+    assert len(message["tool_calls"][0]["function"]["arguments"]) > 70_000
+    assert message["content"] == words
+
+
+def test_an_event_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has one."""
+    monkeypatch.setattr(module, "MOST_EVENT_BYTES", 1_000)
+    for reader in (to_responses(), to_chat()):
+        made = reader.feed(b"data: " + b"x" * 900) + reader.feed(b"x" * 900) + reader.feed(b"data: {}\n\n")
+        assert made.count(b"too long") == 1
+        assert events_of(made)[-1]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_lines_end_in_any_way(line_end: str) -> None:
+    """As servers of all kinds send them, byte by byte."""
+    raw = as_bytes("chat", STREAM)
+    other = raw.replace(b"\n", line_end.encode())
+    reader = to_responses()
+    made = b"".join(reader.feed(other[at : at + 1]) for at in range(len(other))) + reader.close(is_clean=True)
+    assert made == through(to_responses(), raw)
+
+
+@pytest.mark.parametrize("language", ["chat", "responses"])
+def test_a_stream_that_is_cut_anywhere_has_no_end(language: str) -> None:
+    """At any byte: nothing of a torn event comes out, and no end before it came."""
+    raw = as_bytes("chat", STREAM)
+    make, end = (to_responses, b"response.completed") if language == "chat" else (to_chat, b"[DONE]")
+    if language == "responses":
+        raw = through(to_responses(), raw)
+    last = raw.rindex(b"data: {", 0, raw.rindex(b'"tool_calls"}') if language == "chat" else len(raw))
+    for cut in range(last + 1):
+        reader = make()
+        made = reader.feed(raw[:cut]) + reader.close(is_clean=True)
+        assert end not in made
+        events_of(made)
+
+
+def test_a_name_without_data_is_no_event() -> None:
+    """Clients would take it for one; comments go on."""
+    for reader in (to_responses(), to_chat()):
+        assert reader.feed(b"event: ping\n\n: alive\n\nretry: 5\n\n") == b": alive\n\n"
+
+
+def test_done_is_an_end_where_no_reason_was_given() -> None:
+    """As it is where nothing is converted; before anything was said it is none."""
+    raw = as_bytes("chat", [delta(content="a")])
+    assert check_responses(events_of(through(to_responses(), raw)))["status"] == "completed"
+    assert through(to_responses(), b"data: [DONE]\n\n") == b""
+
+
+def test_calls_that_share_an_index_are_told_apart() -> None:
+    """By their ids, as Gemini sends them; a call without an id gets one; its name may come late."""
+    events = [
+        piece(0, '{"a":1}', id="c1", name="f"),
+        piece(0, '{"b":2}', id="c2", name="g"),
+        piece(1, "{"),
+        piece(1, "}", name="h"),
+        delta("tool_calls"),
+    ]
+    whole = check_responses(events_of(through(to_responses(), as_bytes("chat", events))))
+
+    said = [(item["name"], item["call_id"], item["arguments"]) for item in whole["output"]]
+    assert said == [("f", "c1", '{"a":1}'), ("g", "c2", '{"b":2}'), ("h", "call_abc01", "{}")]
+
+
+def test_a_call_without_a_name_is_an_error() -> None:
+    """As in a whole answer."""
+    made = events_of(through(to_responses(), as_bytes("chat", [piece(0, "{}", id="c"), delta("tool_calls")])))
+    assert check_responses(made)["code"] == "malformed_response"
+
+
+def test_words_in_parts_and_old_functions_are_heard() -> None:
+    """Mistral's reasoning models answer in parts; some servers send objects for arguments; the first choice counts."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    events = [
+        delta(content=[thinking]),
+        delta(content=[{"type": "text", "text": "so"}]),
+        {"model": "m", "choices": [{"index": 1, "delta": {"content": "other"}, "finish_reason": None}]},
+        delta(function_call={"name": "f", "arguments": {"x": 1}}),
+        delta("function_call"),
+    ]
+    streamed = check_responses(events_of(through(to_responses(), as_bytes("chat", events))))["output"]
+    message = {
+        "content": [thinking, {"type": "text", "text": "so"}],
+        "function_call": {"name": "f", "arguments": {"x": 1}},
+    }
+    pair = ResponsesOverChat()
+    request = pair.request({"model": "m", "input": "x"}, ServerFacts(), 1.7e9, lambda: "abc")
+    choices = [{"index": 1, "message": {"content": "other"}}, {"index": 0, "message": message, "finish_reason": "stop"}]
+
+    assert [item["type"] for item in streamed] == ["reasoning", "message", "function_call"]
+    assert streamed[2]["arguments"] == '{"x":1}'
+    assert pair.answer(request, {"model": "m", "choices": choices})["output"] == streamed
+
+
+def test_free_text_of_a_server_that_has_such_tools_stays_so() -> None:
+    """Piece by piece in both directions."""
+    events = [
+        delta(tool_calls=[{"index": 0, "id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** "}}]),
+        delta(tool_calls=[{"index": 0, "custom": {"input": "Begin"}}]),
+        delta("tool_calls"),
+    ]
+    responses = through(to_responses(), as_bytes("chat", events))
+    item = check_responses(events_of(responses))["output"][0]
+    assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin")
+    stream = through(to_chat(), responses)
+    assert check_chat(events_of(stream), stream)["tool_calls"][0]["custom"] == {"name": "patch", "input": "*** Begin"}
+
+
+WHOLE = [
+    {"id": "rs_1", "type": "reasoning", "summary": [{"type": "summary_text", "text": one} for one in ("a", "b")]},
+    {"id": "m", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+    {"id": "fc", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"id": "rs_2", "type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+    {"id": "ctc", "type": "custom_tool_call", "call_id": "d", "name": "g", "input": "free"},
+]
+
+
+@pytest.mark.parametrize("tells", ["items", "nothing"])
+def test_what_is_only_told_as_a_whole_is_heard(tells: str) -> None:
+    """By servers that send no pieces of an item, or nothing but the whole answer."""
+    items = [
+        {"type": f"response.output_item.{what}", "output_index": place, "item": item}
+        for place, item in enumerate(WHOLE)
+        for what in ("added", "done")
+    ]
+    last = {"type": "response.completed", "response": {"status": "completed", "model": "m", "output": WHOLE}}
+    stream = through(to_chat(), as_bytes("responses", [*(items if tells == "items" else []), last]))
+    told = check_chat(events_of(stream), stream)
+    pair = ChatOverResponses()
+    request = pair.request({"model": "m", "messages": []}, ServerFacts(), 1.7e9, lambda: "abc")
+    whole = pair.answer(request, last["response"])["choices"][0]["message"]
+
+    assert (
+        (told["content"], told["reasoning_content"])
+        == (whole["content"], whole["reasoning_content"])
+        == ("so", "a\n\nb")
+    )
+    assert [call["id"] for call in told["tool_calls"]] == [call["id"] for call in whole["tool_calls"]] == ["c", "d"]
+    assert whole["reasoning_details"][0]["index"] == 3
+
+
+def test_citations_come_at_once() -> None:
+    """The official SDK puts pieces of other lists together by an index, which citations have not."""
+    said: list[dict[str, Any]] = [
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "so"},
+        *(
+            {
+                "type": "response.output_item.done",
+                "output_index": 0,
+                "item": {
+                    "type": "message",
+                    "content": [
+                        {"type": "output_text", "text": "so", "annotations": [{"type": "url_citation", "url": url}]}
+                    ],
+                },
+            }
+            for url in ("a", "b")
+        ),
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ]
+    told = [
+        c["delta"]["annotations"]
+        for e in events_of(through(to_chat(), as_bytes("responses", said)))
+        for c in e["choices"]
+        if "annotations" in c["delta"]
+    ]
+    assert [[one["url_citation"]["url"] for one in each] for each in told] == [["a", "b"]]
+
+
+@pytest.mark.parametrize("status", ["cancelled", "failed", "in_progress"])
+def test_an_answer_that_was_given_up_is_no_end(status: str) -> None:
+    """Whole and streamed, whatever its last event is called."""
+    response: dict[str, Any] = {"status": status, "output": [], "model": "m"}
+    stream = through(to_chat(), as_bytes("responses", [{"type": "response.completed", "response": response}]))
+    pair = ChatOverResponses()
+    request = pair.request({"model": "m", "messages": []}, ServerFacts(), 1.7e9, lambda: "abc")
+
+    assert "error" in events_of(stream)[-1]
+    assert b"[DONE]" not in stream
+    assert "error" in pair.answer(request, response)
 
 
 def test_there_and_back_is_the_same_message() -> None:

@@ -9,24 +9,28 @@ from gateway.dialects.openai.chat_request import REASONING_FORMAT
 
 FINISH: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish reason of a chat completion, by why a response is incomplete."""
+BETWEEN_THOUGHTS: Final = "\n\n"
+"""Parts of reasoning, of which Responses have several, are paragraphs of the one text that chat completions have."""
 
 
 def chat_of_response(sent: ConvertedRequest, body: Json) -> Json:
     """Returns the chat completion, or an object with the error of a response that failed. Raises MalformedAnswer."""
     output = body.get("output")
-    if body.get("status") == "failed" or body.get("error"):
+    if body.get("error") or body.get("status") not in (None, "completed", "incomplete"):
         return {"error": error_of(body)}
     if not isinstance(output, list):
         raise MalformedAnswer("the answer has no output")
     message: Json = {"role": "assistant", "content": None, "refusal": None}
-    logprobs: list[Any] = []
-    for item in output:
+    logprobs: list[Json] = []
+    thoughts: list[str] = []
+    for place, item in enumerate(output):
         if isinstance(item, dict):
-            _take(message, logprobs, item)
-    made = {**head(sent, body), "object": "chat.completion"}
+            _take(message, logprobs, thoughts, item, place)
+    if thoughts:
+        message["reasoning_content"] = BETWEEN_THOUGHTS.join(thoughts)
     choice = {"index": 0, "message": message, "logprobs": {"content": logprobs, "refusal": None} if logprobs else None}
     choice["finish_reason"] = finish_of(body, has_calls="tool_calls" in message)
-    made["choices"] = [choice]
+    made = {**head(sent, body), "object": "chat.completion", "choices": [choice]}
     usage = usage_of_chat(body.get("usage"))
     return made | ({"usage": usage} if usage else {})
 
@@ -44,14 +48,14 @@ def head(sent: ConvertedRequest, body: Json) -> Json:
 
 
 def error_of(body: Json) -> Json:
-    """Returns the error of a response that failed, as chat completions have them."""
+    """Returns the error of a response that failed, or was given up, as chat completions have them."""
     error = object_of(body.get("error"))
-    message = error.get("message") or "the response failed"
+    message = error.get("message") or f"the response is {body.get('status') or 'failed'}"
     return {"message": message, "type": "server_error", "param": None, "code": error.get("code") or "server_error"}
 
 
-def finish_of(body: Json, *, has_calls: bool) -> str:
-    if body.get("status") == "incomplete":
+def finish_of(body: Json, *, has_calls: bool, is_incomplete: bool = False) -> str:
+    if is_incomplete or body.get("status") == "incomplete":
         return FINISH.get(text_of(object_of(body.get("incomplete_details")).get("reason")), "length")
     return "tool_calls" if has_calls else "stop"
 
@@ -66,7 +70,11 @@ def usage_of_chat(usage: Any) -> Json | None:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": usage.get("total_tokens") or read + written,
-        "prompt_tokens_details": {"cached_tokens": came.get("cached_tokens") or 0, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": came.get("cached_tokens") or 0,
+            "cache_write_tokens": came.get("cache_write_tokens") or 0,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {"reasoning_tokens": went.get("reasoning_tokens") or 0, "audio_tokens": 0},
     }
 
@@ -80,7 +88,10 @@ def tool_call(item: Json) -> Json:
 
 
 def reasoning_detail(item: Json, index: int) -> Json | None:
-    """Returns what goes back to the provider with the conversation; None: the item has nothing encrypted."""
+    """Returns what goes back to the provider with the conversation; None: the item has nothing encrypted.
+
+    `index` is the item's place in the answer, for it has to go back before the same call or message as it came.
+    """
     data = item.get("encrypted_content")
     if not data:
         return None
@@ -94,16 +105,27 @@ def annotation(one: Json) -> Json:
     return {"type": kind, kind: {name: value for name, value in one.items() if name != "type"}}
 
 
-def _take(message: Json, logprobs: list[Any], item: Json) -> None:
+def thoughts_in(item: Json) -> list[str]:
+    """Returns the parts of an item's reasoning."""
+    parts = [*objects(item.get("content")), *objects(item.get("summary"))]
+    return [text for part in parts if (text := text_of(part.get("text")))]
+
+
+def logprobs_of(given: Any) -> list[Json]:
+    """Returns log probabilities as chat completions have them; streams of Responses leave the bytes out."""
+    return [
+        {"bytes": None, **one, "top_logprobs": [{"bytes": None, **top} for top in objects(one.get("top_logprobs"))]}
+        for one in objects(given)
+    ]
+
+
+def _take(message: Json, logprobs: list[Json], thoughts: list[str], item: Json, place: int) -> None:
     kind = item.get("type")
     if kind in ("function_call", "custom_tool_call"):
         message.setdefault("tool_calls", []).append(tool_call(item))
     elif kind == "reasoning":
-        parts = [*objects(item.get("content")), *objects(item.get("summary"))]
-        text = "".join(text_of(part.get("text")) for part in parts)
-        if text:
-            message["reasoning_content"] = message.get("reasoning_content", "") + text
-        if (detail := reasoning_detail(item, len(message.get("reasoning_details", ())))) is not None:
+        thoughts += thoughts_in(item)
+        if (detail := reasoning_detail(item, place)) is not None:
             message.setdefault("reasoning_details", []).append(detail)
     elif kind == "message":
         for part in objects(item.get("content")):
@@ -111,6 +133,6 @@ def _take(message: Json, logprobs: list[Any], item: Json) -> None:
                 message["refusal"] = (message["refusal"] or "") + text_of(part.get("refusal"))
             elif isinstance(part.get("text"), str):
                 message["content"] = (message["content"] or "") + part["text"]
-                logprobs += objects(part.get("logprobs"))
+                logprobs += logprobs_of(part.get("logprobs"))
                 if cited := objects(part.get("annotations")):
                     message.setdefault("annotations", []).extend(map(annotation, cited))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import orjson
+
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.policy.openai.sse import json_object
@@ -39,19 +41,19 @@ INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_f
 
 def response_of_chat(sent: ConvertedRequest, body: Json) -> Json:
     """Returns the response. Raises MalformedAnswer where there is no message."""
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict) or not isinstance(choice, dict):
+    choice = first_choice(body)
+    message = choice.get("message")
+    if not isinstance(message, dict):
         raise MalformedAnswer("the answer has no message")
     items: list[Json] = []
-    if reasoning := reasoning_in(message):
-        items.append(reasoning_item(sent, len(items), reasoning))
-    parts = _parts(message, choice)
+    thought, text = words_in(message)
+    if thought:
+        items.append(reasoning_item(sent, len(items), thought))
+    parts = _parts(message, text, choice)
     if parts:
         items.append(message_item(sent, len(items), parts))
-    for call in calls_in(message):
-        items.append(call_item(sent, len(items), call["id"], call["name"], call["arguments"]))
+    for number, call in enumerate(pieces_in(message)):
+        items.append(_called(sent, call, number, len(items)))
     finish = choice.get("finish_reason")
     return ended(response(sent, body), items, finish if isinstance(finish, str) else "stop", body.get("usage"))
 
@@ -111,25 +113,59 @@ def usage_of_response(usage: Any) -> Json | None:
     }
 
 
-def reasoning_in(message: Json) -> str:
-    """Returns the reasoning that a message or a piece of it shows, by the names that servers have for it."""
-    said = message.get("reasoning_content") or message.get("reasoning")
-    return said if isinstance(said, str) else ""
+def first_choice(said: Json) -> Json:
+    """Returns the first choice, which is all that a response has; empty where there is none."""
+    return next((choice for choice in objects(said.get("choices")) if not choice.get("index")), {})
 
 
-def calls_in(message: Json) -> list[Json]:
-    """Returns a message's calls: id, name, arguments. Raises MalformedAnswer where one has no name."""
-    found = []
-    for number, call in enumerate(objects(message.get("tool_calls"))):
-        named = call.get(text_of(call.get("type")) or "function")
-        if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-            raise MalformedAnswer("the answer calls a tool without a name")
-        said = named.get("input") if "input" in named else named.get("arguments")
-        found.append({"id": call.get("id") or f"call_{number}", "name": named["name"], "arguments": text_of(said)})
+def words_in(message: Json) -> tuple[str, str]:
+    """Returns what a message, or a piece of one, shows of the reasoning, and says; by the names that servers have for it.
+
+    Mistral's reasoning models say both in parts.
+    """
+    thought, content = message.get("reasoning_content") or message.get("reasoning"), message.get("content")
+    thought = thought if isinstance(thought, str) else ""
+    if not isinstance(content, list):
+        return thought, content if isinstance(content, str) else ""
+    parts = objects(content)
+    thoughts = [inner for part in parts if part.get("type") == "thinking" for inner in objects(part.get("thinking"))]
+    said = [text_of(part.get("text")) for part in parts if part.get("type") in ("text", "output_text")]
+    return thought + "".join(text_of(one.get("text")) for one in thoughts), "".join(said)
+
+
+def pieces_in(message: Json) -> list[Json]:
+    """Returns a message's calls, or the pieces of some; a call as it was before there were tools is the only one."""
+    found = objects(message.get("tool_calls"))
     old = message.get("function_call")
-    if isinstance(old, dict) and isinstance(old.get("name"), str):
-        found.append({"id": "call_0", "name": old["name"], "arguments": text_of(old.get("arguments"))})
-    return found
+    return [{"index": 0, "function": old}] if not found and isinstance(old, dict) else found
+
+
+def named_in(call: Json) -> Json:
+    """Returns what a call, or a piece of one, says of its tool."""
+    return object_of(call.get("custom") or call.get("function"))
+
+
+def argument_in(named: Json) -> str:
+    """Returns what a tool is called with; some servers send the object instead of its text."""
+    said = named.get("input") if "input" in named else named.get("arguments")
+    return orjson.dumps(said).decode() if isinstance(said, dict) else text_of(said)
+
+
+def _called(sent: ConvertedRequest, call: Json, number: int, index: int) -> Json:
+    """Returns a whole call as an item. Raises MalformedAnswer where it has no name."""
+    named = named_in(call)
+    name, said, is_custom = text_of(named.get("name")), argument_in(named), "custom" in call
+    if not name:
+        raise MalformedAnswer("the answer calls a tool without a name")
+    if name in sent.custom_tools and not is_custom:
+        is_custom, said = True, free_text(said)
+    id = text_of(call.get("id")) or call_id(sent, number)
+    return call_item(sent, index, id, name, said, is_custom=is_custom)
+
+
+def call_id(sent: ConvertedRequest, number: int) -> str:
+    """Returns an id for a call that came without one, unlike those of other turns."""
+    return f"call_{sent.id}{number:02d}"
 
 
 def reasoning_item(sent: ConvertedRequest, index: int, text: str) -> Json:
@@ -148,13 +184,13 @@ def message_item(sent: ConvertedRequest, index: int, parts: list[Json]) -> Json:
     return made | {"content": parts}
 
 
-def call_item(sent: ConvertedRequest, index: int, id: str, name: str, arguments: str) -> Json:
-    """Returns a call; of a tool with free text that went out as a function, the text is taken out again."""
-    if name in sent.custom_tools:
+def call_item(sent: ConvertedRequest, index: int, id: str, name: str, said: str, *, is_custom: bool) -> Json:
+    """Returns a call; `said` is the free text or the arguments."""
+    if is_custom:
         made = {"id": item_id(sent, "ctc", index), "type": "custom_tool_call", "status": "completed", "call_id": id}
-        return made | {"name": name, "input": free_text(arguments)}
+        return made | {"name": name, "input": said}
     made = {"id": item_id(sent, "fc", index), "type": "function_call", "status": "completed", "call_id": id}
-    return made | {"name": name, "arguments": arguments or "{}"}
+    return made | {"name": name, "arguments": said or "{}"}
 
 
 def free_text(arguments: str) -> str:
@@ -198,14 +234,12 @@ def logprobs_in(choice: Json) -> list[Json]:
     ]
 
 
-def _parts(message: Json, choice: Json) -> list[Json]:
+def _parts(message: Json, text: str, choice: Json) -> list[Json]:
     """Returns the parts of what the model said; none where it only called tools."""
     parts: list[Json] = []
-    content, refusal = message.get("content"), message.get("refusal")
-    if isinstance(content, list):  # servers that answer in parts
-        content = "".join(text_of(part.get("text")) for part in objects(content) if part.get("type") == "text")
-    if isinstance(content, str) and content:
-        parts.append(output_text(content, annotations_in(message), logprobs_in(choice)))
+    refusal, cited = message.get("refusal"), annotations_in(message)
+    if text or cited:
+        parts.append(output_text(text, cited, logprobs_in(choice)))
     if isinstance(refusal, str) and refusal:
         parts.append({"type": "refusal", "refusal": refusal})
     return parts

@@ -4,7 +4,7 @@
 
 Reasoning, text and calls become items as they come: a text or a reasoning ends when something else begins, calls end with the
 answer, because several may come at once. Sequence numbers count up from 0; each item, part and text that is added is also
-done. Nothing is held back but the words of custom tools, whose text is known at their end only.
+done. Nothing is held back but what goes through a function to a tool with free text, which is known at its end only.
 """
 
 from __future__ import annotations
@@ -13,40 +13,15 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
+from gateway.dialects.base import ConvertedRequest, Json, text_of
+from gateway.dialects.events import EventReader, EventTooLong, data_of
 from gateway.dialects.openai import responses_answer as answer
+from gateway.dialects.openai.open_items import Growing, OpenCall, OpenItem, OpenPart
 from gateway.policy.openai.first_event import first_error
-from gateway.policy.openai.sse import DONE, EventCutter, event_data, json_object, split_events
+from gateway.policy.openai.sse import DONE, event_data, is_silent, json_object
 
-_TEXTS: Final = {
-    "output_text": ("text", "output_text"),
-    "refusal": ("refusal", "refusal"),
-    "reasoning_text": ("text", "reasoning_text"),
-}
-"""The parts of items: their text's field, and the name of its events."""
-
-
-class _OpenPart:
-    """A part of an item that is open: a text that grows."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.texts: list[str] = []
-        self.logprobs: list[Json] = []
-        self.annotations: list[Json] = []
-
-    def as_json(self, text: str) -> Json:
-        if self.kind == "output_text":
-            return answer.output_text(text, self.annotations, self.logprobs)
-        return {"type": self.kind, _TEXTS[self.kind][0]: text}
-
-
-class _OpenCall:
-    """A call that is open."""
-
-    def __init__(self, place: int, id: str, name: str, *, is_custom: bool) -> None:
-        self.place, self.id, self.name, self.is_custom = place, id, name, is_custom
-        self.pieces: list[str] = []
+_KINDS: Final = {"content": "output_text", "reasoning_content": "reasoning_text", "reasoning": "reasoning_text"}
+"""The parts that grow by these fields of a piece."""
 
 
 class ChatAsResponses:
@@ -54,63 +29,108 @@ class ChatAsResponses:
 
     def __init__(self, sent: ConvertedRequest) -> None:
         self._sent = sent
-        self._cutter = EventCutter()
+        self._events = EventReader()
         self._number = 0
         self._begun: Json | None = None
         self._items: list[Json | None] = []
         """By place; None while one is open."""
-        self._open: tuple[int, str, list[_OpenPart]] | None = None
-        """The message or the reasoning that grows: its place, its type, its parts, of which the last one is open."""
-        self._calls: dict[int, _OpenCall] = {}
+        self._open: OpenItem | None = None
+        """The message or the reasoning that grows."""
+        self._part: OpenPart | None = None
+        """Its part that grows."""
+        self._calls: list[OpenCall] = []
+        self._by_index: dict[int, OpenCall] = {}
+        """The call that pieces with an index belong to."""
         self._finish: str | None = None
         self._usage: Any = None
         self._is_over = False
 
     def feed(self, chunk: bytes) -> bytes:
-        block = self._cutter.feed(chunk)
-        return b"".join(map(self._read, split_events(block))) if block else b""
+        try:
+            events = self._events.feed(chunk)
+        except EventTooLong:
+            return self._fail({"message": "an event of the provider's is too long to be converted"})
+        return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
 
     def close(self, *, is_clean: bool) -> bytes:
-        rest = self._cutter.rest()
-        last = self._read(rest) if rest.strip() else b""
+        rest = self._events.rest()
+        last = self._read(rest) if rest else b""
         # Some servers leave [DONE] out: a clean end behind a finish reason will do.
         return last + (self._end() if is_clean and self._finish is not None else b"")
 
     def _read(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
+        said = json_object(data_of(event))
+        if said is None or "error" in said:
+            return self._read_odd(event)
+        choices = said.get("choices")
+        if type(choices) is not list or not choices:
+            return self._read_odd(event)
+        choice = choices[0]
+        if len(choices) == 1 and type(choice) is dict and not (choice.get("finish_reason") or said.get("usage")):
+            grown, piece = self._more_of(choice)
+            if grown is not None and piece:
+                return self._more(grown, piece)
+        return self._read_odd(event) if answer.first_choice(said).get("finish_reason") else self._take(said)
+
+    def _more_of(self, choice: Json) -> tuple[Growing | None, str]:
+        """Returns what a piece only brings more of, and the piece; None: it says something else, or other things, too."""
+        delta = choice.get("delta")
+        if type(delta) is not dict or choice.get("logprobs") or choice.get("index"):
+            return None, ""
+        found = delta if len(delta) == 1 else [name for name, value in delta.items() if value and name != "role"]
+        if len(found) != 1:
+            return None, ""
+        (name,) = found
+        value, part = delta[name], self._part
+        if type(value) is str:
+            return (part, value) if part is not None and part.kind == _KINDS.get(name) else (None, "")
+        piece = value[0] if name == "tool_calls" and type(value) is list and len(value) == 1 else None
+        if type(piece) is not dict or piece.get("id"):
+            return None, ""
+        call, named = self._by_index.get(_number(piece.get("index"))), piece.get("function")
+        if call is None or not call.name or call.is_custom or type(named) is not dict:
+            return None, ""
+        text = named.get("arguments")
+        return (call, text) if type(text) is str else (None, "")
+
+    def _read_odd(self, event: bytes) -> bytes:
+        """Reads what may be no piece of an answer: an error, an end, a comment, nonsense."""
+        if (error := first_error(event)) is not None:
+            return self._fail(error)
         data = event_data(event).strip()
         if data == DONE:
-            return self._end() if self._finish is not None else b""
-        error = first_error(event)
-        if error is not None:
-            return self._fail(error)
-        if not data:
-            return event  # a comment
+            return self._end() if self._begun is not None else b""
         said = json_object(data)
-        return self._event_of_nonsense(event) if said is None else self._take(said)
-
-    def _event_of_nonsense(self, event: bytes) -> bytes:
-        """Passes it on: whoever follows the stream says what is wrong with it."""
+        if said is not None:
+            return self._take(said)
+        if not data and is_silent(event):
+            return event + b"\n\n" if event.startswith(b":") else b""  # clients take a name without data for an event
         self._is_over = True
-        return event
+        return event + b"\n\n"  # whoever follows the stream says what is wrong with it
 
     def _take(self, said: Json) -> bytes:
         made = [] if self._begun is not None else self._begin(said)
         if said.get("usage"):
             self._usage = said["usage"]
-        choices = said.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        choice = answer.first_choice(said)
         delta = choice.get("delta")
         if isinstance(delta, dict):
-            if thought := answer.reasoning_in(delta):
-                made += self._text("reasoning", "reasoning_text", thought, delta, {})
-            if isinstance(text := delta.get("content"), str) and text:
-                made += self._text("message", "output_text", text, delta, choice)
+            thought, text = answer.words_in(delta)
+            logprobs = answer.logprobs_in(choice)
+            if thought:
+                made.append(self._more(self._part_of(made, "reasoning", "reasoning_text"), thought))
+            if text or (logprobs and self._part is not None and self._part.kind == "output_text"):
+                part = self._part_of(made, "message", "output_text")
+                part.logprobs += logprobs
+                made.append(self._more(part, text) if not logprobs else self._more_with(part, text, logprobs))
+            if cited := answer.annotations_in(delta):
+                self._cite(made, cited)
             if isinstance(refusal := delta.get("refusal"), str) and refusal:
-                made += self._text("message", "refusal", refusal, delta, {})
-            for piece in objects(delta.get("tool_calls")):
-                made += self._piece_of_call(piece)
+                made.append(self._more(self._part_of(made, "message", "refusal"), refusal))
+            for piece in answer.pieces_in(delta):
+                self._piece_of_call(made, piece)
         if isinstance(choice.get("finish_reason"), str):
             self._finish = choice["finish_reason"]
         return b"".join(made)
@@ -119,131 +139,101 @@ class ChatAsResponses:
         self._begun = answer.response(self._sent, said)
         return [self._event(f"response.{kind}", response=self._begun) for kind in ("created", "in_progress")]
 
-    def _text(self, item: str, kind: str, text: str, delta: Json, choice: Json) -> list[bytes]:
-        made: list[bytes] = []
-        if self._open is None or self._open[1] != item:
-            made += self._close_open()
-            place = len(self._items)
+    def _part_of(self, made: list[bytes], item: str, kind: str) -> OpenPart:
+        """Returns the open part of this kind; begins it, and ends what is open, if that is another."""
+        if self._open is None or self._open.item != item:
+            self._close_open(made)
+            self._open = OpenItem(self._sent, item, len(self._items))
             self._items.append(None)
-            self._open = (place, item, [])
-            made.append(self._event("response.output_item.added", output_index=place, item=self._opened(place, item)))
-        place, _, parts = self._open
-        if not parts or parts[-1].kind != kind:
-            made += self._close_part()
-            parts.append(_OpenPart(kind))
-            where = self._where(place, item) | {"content_index": len(parts) - 1}
-            made.append(self._event("response.content_part.added", **where, part=_OpenPart(kind).as_json("")))
-        part = parts[-1]
-        part.texts.append(text)
-        where = self._where(place, item) | {"content_index": len(parts) - 1}
-        told: Json = {}
-        if kind == "output_text":
-            told["logprobs"] = answer.logprobs_in(choice)
-            part.logprobs += told["logprobs"]
-        made.append(self._event(f"response.{_TEXTS[kind][1]}.delta", **where, delta=text, **told))
-        for one in answer.annotations_in(delta) if kind == "output_text" else ():
-            number = len(part.annotations)
+            begun = self._open.begun()
+            made.append(self._event("response.output_item.added", output_index=self._open.place, item=begun))
+        if self._part is None or self._part.kind != kind:
+            self._close_part(made)
+            part = self._part = self._open.begin_part(kind)
+            made.append(self._event("response.content_part.added", **part.where, part=part.as_json("")))
+        return self._part
+
+    def _more(self, grown: Growing, piece: str) -> bytes:
+        grown.pieces.append(piece)
+        number, self._number = self._number, self._number + 1
+        return grown.event(number, piece)
+
+    def _more_with(self, part: OpenPart, text: str, logprobs: list[Json]) -> bytes:
+        part.pieces.append(text)
+        return self._event("response.output_text.delta", **part.where, delta=text, logprobs=logprobs)
+
+    def _cite(self, made: list[bytes], cited: list[Json]) -> None:
+        part = self._part_of(made, "message", "output_text")
+        for one in cited:
+            where = part.where | {"annotation_index": len(part.annotations)}
             part.annotations.append(one)
-            made.append(
-                self._event("response.output_text.annotation.added", **where, annotation_index=number, annotation=one)
-            )
-        return made
+            made.append(self._event("response.output_text.annotation.added", **where, annotation=one))
 
-    def _close_part(self) -> list[bytes]:
-        if self._open is None or not self._open[2]:
-            return []
-        place, item, parts = self._open
-        part, where = parts[-1], self._where(place, item) | {"content_index": len(parts) - 1}
-        field, name = _TEXTS[part.kind]
-        text = "".join(part.texts)
-        told = {"logprobs": part.logprobs} if part.kind == "output_text" else {}
-        return [
-            self._event(f"response.{name}.done", **where, **{field: text}, **told),
-            self._event("response.content_part.done", **where, part=part.as_json(text)),
-        ]
+    def _close_part(self, made: list[bytes]) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            whole = part.as_json("".join(part.pieces))
+            told = {name: whole[name] for name in ("text", "refusal", "logprobs") if name in whole}
+            made.append(self._event(f"response.{part.kind}.done", **part.where, **told))
+            made.append(self._event("response.content_part.done", **part.where, part=whole))
 
-    def _close_open(self) -> list[bytes]:
-        made = self._close_part()
+    def _close_open(self, made: list[bytes]) -> None:
+        self._close_part(made)
         if self._open is not None:
-            place, item, parts = self._open
-            whole = [part.as_json("".join(part.texts)) for part in parts]
-            if item == "message":
-                done = answer.message_item(self._sent, place, whole)
-            else:
-                done = answer.reasoning_item(self._sent, place, whole[0]["text"])
-            self._items[place] = done
-            self._open = None
+            place, done = self._open.place, self._open.done()
+            self._items[place], self._open = done, None
             made.append(self._event("response.output_item.done", output_index=place, item=done))
-        return made
 
-    def _opened(self, place: int, item: str) -> Json:
-        made = (
-            answer.message_item(self._sent, place, [])
-            if item == "message"
-            else answer.reasoning_item(self._sent, place, "")
-        )
-        return made | {"status": "in_progress", "content": []}
-
-    def _where(self, place: int, item: str) -> Json:
-        return {
-            "item_id": answer.item_id(self._sent, "msg" if item == "message" else "rs", place),
-            "output_index": place,
-        }
-
-    def _piece_of_call(self, piece: Json) -> list[bytes]:
-        made: list[bytes] = []
-        index = piece.get("index")
-        index = (
-            index if isinstance(index, int) else len(self._calls) if piece.get("id") else max(len(self._calls) - 1, 0)
-        )
-        named = object_of(piece.get("function") or piece.get("custom"))
-        call = self._calls.get(index)
-        if call is None:
-            made += self._close_open()
-            name = text_of(named.get("name"))
-            call = _OpenCall(
-                len(self._items), piece.get("id") or f"call_{index}", name, is_custom=name in self._sent.custom_tools
-            )
-            self._calls[index] = call
+    def _piece_of_call(self, made: list[bytes], piece: Json) -> None:
+        call = self._call_of(piece)
+        named = answer.named_in(piece)
+        call.is_custom |= "custom" in piece
+        call.id = call.id or text_of(piece.get("id"))
+        text = answer.argument_in(named)
+        if not call.name and (name := text_of(named.get("name"))):
+            self._close_open(made)
+            item = call.open(name, len(self._items))
             self._items.append(None)
-            item = self._call_item(call, "") | {"status": "in_progress", "input" if call.is_custom else "arguments": ""}
             made.append(self._event("response.output_item.added", output_index=call.place, item=item))
-        text = named.get("input") if "input" in named else named.get("arguments")
-        if isinstance(text, str) and text:
+            text, call.pieces = "".join((*call.pieces, text)), []
+        if text and call.name and not call.is_wrapped:
+            made.append(self._more(call, text))
+        elif text:
             call.pieces.append(text)
-            if not call.is_custom:
-                where = {"item_id": answer.item_id(self._sent, "fc", call.place), "output_index": call.place}
-                made.append(self._event("response.function_call_arguments.delta", **where, delta=text))
-        return made
 
-    def _call_item(self, call: _OpenCall, arguments: str) -> Json:
-        return answer.call_item(self._sent, call.place, call.id, call.name, arguments)
+    def _call_of(self, piece: Json) -> OpenCall:
+        """Returns the call that a piece belongs to. Some servers number none, or all of several calls alike, but name each."""
+        index, id = piece.get("index"), text_of(piece.get("id"))
+        if not isinstance(index, int):
+            index = len(self._calls) if id or not self._calls else self._calls[-1].index
+        call = self._by_index.get(index)
+        if call is not None and id and call.id not in ("", id) and answer.named_in(piece).get("name"):
+            call = None
+        if call is None:
+            call = self._by_index[index] = OpenCall(self._sent, index)
+            self._calls.append(call)
+        return call
 
-    def _close_call(self, call: _OpenCall) -> list[bytes]:
-        done = self._items[call.place] = self._call_item(call, "".join(call.pieces))
-        where = {"item_id": done["id"], "output_index": call.place}
-        if call.is_custom:
-            texts = [
-                self._event("response.custom_tool_call_input.delta", **where, delta=done["input"]),
-                self._event("response.custom_tool_call_input.done", **where, input=done["input"]),
-            ]
-        else:
-            # A call without arguments brings none: its delta says the empty object, so that deltas and whole are equal.
-            missing = (
-                [] if call.pieces else [self._event("response.function_call_arguments.delta", **where, delta="{}")]
-            )
-            said = {"name": call.name, "arguments": done["arguments"]}
-            texts = [*missing, self._event("response.function_call_arguments.done", **where, **said)]
-        return [*texts, self._event("response.output_item.done", output_index=call.place, item=done)]
+    def _close_call(self, made: list[bytes], call: OpenCall) -> None:
+        done = self._items[call.place] = call.done()
+        text = done["input" if call.is_custom else "arguments"]
+        if call.is_wrapped or not call.pieces:  # nothing was told yet: deltas and whole are equal
+            made.append(self._event(f"response.{call.telling}.delta", **call.where, delta=text))
+        said = {"input": text} if call.is_custom else {"name": call.name, "arguments": text}
+        made.append(self._event(f"response.{call.telling}.done", **call.where, **said))
+        made.append(self._event("response.output_item.done", output_index=call.place, item=done))
 
     def _end(self) -> bytes:
-        if self._is_over or self._begun is None or self._finish is None:
+        if self._is_over or self._begun is None:
             return b""
-        made = self._close_open()
-        for call in self._calls.values():
-            made += self._close_call(call)
+        if not all(call.name for call in self._calls):
+            return self._fail({"message": "the provider called a tool without a name", "code": "malformed_response"})
+        made: list[bytes] = []
+        self._close_open(made)
+        for call in self._calls:
+            self._close_call(made, call)
         items = [item for item in self._items if item is not None]
-        whole = answer.ended(self._begun, items, self._finish, self._usage)
+        whole = answer.ended(self._begun, items, self._finish or "stop", self._usage)
         self._is_over = True
         made.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(made)
@@ -262,3 +252,7 @@ class ChatAsResponses:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event))
+
+
+def _number(index: Any) -> int:
+    return index if type(index) is int else -1

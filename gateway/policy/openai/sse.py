@@ -58,7 +58,7 @@ class EventCutter:
     def _feed_slowly(self, chunk: bytes) -> bytes:
         searched = max(0, len(self._pending) - 3)  # an end may be split over chunks
         self._pending += chunk
-        cut = _last_event_end(self._pending, searched)
+        cut = last_event_end(self._pending, searched)
         if cut:
             self.inside = False
             return self._take(cut)
@@ -73,7 +73,7 @@ class EventCutter:
         return taken
 
 
-def _last_event_end(buffer: bytearray, start: int) -> int:
+def last_event_end(buffer: bytearray, start: int) -> int:
     """Returns the offset behind the last blank line at or after `start`; 0 when there is none."""
     ends = ((buffer.rfind(end, start), len(end)) for end in _BLANK_LINES)
     return max((at + length for at, length in ends if at >= 0), default=0)
@@ -82,7 +82,11 @@ def _last_event_end(buffer: bytearray, start: int) -> int:
 def split_events(block: bytes) -> Iterator[bytes]:
     """Yields the events of a block of whole events, each with its closing blank line."""
     start = 0
-    for end in _EVENT_END.finditer(block):
+    if b"\r" not in block:
+        while (end_at := block.find(b"\n\n", start)) >= 0:
+            yield block[start : end_at + 2]
+            start = end_at + 2
+    for end in _EVENT_END.finditer(block, start):
         yield block[start : end.end()]
         start = end.end()
     if start < len(block):
