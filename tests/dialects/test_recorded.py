@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import NOT_GIVEN
+from openai import omit
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -114,7 +114,7 @@ def test_streams_of_chat_are_good_responses() -> None:
         stream = stream_through("responses", raw, len(raw))
         assert stream_through("responses", raw, 7) == stream
         made = events_of(stream)
-        state: ResponseStreamState[None] = ResponseStreamState(input_tools=NOT_GIVEN, text_format=NOT_GIVEN)
+        state: ResponseStreamState[None] = ResponseStreamState(input_tools=omit, text_format=omit)
         for event in made:
             state.handle_event(valid.validate_python(event))
         whole = check_responses(made)

@@ -297,7 +297,10 @@ def test_what_is_only_told_as_a_whole_is_heard(tells: str) -> None:
         for place, item in enumerate(WHOLE)
         for what in ("added", "done")
     ]
-    last = {"type": "response.completed", "response": {"status": "completed", "model": "m", "output": WHOLE}}
+    last: dict[str, Any] = {
+        "type": "response.completed",
+        "response": {"status": "completed", "model": "m", "output": WHOLE},
+    }
     stream = through(to_chat(), as_bytes("responses", [*(items if tells == "items" else []), last]))
     told = check_chat(events_of(stream), stream)
     pair = ChatOverResponses()
