@@ -67,6 +67,8 @@ ONLY_IN = {
     "tokenizers": {"semantic.local_model"},
     "sqlite3": {"store"},
     "standardwebhooks": {"jobs.webhooks.signing"},
+    "jmespath": {"policy.pipelines.conditions"},
+    "jsonschema_rs": {"policy.pipelines.schemas"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""

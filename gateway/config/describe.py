@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from gateway.config.policies.admission import windows_of
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
+from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.process import Server
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching
@@ -61,8 +62,14 @@ def describe(snapshot: PolicySnapshot) -> dict[str, Any]:
         passthrough=snapshot.passthrough.provider if snapshot.passthrough else None,
         objects=_objects(snapshot),
         jobs=shown(snapshot.jobs, settings=shown(snapshot.jobs.settings, redis=_redis(snapshot.jobs.settings.redis))),
+        pipelines={name: _pipeline(plan) for name, plan in snapshot.pipelines.items()},
         keys=[describe_key(key) for key in snapshot.keys.values()],
     )
+
+
+def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
+    """Returns what a pipeline is, without its prompts."""
+    return {"digest": plan.digest, "steps": list(plan.steps), "models": plan.models, "usd_per_run": plan.usd_per_run}
 
 
 def _redis(shared: SharedState | None) -> dict[str, Any] | None:

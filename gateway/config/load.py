@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 
 from gateway.config.policies.cache import store_bounds
 from gateway.config.policies.folder import PolicySets, read_policies
+from gateway.config.policies.pipelines import compile_pipelines
 from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.fields import is_loopback, is_pattern
@@ -71,6 +72,7 @@ def load_snapshot(
     providers = {provider.name: provider for group in groups.values() for provider in group}
     keys = key_section(document, config, server, policies.workflows)
     routes = check_routes(document, config, policies)
+    plans = compile_pipelines(policies.pipelines, config.models)
     relayed = passthrough_section(document, config, providers)
     objects = object_rules(document, config, providers, keys.values())
     jobs = job_settings(document, config, state, shared)
@@ -94,7 +96,7 @@ def load_snapshot(
     documents = (document, *policies.documents)
     return PolicySnapshot(
         version=version,
-        digest=_digest(documents),
+        digest=_digest(documents, [plan.digest for plan in plans.values()]),
         loaded_at=now_wall,
         files=tuple(d.file for d in documents),
         server=server,
@@ -112,6 +114,7 @@ def load_snapshot(
         passthrough_admin=relayed is not None and relayed.admin,
         objects=objects,
         jobs=Jobs(jobs, policies.jobs),
+        pipelines=plans,
         webhooks=webhooks,
         webhook_settings=leaving,
         workflows=policies.workflows,
@@ -194,9 +197,12 @@ def _look_up_known_prices(targets: Iterable[Target]) -> None:
             target.find_rates(target.model)
 
 
-def _digest(documents: Iterable[Document]) -> str:
-    """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret."""
-    total = sha256()
+def _digest(documents: Iterable[Document], plans: Iterable[str]) -> str:
+    """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret.
+
+    `plans` are the digests of pipelines, which have read schemas from other files.
+    """
+    total = sha256("".join(plans).encode())
     for document in documents:
         total.update(f"{FilePath(document.file).name}\n".encode("utf-8", "surrogatepass"))
         for line in sorted(_digest_lines(document.data, ())):

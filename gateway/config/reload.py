@@ -14,6 +14,7 @@ from typing import Literal
 
 from gateway.config.load import locate_policies
 from gateway.config.policies.folder import list_error_files, list_policy_files
+from gateway.config.policies.pipelines import list_pipeline_files, list_schema_files
 from gateway.errors import ConfigError
 from gateway.policy.snapshot import PolicySnapshot
 
@@ -95,7 +96,9 @@ class Reloader:
         if self._policies is None:
             return []
         try:
-            return [*list_policy_files(self._policies), *list_error_files(self._policies)]
+            folder = self._policies
+            lists = (list_policy_files, list_error_files, list_pipeline_files, list_schema_files)
+            return [file for files in lists for file in files(folder)]
         except OSError:
             return []
 

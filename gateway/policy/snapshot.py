@@ -23,6 +23,7 @@ from gateway.policy.jobs.rules import JobRules, Jobs
 from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.process import QueueBounds, Server, StoreBounds
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
@@ -274,6 +275,8 @@ class PolicySnapshot:
     """Whose a provider's objects are; None: all callers are one tenant, and nobody asks."""
     jobs: Jobs = field(default_factory=Jobs)
     """Durable work: where it is kept, and how it runs."""
+    pipelines: Mapping[str, PipelinePlan] = field(default_factory=dict)
+    """By name, which as a model has `pipelines/` before it."""
     webhooks: Webhooks = field(default_factory=dict)
     webhook_settings: WebhookSettings = field(default_factory=WebhookSettings)
     """Who hears of the ends of jobs."""

@@ -27,6 +27,14 @@ from gateway.config.policies.jobs import (
     NativeEntry,
     SegmentEntry,
 )
+from gateway.config.policies.pipelines import (
+    BranchEntry,
+    OnFailureEntry,
+    PipelineFile,
+    StepEntry,
+    StepInvalidEntry,
+    StepOutputEntry,
+)
 from gateway.config.policies.queue import LaneEntries, LaneEntry, QueueSet, ShedEntry
 from gateway.config.policies.retries import (
     ACTIONS,
@@ -110,6 +118,12 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     BrakeEntry: ("policies", "### brake"),
     DegradeEntry: ("policies", "### degrade_to_job"),
     WorkflowEntry: ("policies", "### A workflow"),
+    PipelineFile: ("policies", "## pipelines/NAME.yaml"),
+    StepEntry: ("policies", "### steps"),
+    BranchEntry: ("policies", "### choose"),
+    OnFailureEntry: ("policies", "### on_failure"),
+    StepOutputEntry: ("policies", "### output of a step"),
+    StepInvalidEntry: ("policies", "### on_invalid of a step"),
     RuleEntry: ("policies", "## errors/KIND.yaml"),
 }
 """Where the fields of each kind of entry are told, in a table with their defaults."""

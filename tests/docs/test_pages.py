@@ -120,7 +120,7 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in() -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_load(tmp_path: Path, example: str) -> None:
     """Each can be copied as it is: a policy file alone, a config with what it leaves out."""
-    first = example.splitlines()[0].partition("#")[2].strip()
+    first = example.splitlines()[0].partition("#")[2].partition("->")[0].strip()
     written: dict[str, Any] = yaml.safe_load(example)
     folder = tmp_path / "policies"
     shutil.copytree(ROOT / "policies", folder)
@@ -130,8 +130,9 @@ def test_examples_load(tmp_path: Path, example: str) -> None:
     }.items():
         (folder / f"{file}.yaml").write_text(text)
     if first.startswith("policies/"):
+        (tmp_path / first).parent.mkdir(exist_ok=True)
         (tmp_path / first).write_text(example)
-        text = f"policies: policies\n{GOOD}"
+        text = f"policies: policies\n{GOOD}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n"
     elif set(written) <= set(ConfigFile.model_fields):
         text = example if {"providers", "models"} <= set(written) else _completed(written)
     else:

@@ -15,6 +15,7 @@ from gateway.config.policies.breakers import read_breakers
 from gateway.config.policies.cache import CachePolicies, read_caching
 from gateway.config.policies.errors import ErrorTables, read_error_tables
 from gateway.config.policies.jobs import read_jobs
+from gateway.config.policies.pipelines import read_pipeline_files
 from gateway.config.policies.queue import QueuePolicies, read_queue
 from gateway.config.policies.retries import read_retries
 from gateway.config.policies.timeouts import Timeouts, read_timeouts
@@ -54,6 +55,8 @@ class PolicySets:
     jobs: Mapping[str, JobRules]
     workflows: Workflows
     errors: ErrorTables
+    pipelines: tuple[Document, ...]
+    """Compiled once the models are known."""
     documents: tuple[Document, ...]
 
 
@@ -83,6 +86,7 @@ def read_policies(
         elif document := read_document(file, problems):
             documents[file.name] = substitute(document, environ)
     errors = read_error_tables(list_error_files(folder) if folder else (), environ, problems)
+    pipelines = read_pipeline_files(folder, environ, problems)
     return PolicySets(
         read_admission(documents.get("admission.yaml")),
         read_queue(documents.get("queue.yaml")),
@@ -93,5 +97,6 @@ def read_policies(
         read_jobs(documents.get("jobs.yaml")),
         read_workflows(documents.get("workflows.yaml")),
         errors,
-        (*documents.values(), *errors.documents),
+        pipelines,
+        (*documents.values(), *errors.documents, *pipelines),
     )

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from gateway.policy.pipelines.conditions import ConditionFailed
-from gateway.policy.pipelines.plan import MOST_ITEMS, CallEndpoint, CallPlan, Plan, Step
+from gateway.policy.pipelines.plan import MOST_ITEMS, CallEndpoint, CallPlan, PipelinePlan, Step
 from gateway.policy.pipelines.repair import repair_request, repaired_body
 from gateway.policy.pipelines.results import stand_in_values, values_of_many
 from gateway.policy.pipelines.splitting import Count
@@ -26,7 +26,7 @@ RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
 _BEYOND_REPAIR: Final = frozenset(("cancelled", "expired", RUN_BUDGET_EXCEEDED))
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """The parts of a step, each of which is one child of the run, and begins once at most."""
 
     FIRST = "1"
@@ -56,7 +56,7 @@ class StepError(NamedTuple):
 class StepState:
     """How a step stands: its latest part."""
 
-    part: Part
+    part: StepPart
     phase: StepPhase
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What is known of it once it is done."""
@@ -85,7 +85,7 @@ class StepStart(NamedTuple):
     """A part of a step that begins."""
 
     step: Step
-    part: Part
+    part: StepPart
     endpoint: CallEndpoint
     requests: Sequence[Mapping[str, Any] | None]
     """One body; of a step with `for_each` one for each item, None for an item of which nothing is asked."""
@@ -105,19 +105,19 @@ class Wait(NamedTuple):
     """Something runs, and nothing can begin before it has ended."""
 
 
-class Finished(NamedTuple):
+class RunFinished(NamedTuple):
     """All steps are settled."""
 
     output: Any
 
 
-class Failed(NamedTuple):
+class RunFailed(NamedTuple):
     """The run has failed; what still runs of it is of no use."""
 
     why: StepError
 
 
-Decision = Start | Wait | Finished | Failed
+Decision = Start | Wait | RunFinished | RunFailed
 
 
 class _StepFailed(Exception):
@@ -128,7 +128,7 @@ class _StepFailed(Exception):
         self.error = error
 
 
-def advance(plan: Plan, run: RunStates) -> Decision:
+def advance(plan: PipelinePlan, run: RunStates) -> Decision:
     """Says what is to be done next."""
     known: dict[str, Mapping[str, Any]] = {}
     settled: set[str] = set()
@@ -145,7 +145,7 @@ def advance(plan: Plan, run: RunStates) -> Decision:
             came_to = _look(step, state, Scope(run.input, known), run.count)
         except _StepFailed as failure:
             if step.on_failure.action not in ("continue", "use"):
-                return Failed(failure.error)
+                return RunFailed(failure.error)
             came_to = _in_its_place(step, state)
         if isinstance(came_to, StepStart):
             starts.append(came_to)
@@ -157,23 +157,23 @@ def advance(plan: Plan, run: RunStates) -> Decision:
         told = (
             f"the run has cost {run.spent_usd:.6g} USD of its usd_per_run of {plan.usd_per_run:g}: nothing more begins"
         )
-        return Failed(StepError(RUN_BUDGET_EXCEEDED, told, starts[0].step.name))
+        return RunFailed(StepError(RUN_BUDGET_EXCEEDED, told, starts[0].step.name))
     if starts:
         return Start(starts)
     if is_running:
         return Wait()
     try:
-        return Finished(fill(plan.output, Scope(run.input, known), run.count(plan.steps[plan.last].counts_by)))
+        return RunFinished(fill(plan.output, Scope(run.input, known), run.count(plan.steps[plan.last].counts_by)))
     except ValueMissing as error:
-        return Failed(StepError(VALUE_MISSING, f"output: {error}"))
+        return RunFailed(StepError(VALUE_MISSING, f"output: {error}"))
 
 
-def wanted_values(plan: Plan, begun: Mapping[str, StepState]) -> frozenset[str]:
+def wanted_values(plan: PipelinePlan, begun: Mapping[str, StepState]) -> frozenset[str]:
     """Returns the steps whose values the next decision may ask for: those that something refers to which has not begun."""
     wanted = set(plan.output_needs)
     for step in plan.steps.values():
         state = begun.get(step.name)
-        if state is None or state.part is Part.REPAIR or state.phase is StepPhase.FAILED:
+        if state is None or state.part is StepPart.REPAIR or state.phase is StepPhase.FAILED:
             wanted |= step.needs
     return frozenset(wanted)
 
@@ -184,25 +184,25 @@ def _look(
     """Returns what begins of a step whose needs are settled, or its values; None: it is left out. Raises _StepFailed."""
     if state is None:
         return _begin(step, scope, count)
-    if state.part is Part.REPAIR:
+    if state.part is StepPart.REPAIR:
         return _go_on_repaired(step, state, scope, count)
     if state.phase is StepPhase.FAILED:
         error = state.error or StepError("internal_error", "the step has failed", step.name)
-        is_hopeful = state.part is Part.FIRST and error.error_class not in _BEYOND_REPAIR
+        is_hopeful = state.part is StepPart.FIRST and error.error_class not in _BEYOND_REPAIR
         if step.on_failure.action != "repair" or not is_hopeful:
             raise _StepFailed(error)
         body = _single(step, scope, count)
         if body is None:
             raise _StepFailed(error)
         asked = repair_request(step.on_failure.model, step.endpoint, body, error.error_class, error.message)
-        return StepStart(step, Part.REPAIR, "chat", [asked], [step.on_failure.model])
+        return StepStart(step, StepPart.REPAIR, "chat", [asked], [step.on_failure.model])
     return state.values if step.for_each is None else _accepted(step, state)
 
 
 def _begin(step: Step, scope: Scope, count: Callable[[str], Count]) -> StepStart | Mapping[str, Any] | None:
     if step.for_each is None:
         body = _single(step, scope, count)
-        return None if body is None else StepStart(step, Part.FIRST, step.endpoint, [body], [str(body["model"])])
+        return None if body is None else StepStart(step, StepPart.FIRST, step.endpoint, [body], [str(body["model"])])
     counting = count(step.counts_by)
     try:
         items = step.for_each.value(scope, counting)
@@ -224,12 +224,12 @@ def _begin(step: Step, scope: Scope, count: Callable[[str], Count]) -> StepStart
             failed, why = failed + 1, failure.error
     models = dict.fromkeys(str(body["model"]) for body in requests if body is not None)
     if models:
-        return StepStart(step, Part.FIRST, step.endpoint, requests, list(models), failed)
+        return StepStart(step, StepPart.FIRST, step.endpoint, requests, list(models), failed)
     values = {
         **values_of_many(step.endpoint, [None] * len(items), _stand_in(step) if failed else None),
         "failed": failed,
     }
-    return _accepted(step, StepState(Part.FIRST, StepPhase.DONE, values, failed, len(items), why))
+    return _accepted(step, StepState(StepPart.FIRST, StepPhase.DONE, values, failed, len(items), why))
 
 
 def _accepted(step: Step, state: StepState) -> Mapping[str, Any]:
@@ -255,7 +255,7 @@ def _go_on_repaired(step: Step, state: StepState, scope: Scope, count: Callable[
     if changed is None:
         told = f"{first.message} (and {step.on_failure.model} has changed nothing that may be changed)"
         raise _StepFailed(first._replace(message=told))
-    return StepStart(step, Part.SECOND, step.endpoint, [changed], [str(body["model"])])
+    return StepStart(step, StepPart.SECOND, step.endpoint, [changed], [str(body["model"])])
 
 
 def _single(step: Step, scope: Scope, count: Callable[[str], Count]) -> Mapping[str, Any] | None:

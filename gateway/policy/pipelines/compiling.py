@@ -1,7 +1,7 @@
 """Makes a plan of its source: plain data whose fields have been checked, but not yet what they refer to.
 
-Durations are in seconds, schemas in place. `Sources` of files are read in `config`, which adds lines to the problems; a run
-compiles the source that it carries, which has none.
+Durations are in seconds, schemas in place; a step that could not be read is None. The sources of files are read in `config`,
+which adds lines to the problems; a run compiles the source that it carries, which has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.policy.pipelines.plan import (
     Branch,
     CallPlan,
     OnFailure,
-    Plan,
+    PipelinePlan,
     Step,
 )
 from gateway.policy.pipelines.problems import Path, PlanProblem
@@ -33,7 +33,7 @@ NO_ITEM: Final = "`item` is known only in the calls of a step with for_each"
 _BRACES: Final = re.compile(r"\s*\{\{(.*)\}\}\s*", re.DOTALL)
 
 
-def compile_plan(name: str, source: Mapping[str, Any]) -> tuple[Plan | None, list[PlanProblem]]:
+def compile_plan(name: str, source: Mapping[str, Any]) -> tuple[PipelinePlan | None, list[PlanProblem]]:
     """Returns the plan of a source, or None with what is wrong with it."""
     problems: list[PlanProblem] = []
     said = source.get("steps")
@@ -41,19 +41,17 @@ def compile_plan(name: str, source: Mapping[str, Any]) -> tuple[Plan | None, lis
         return None, [PlanProblem(("steps",), "needs at least one step")]
     if len(said) > MOST_STEPS:
         return None, [PlanProblem(("steps",), f"has {len(said)} steps; a pipeline has at most {MOST_STEPS}")]
-    found = {step: _read_step(step, entry, problems) for step, entry in said.items()}
-    if problems or not all(found.values()):
-        return None, problems
+    found = {step: None if entry is None else _read_step(step, entry, problems) for step, entry in said.items()}
     steps = {step: one for step, one in found.items() if one is not None}
     for step in steps.values():
-        _check_references(step, steps, said[step.name].get("after") or (), problems)
+        _check_references(step, found, said[step.name].get("after") or (), problems)
     order = _in_order(steps, problems)
-    output = _read_output(source, steps, problems)
-    if problems or order is None or output is None:
+    output = _read_output(source, found, problems) if order is not None else None
+    if problems or order is None or output is None or len(steps) < len(found):
         return None, problems
     needs = frozenset(place.step for place in places_of(output) if place.step is not None)
     digest = sha256(orjson.dumps([name, source], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    plan = Plan(
+    plan = PipelinePlan(
         name=name,
         steps={step: steps[step] for step in order},
         output=output,
@@ -183,7 +181,9 @@ def _read_on_failure(entry: Mapping[str, Any], path: Path, problems: list[PlanPr
     return OnFailure("tolerate", count=value)
 
 
-def _check_references(step: Step, steps: Mapping[str, Step], after: Sequence[str], problems: list[PlanProblem]) -> None:
+def _check_references(
+    step: Step, steps: Mapping[str, Step | None], after: Sequence[str], problems: list[PlanProblem]
+) -> None:
     """Notes what a step refers to that is not there; `after` is what its source says it comes after."""
     path: Path = ("steps", step.name)
     for index, name in enumerate(after):
@@ -203,14 +203,17 @@ def _check_references(step: Step, steps: Mapping[str, Step], after: Sequence[str
                 problems.append(PlanProblem(branch.when.at, NO_ITEM))
 
 
-def _check_path(said: tuple[str, ...], at: Path, steps: Mapping[str, Step], problems: list[PlanProblem]) -> None:
+def _check_path(said: tuple[str, ...], at: Path, steps: Mapping[str, Step | None], problems: list[PlanProblem]) -> None:
     if said[:1] != ("steps",):
         return
     name, shown = said[1], ".".join(said)
     if name not in steps:
         problems.append(PlanProblem(at, f"unknown step {name} in {shown}", name, tuple(steps)))
         return
-    known, result = steps[name].fields, said[2] if len(said) > 2 else ""
+    step, result = steps[name], said[2] if len(said) > 2 else ""
+    if step is None:
+        return
+    known = step.fields
     if result not in known:
         given = f"unknown result {result}" if result else "no result is named"
         problems.append(PlanProblem(at, f"{given} in {shown}", result, known))
@@ -242,18 +245,22 @@ def _circle(left: Mapping[str, Step]) -> list[str]:
         way.append(needed)
 
 
-def _read_output(source: Mapping[str, Any], steps: Mapping[str, Step], problems: list[PlanProblem]) -> Template | None:
+def _read_output(
+    source: Mapping[str, Any], steps: Mapping[str, Step | None], problems: list[PlanProblem]
+) -> Template | None:
     """Returns what a run comes to: what the source says, else the text of the one step that no other needs."""
     said, path = source.get("output"), ("output",)
     output: Template
     if said is None:
-        ends = [name for name in steps if not any(name in step.needs for step in steps.values())]
+        known = [step for step in steps.values() if step is not None]
+        ends = [step for step in known if not any(step.name in other.needs for other in known)]
+        if problems or len(known) < len(steps):
+            return None  # where references are wrong, this would be, too
         if len(ends) != 1:
-            names = ", ".join(ends)
+            names = ", ".join(step.name for step in ends)
             problems.append(PlanProblem((), f"needs `output`: several steps have nothing behind them ({names})"))
             return None
-        field = steps[ends[0]].fields[0]
-        output = Place(("steps", ends[0], field), "", ())
+        output = Place(("steps", ends[0].name, ends[0].fields[0]), "", ())
     elif isinstance(said, str) and ("{{" not in said or _is_lone(said)):
         output = _read_bare(said, path, problems)
     else:
@@ -275,16 +282,17 @@ def _read_bare(said: str, path: Path, problems: list[PlanProblem]) -> Place | No
     return read_place(said if found is None else found[1], path, problems)
 
 
-def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yields the models that a sound source names, each with its place."""
+def models_with_paths(source: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
+    """Yields the models that a source names, each with its place; where it names none, something else."""
     for name, entry in source["steps"].items():
-        branches: list[tuple[Path, Any]] = [(("steps", name), entry)] if "call" in entry else []
-        branches += [(("steps", name, "choose", index), one) for index, one in enumerate(entry.get("choose", ()))]
+        said = entry or {}
+        branches: list[tuple[Path, Any]] = [(("steps", name), said)] if "call" in said else []
+        branches += [(("steps", name, "choose", index), one) for index, one in enumerate(said.get("choose", ()))]
         for path, branch in branches:
-            yield (*path, "call", "model"), branch["call"]["model"]
-        on_failure = entry.get("on_failure")
+            yield (*path, "call", "model"), branch["call"].get("model")
+        on_failure = said.get("on_failure")
         if isinstance(on_failure, dict) and "repair_with" in on_failure:
             yield ("steps", name, "on_failure", "repair_with"), on_failure["repair_with"]
-        on_invalid = (entry.get("output") or {}).get("on_invalid") or {}
+        on_invalid = (said.get("output") or {}).get("on_invalid") or {}
         if "repair_with" in on_invalid:
             yield ("steps", name, "output", "on_invalid", "repair_with"), on_invalid["repair_with"]

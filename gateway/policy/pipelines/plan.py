@@ -121,7 +121,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelinePlan:
     """A pipeline."""
 
     name: str

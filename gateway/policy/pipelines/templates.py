@@ -79,7 +79,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class FilledText:
     """A text with places."""
 
     parts: tuple[str | Place, ...]
@@ -97,7 +97,7 @@ class Text:
 
 
 Template = Any
-"""Plain data in which texts with places are `Text`."""
+"""Plain data in which texts with places are `FilledText`."""
 
 
 def as_text(value: object) -> str:
@@ -135,7 +135,7 @@ def read_template(source: Any, path: Path, problems: list[PlanProblem]) -> Templ
         problems.append(PlanProblem(path, 'a `{{` has no `}}`; write {{ "{{" }} for the characters'))
     if end < len(source):
         parts.append(source[end:])
-    return Text(tuple(parts), is_text=bool(path) and path[-1] in TEXT_FIELDS)
+    return FilledText(tuple(parts), is_text=bool(path) and path[-1] in TEXT_FIELDS)
 
 
 def read_place(source: str, path: Path, problems: list[PlanProblem]) -> Place | None:
@@ -172,7 +172,7 @@ def places_of(template: Template) -> Iterator[Place]:
     elif isinstance(template, list):
         for value in template:
             yield from places_of(value)
-    elif isinstance(template, Text):
+    elif isinstance(template, FilledText):
         yield from (part for part in template.parts if isinstance(part, Place))
     elif isinstance(template, Place):
         yield template
@@ -184,7 +184,7 @@ def fill(template: Template, scope: Scope, count: Count) -> Any:
         return {name: fill(value, scope, count) for name, value in template.items()}
     if isinstance(template, list):
         return [fill(value, scope, count) for value in template]
-    return template.value(scope, count) if isinstance(template, Text | Place) else template
+    return template.value(scope, count) if isinstance(template, FilledText | Place) else template
 
 
 def _bars(source: str) -> list[str]:

@@ -1,0 +1,124 @@
+"""Pipelines in the policy folder: what is wrong is told with its line, and what changes is loaded again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.config.describe import describe
+from gateway.config.reload import Reloader
+from tests.config.support import ENVIRON, GOOD, load, load_text, problems_of
+
+CONFIG = f"policies: policies\n{GOOD}"
+REPORT = """\
+input: {type: object, required: [document]}
+usd_per_run: 2
+steps:
+  extract:
+    call: {model: gpt-4o, messages: [{role: user, content: "{{ input.document }}"}]}
+    output: {schema: schemas/clauses.json, on_invalid: {retry: 2, repair_with: gpt-4o}}
+    timeout: 5m
+    retries: 1
+  clause:
+    for_each: steps.extract.json.clauses
+    max_concurrency: 5
+    on_failure: {tolerate_percent: 10}
+    choose:
+      - {when: "item.lang == 'es'", call: {model: gpt-4o, messages: [{role: user, content: "{{ item.text }}"}]}}
+      - {call: {model: gpt-4o, messages: [{role: user, content: "{{ item.text }}"}]}}
+output: steps.clause.texts
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "policies" / "pipelines" / "schemas").mkdir(parents=True)
+    (tmp_path / "policies" / "pipelines" / "schemas" / "clauses.json").write_text('{"type": "object"}')
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "report.yaml") -> None:
+    (folder / "policies" / "pipelines" / name).write_text(text)
+
+
+def told(folder: Path, text: str) -> list[str]:
+    """What is wrong with a pipeline of this text, without its file's name."""
+    write(folder, text)
+    return [line.removeprefix("policies/pipelines/report.yaml:") for line in problems_of(folder, CONFIG)]
+
+
+def test_a_pipeline_is_part_of_the_snapshot(folder: Path) -> None:
+    write(folder, REPORT)
+    policy = load_text(folder, CONFIG)
+    plan = policy.pipelines["report"]
+    assert list(plan.steps) == ["extract", "clause"]
+    assert (plan.steps["extract"].timeout_s, plan.steps["extract"].retries) == (300.0, 1)
+    assert plan.source["steps"]["extract"]["output"]["schema"] == {"type": "object"}
+    assert describe(policy)["pipelines"]["report"]["models"] == ["gpt-4o"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("usd_per_run: 2", "budget_usd: 2", '2: budget_usd: unknown field; did you mean "usd_per_run"?'),
+        ("usd_per_run: 2", "usd_per_run: 0", "2: usd_per_run: must be more than 0"),
+        ("for_each:", "foreach:", '10: steps.clause.foreach: unknown field; did you mean "for_each"?'),
+        ("retries: 1", "retries: 100", "8: steps.extract.retries: must be at most 99"),
+        ("timeout: 5m", "timeout: 5", "7: steps.extract.timeout: 5 has no unit"),
+        ("schemas/clauses.json", "schemas/none.json", '6: steps.extract.output.schema: "schemas/none.json" cannot be read'),
+        ("schemas/clauses.json", "report.yaml", "is no JSON"),
+        ("repair_with: gpt-4o", "repair_with: gpt-4", '6: steps.extract.output.on_invalid.repair_with: no model "gpt-4"'),
+        ("steps.extract.json", "steps.extrct.json", '10: steps.clause.for_each: unknown step extrct in steps.extrct.json.cl'),
+        ("{{ item.text }}", "{{ item.text | fist(2) }}", 'unknown filter `fist`; did you mean "first"?'),
+        ("{{ input.document }}", "{{ steps.clause.texts }}", "4: steps.extract: waits for itself: extract <- clause"),
+        ("item.lang ==", "itm.lang ==", '14: steps.clause.choose[0].when: unknown value itm; did you mean "item"?'),
+        ("item.lang == 'es'", "item.lang = 'es'", "14: steps.clause.choose[0].when: is not valid JMESPath"),
+        ("tolerate_percent: 10", "tolerate: 10", '12: steps.clause.on_failure.tolerate: unknown field; did you mean'),
+        ("{tolerate_percent: 10}", "retry", "12: steps.clause.on_failure: unknown way to go on"),
+        ("output: steps.clause.texts", "output: steps.clause.text", '16: output: unknown result text in steps.clause.text'),
+        ("{type: object,", "{type: objct,", "1: input: is no valid JSON Schema"),
+        ("max_concurrency: 5", "max_concurrency: 5000", "11: steps.clause.max_concurrency: must be at most 1000"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(folder: Path, old: str, new: str, problem: str) -> None:
+    assert old in REPORT
+    problems = told(folder, REPORT.replace(old, new, 1))
+    assert any(problem in line for line in problems), problems
+
+
+def test_odd_files_are_problems_and_nothing_else(folder: Path) -> None:
+    steps = ("[]", "{a: }", "{a: 3}", "{a: {call: 3}}", "{a: {choose: [3]}}", "{a: {call: {model: 3}}}")
+    for text in (*steps, "{a: {choose: [{call: {}}], on_failure: {}}}", "{}", "3"):
+        assert told(folder, f"steps: {text}"), text
+    assert told(folder, "[]")
+    large = folder / "policies" / "pipelines" / "schemas" / "clauses.json"
+    large.write_text('{"description": "' + "x" * 65536 + '"}')
+    assert "is larger than 64 KiB" in told(folder, REPORT)[0]
+
+
+def test_a_missing_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, REPORT)
+    for package in ("jmespath", "jsonschema_rs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    problems = problems_of(folder, CONFIG)
+    assert len(problems) == 3
+    assert all("pip install '.[pipelines]'" in line for line in problems)
+    write(folder, 'steps: {a: {call: {model: gpt-4o, messages: [{role: user, content: "{{ input }}"}]}}}')
+    assert problems_of(folder, CONFIG) == []  # it needs neither
+
+
+def test_a_changed_pipeline_or_schema_is_loaded_again(folder: Path) -> None:
+    write(folder, REPORT)
+    first = load_text(folder, CONFIG)
+    path = folder / "config.yaml"
+    reloader = Reloader(path, ENVIRON, load=lambda: load(path), install=lambda _new: None, current=first)
+    (folder / "policies" / "pipelines" / "schemas" / "clauses.json").write_text('{"type": "array"}')
+    assert not reloader.changed()
+    assert reloader.changed()
+    assert reloader.reload().status == "loaded"
+    second = load(path)
+    assert second.pipelines["report"].digest != first.pipelines["report"].digest
+    write(folder, "steps: {}")
+    assert reloader.reload().status == "failed"
