@@ -84,6 +84,7 @@ POLICYS_DATA = {
     "gateway.policy.jobs.lines",
     "gateway.policy.jobs.stored_file",
     "gateway.policy.jobs.errors",
+    "gateway.policy.responses.stored_response",
     "gateway.policy.native.remote",
 }
 MOST_MODULES, MOST_LINES, MOST_CLASS_LINES = 16, 350, 250

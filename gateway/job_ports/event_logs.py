@@ -19,7 +19,9 @@ class EventLogs(Protocol):
     async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
         """Adds a part that follows the last one; the generation is the claim's fence. A part that is there already is left.
 
-        A log that grows beyond the store's bound (16 MiB by default) is cut: its parts go, and later ones are not kept.
+        A log that grows beyond the store's bound (16 MiB by default) is cut: its parts go, and later ones are not kept. So is
+        one that would have a gap: a Redis that fails may lose the parts of its last second, which are not waited for. Where
+        an append fails, the same part may be sent again, but not put together with others.
         """
         ...
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gateway.job_ports.dead_letters import DeadLetters
+from gateway.job_ports.event_logs import EventLogs
 from gateway.job_ports.files import JobFiles
+from gateway.job_ports.kept_responses import KeptResponses
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.job import (
     Accepted,
@@ -54,6 +56,16 @@ class JobStore(Protocol):
     @property
     def files(self) -> JobFiles:
         """Returns the files of this store."""
+        ...
+
+    @property
+    def events(self) -> EventLogs:
+        """Returns the logs of the responses that run here."""
+        ...
+
+    @property
+    def responses(self) -> KeptResponses:
+        """Returns the responses that are kept here."""
         ...
 
     @property

@@ -26,6 +26,8 @@ class JobKind(StrEnum):
     """Serves one request; its answer is kept word by word."""
     BATCH = "batch"
     """Serves every line of an input file; the answers are two files."""
+    RESPONSE = "response"
+    """Serves one request for a response, whose events are kept in a log; the answer is that of its last event."""
     DELIVERY = "delivery"
     """Tells a webhook of the end of another job. It is nobody's: its tenant is empty, so that no tenant ever meets it."""
     REPLAY = "replay"

@@ -47,3 +47,5 @@ class LogPage(NamedTuple):
     parts: Sequence[LogPart]
     is_cut: bool = False
     """The log of this generation has outgrown its bound and is gone: only the response's end will be told."""
+    has_ended: bool = False
+    """The job is at its end: there will be no more parts than there are now."""

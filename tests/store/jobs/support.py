@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.job import (
@@ -26,11 +26,17 @@ from gateway.policy.jobs.job import (
 )
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.policy.jobs.stored_file import StoredFile
+from gateway.policy.responses.stored_response import LogPage, LogPart, StoredResponse
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 
-MakeJobStore = Callable[[OpenBounds], JobStore]
-"""A new, empty store on every call, on the clock of the test; the fixture closes what it made."""
+
+class MakeJobStore(Protocol):
+    """A new, empty store on every call, on the clock of the test; the fixture closes what it made."""
+
+    def __call__(self, bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> JobStore: ...
+
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 OURS, STALE = WriteResult(True), WriteResult(False)
@@ -167,6 +173,26 @@ class Jobs:
         }
         return StoredFile(**{**usual, **fields})
 
+    def response(self, response_id: str, **fields: Any) -> StoredResponse:
+        usual: dict[str, Any] = {
+            "id": response_id,
+            "tenant": "t",
+            "created_at": self.wall(),
+            "keep_until": self.wall() + DAY_S,
+            "previous_id": "",
+            "body": b'{"id":"%b"}' % response_id.encode(),
+            "input_items": b"[]",
+        }
+        return StoredResponse(**{**usual, **fields})
+
+    async def running_response(self, **fields: Any) -> ClaimedWork:
+        return await self.running_call(kind=JobKind.RESPONSE, **fields)
+
+    async def log(self, job_id: str, after: int = -1, most_bytes: int = 1024 * 1024) -> LogPage:
+        page = await self.store.events.read(job_id, "t", after, most_bytes)
+        assert page is not None
+        return page
+
     async def take_garbage(self, most: int) -> list[str]:
         """Finds garbage, and forgets it as if its blobs were removed."""
         names = sorted(await self.store.files.find_garbage(most))
@@ -187,3 +213,10 @@ def pieces(works: Sequence[ClaimedWork]) -> list[int]:
 
 def ids(works: Sequence[ClaimedWork]) -> list[str]:
     return [work.job.id for work in works]
+
+
+def part(first: int, last: int | None = None, text: str = "x") -> LogPart:
+    """Events of a log, `text` in each."""
+    last = first if last is None else last
+    events = [f"event: {text}\ndata: {number}\n\n" for number in range(first, last + 1)]
+    return LogPart(first, last, "".join(events).encode())

@@ -9,10 +9,11 @@ import pytest
 from gateway.policy.jobs.dead_letters import LetterState, ReplayResult
 from gateway.policy.jobs.errors import TooManyJobs
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs import test_accept, test_batches, test_dead_letters, test_fences, test_lists
-from tests.store.jobs.redis_support import JobLender, job_lender
+from tests.store.jobs.redis_support import JobLender, PromptJobStore, job_lender
 from tests.store.jobs.support import ANSWER, ERROR, OURS, Jobs, MakeJobStore, ids
 from tests.store.jobs.test_dead_letters import again, dead_call, letter
 from tests.store.jobs.test_following import TOLD, following
@@ -36,7 +37,10 @@ async def cluster_lends(redis_cluster_url: str) -> AsyncIterator[JobLender]:
 
 @pytest.fixture
 async def make_store(cluster_lends: JobLender, wall: Wall) -> MakeJobStore:
-    return lambda bounds: cluster_lends.make(bounds, wall)
+    def make(bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> PromptJobStore:
+        return cluster_lends.make(bounds, wall)
+
+    return make
 
 
 @pytest.fixture

@@ -34,8 +34,11 @@ from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.acceptance import MemoryAcceptance
 from gateway.store.jobs.memory.dead_letters import MemoryDeadLetters
+from gateway.store.jobs.memory.event_logs import MemoryEventLogs
 from gateway.store.jobs.memory.files import MemoryJobFiles
+from gateway.store.jobs.memory.kept_responses import MemoryKeptResponses
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
 from gateway.words import Lane
 
@@ -49,7 +52,12 @@ class MemoryJobStore:
     is_well = True
 
     def __init__(
-        self, wall: Callable[[], float], bounds: OpenBounds | None = None, following: Following = nothing_follows
+        self,
+        wall: Callable[[], float],
+        bounds: OpenBounds | None = None,
+        following: Following = nothing_follows,
+        *,
+        response_bounds: ResponseBounds | None = None,
     ) -> None:
         self._wall = wall
         self._following = following
@@ -60,6 +68,8 @@ class MemoryJobStore:
         self._pieces = MemoryPieces(self._wake, self.files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())
         self.dead = MemoryDeadLetters(self._jobs, self._claimed, lambda new: self._acceptance.accept(new, wall()))
+        self.events = MemoryEventLogs(self._jobs, self._claimed, response_bounds or ResponseBounds())
+        self.responses = MemoryKeptResponses(wall, response_bounds or ResponseBounds())
         self._fences = count(1)
         self._identity = token_hex(8)
         self._is_open = True
@@ -213,6 +223,7 @@ class MemoryJobStore:
         gone = [job.id for job in sorted(past, key=lambda job: job.ended_at or inf)[:most]]
         for job_id in gone:
             del self._jobs[job_id]
+        self.events.forget(gone)
         self._acceptance.forget_gone()
         return len(gone)
 

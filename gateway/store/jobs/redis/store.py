@@ -47,6 +47,7 @@ from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
 from gateway.store.jobs.redis.steps import RedisSteps
 from gateway.store.jobs.redis.writes import RedisWrites
+from gateway.store.jobs.responses.absent import AbsentEventLogs, AbsentKeptResponses
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import BackgroundTasks, Link
 from gateway.words import Lane
@@ -95,6 +96,7 @@ class RedisJobStore:
         bounds = bounds or OpenBounds()
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
         self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
+        self.events, self.responses = AbsentEventLogs(), AbsentKeptResponses()
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)

@@ -34,6 +34,7 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.store.jobs.responses.absent import AbsentEventLogs, AbsentKeptResponses
 from gateway.store.jobs.sqlite import job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
@@ -73,6 +74,7 @@ class SqliteJobStore:
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self.files = SqliteJobFiles(self._file, wall)
+        self.events, self.responses = AbsentEventLogs(), AbsentKeptResponses()
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0
