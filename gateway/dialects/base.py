@@ -24,7 +24,9 @@ class ServerFacts:
     takes_developer: bool = False
     """The target's chat completions know the role `developer`; elsewhere it is `system`."""
     takes_custom_tools: bool = False
-    """The target's chat completions know tools whose input is free text."""
+    """The target's chat completions know tools whose input is free text, and what else OpenAI's alone know."""
+    takes_reasoning: bool = True
+    """The target's chat completions take back what the model thought, in plain words; others refuse the unknown field."""
 
 
 @dataclass(frozen=True, slots=True)

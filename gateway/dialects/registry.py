@@ -22,6 +22,9 @@ _PAIRS: Final = (
 _CHAT_ALONE: Final = frozenset(("deepseek", "mistral", "gemini", "anthropic", "cohere"))
 """Kinds of servers whose API knows chat completions and no Responses."""
 
+_FORGETFUL: Final = frozenset(("mistral", "gemini", "anthropic", "cohere", "groq"))
+"""Kinds of servers that refuse a `reasoning_content` in a message, or leave it unread."""
+
 
 def languages_of(kind: str, declared: Sequence[str] | None) -> frozenset[str] | None:
     """Returns what a server of this kind speaks, as declared or by the table; None: everything is tried, and learned from.
@@ -36,8 +39,10 @@ def languages_of(kind: str, declared: Sequence[str] | None) -> frozenset[str] | 
 def facts_of(kind: str) -> ServerFacts:
     """Returns what conversions have to know of a server of this kind."""
     if kind in ("openai", "azure"):
-        return ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_custom_tools=True)
-    return ServerFacts()
+        return ServerFacts(
+            bound_field="max_completion_tokens", takes_developer=True, takes_custom_tools=True, takes_reasoning=False
+        )
+    return ServerFacts(takes_reasoning=kind not in _FORGETFUL)
 
 
 def pair_at(path: str) -> Pair | None:

@@ -68,6 +68,28 @@ def test_a_turn_becomes_its_items() -> None:
     ]
 
 
+def test_what_was_thought_goes_back_to_its_place() -> None:
+    """Before the call that followed it, or the provider refuses it."""
+    output = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "A"},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "B"},
+        {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{}"},
+    ]
+
+    assert items(answered(*output)["choices"][0]["message"]) == output
+
+
+def test_pictures_in_a_result_arrive() -> None:
+    """A string cannot say them, so it is a list then; where only text can stand, they are refused."""
+    picture = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    turn = {"role": "assistant", "tool_calls": [CALL]}
+    made = items(turn, {"role": "tool", "tool_call_id": "call_a", "content": [{"type": "text", "text": "a"}, picture]})
+    assert [part["type"] for part in made[-1]["output"]] == ["input_text", "input_image"]
+    with pytest.raises(InvalidRequest, match="text only"):
+        items({"role": "assistant", "content": [picture]})
+
+
 def test_free_text_goes_back_to_the_tool_that_it_is_of() -> None:
     """A result is of the kind of its call."""
     call = {"id": "call_a", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
@@ -160,6 +182,9 @@ def test_options_have_their_other_names() -> None:
         ),
         ({"max_tokens": 4}, {"max_tokens": "approximated"}),
         ({"messages": [USER | {"name": "bob"}]}, {"messages.name": "dropped"}),
+        ({"messages": [{"role": "tool", "name": "f", "tool_call_id": "a", "content": "x"}]}, {}),
+        ({"messages": [{"role": "assistant", "refusal": "no"}]}, {"messages.refusal": "approximated"}),
+        ({"tools": [{"type": "web_search"}]}, {"tools.web_search": "refused"}),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, {"messages.audio": "refused"}),
         ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, {"messages.video_url": "refused"}),
     ],

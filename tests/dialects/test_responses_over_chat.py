@@ -10,12 +10,13 @@ from hypothesis import given
 
 from gateway.dialects.base import MalformedAnswer, ServerFacts
 from gateway.dialects.openai.translators import ResponsesOverChat
+from gateway.dialects.registry import facts_of
 from gateway.errors import InvalidRequest
 from tests.dialects.odd import odd_bodies
 
 PAIR = ResponsesOverChat()
 PLAIN = ServerFacts()
-OPENAI = ServerFacts(bound_field="max_completion_tokens", takes_developer=True, takes_custom_tools=True)
+OPENAI = facts_of("openai")
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_a", "name": "f", "arguments": '{"x":1}'}
 RESULT = {"type": "function_call_output", "call_id": "call_a", "output": "ok"}
 CUSTOM = {"type": "custom", "name": "patch", "description": "Applies a patch."}
@@ -128,6 +129,63 @@ def test_tools_and_their_choice_are_nested() -> None:
     assert made["tool_choice"] == {"type": "function", "function": {"name": "f"}}
 
 
+def call(id: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"}
+
+
+def result(id: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": id, "output": "ok"}
+
+
+def test_thoughts_and_words_between_calls_do_not_part_them_from_their_results() -> None:
+    """One message has all calls of a turn, whatever stood between; the next turn is another."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm "}]}
+    words = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "on it"}]}
+    made = sent(input=[thought, call("a"), thought, words, call("b"), result("a"), result("b"), call("c"), result("c")])
+
+    assert [message["role"] for message in made["messages"]] == ["assistant", "tool", "tool", "assistant", "tool"]
+    first = made["messages"][0]
+    assert [one["id"] for one in first["tool_calls"]] == ["a", "b"]
+    assert (first["content"], first["reasoning_content"]) == ("on it", "hm hm ")
+    assert "reasoning_content" not in sent(OPENAI, input=[thought, words])["messages"][0]
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([call("a")], "input[0]"),
+        ([call("a"), {"role": "user", "content": "x"}, result("a")], "input[0]"),
+        ([call("a"), call("b"), result("b")], "input[0]"),
+        ([result("a")], "input[0].call_id"),
+        ([call("a"), result("a"), result("a")], "input[2].call_id"),
+        ([result("a"), call("a")], "input[0].call_id"),
+    ],
+)
+def test_a_call_and_its_result_are_a_pair(items: list[Any], param: str) -> None:
+    """What cannot be paired is the caller's to mend: nothing is left out, and nothing made up."""
+    with pytest.raises(InvalidRequest) as refused:
+        sent(input=items)
+    assert refused.value.param == param
+
+
+def test_what_a_server_would_refuse_alone_is_left_out() -> None:
+    """Options of tools without tools, a bound on log probabilities without these; and what only OpenAI knows goes there."""
+    made = sent(input="x", parallel_tool_calls=False, top_logprobs=0, store=False)
+    assert not made.keys() & {"parallel_tool_calls", "top_logprobs", "store", "n"}
+    part = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    asked: dict[str, Any] = {
+        "input": [{"role": "user", "content": [part]}],
+        "store": False,
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+    }
+    own = sent(OPENAI, **asked)
+    assert own["store"] is False
+    assert own["stream_options"] == {"include_usage": True, "include_obfuscation": False}
+    assert own["messages"][0]["content"][0]["prompt_cache_breakpoint"] == {"mode": "explicit"}
+    assert gaps(**asked) == {"input.prompt_cache_breakpoint": "dropped"}
+
+
 def test_only_allowed_tools_are_offered() -> None:
     """Where the choice names some."""
     tools = [{"type": "function", "name": name} for name in "fgh"]
@@ -141,14 +199,24 @@ def test_only_allowed_tools_are_offered() -> None:
 
 def test_free_text_goes_through_a_function_and_comes_back_as_text() -> None:
     """Where the server knows no custom tools; a model that gives no JSON has given the text itself."""
-    made = sent(input=[{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": 'a "b"'}], tools=[CUSTOM])
+    turn: list[Any] = [
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": 'a "b"'},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"},
+    ]
+    made = sent(input=turn, tools=[CUSTOM])
     assert made["tools"][0]["function"]["parameters"]["required"] == ["input"]
     assert made["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"input":"a \\"b\\""}'
     for arguments, text in (('{"input":"*** Begin"}', "*** Begin"), ("*** Begin", "*** Begin")):
         call = {"id": "c", "type": "function", "function": {"name": "patch", "arguments": arguments}}
         item = answered({"content": None, "tool_calls": [call]}, "tool_calls", asked={"tools": [CUSTOM]})["output"][0]
         assert (item["type"], item["input"], item["call_id"]) == ("custom_tool_call", text, "c")
-    assert sent(OPENAI, input="x", tools=[CUSTOM])["tools"][0]["type"] == "custom"
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+    own = sent(OPENAI, input=turn, tools=[CUSTOM | {"format": grammar}])
+    nested = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: WORD"}}
+    assert own["tools"][0]["custom"]["format"] == nested
+    assert own["messages"][0]["tool_calls"][0]["custom"] == {"name": "patch", "input": 'a "b"'}
+    described = sent(input="x", tools=[CUSTOM | {"format": grammar}])["tools"][0]["function"]["description"]
+    assert "start: WORD" in described
 
 
 def test_options_have_their_other_names() -> None:
@@ -197,6 +265,13 @@ def test_options_have_their_other_names() -> None:
         ({"tools": [{"type": "web_search"}]}, {"tools.web_search": "refused"}),
         ({"tools": [CUSTOM]}, {"tools.custom": "approximated"}),
         ({"tool_choice": {"type": "mcp", "server_label": "x"}}, {"tool_choice.mcp": "refused"}),
+        ({"n": 2}, {"n": "refused"}),
+        ({"reasoning": {"effort": "low", "mode": "pro"}}, {"reasoning.mode": "dropped"}),
+        ({"text": {"format": {"type": "grammar"}}}, {"text.format.grammar": "refused"}),
+        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, {"tools.defer_loading": "dropped"}),
+        ({"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]}, {"input.phase": "dropped"}),
+        ({"stream_options": {"include_obfuscation": True}}, {"stream_options.include_obfuscation": "dropped"}),
+        ({"tools": [{"type": "x" * 9000}]}, {"tools." + "x" * 54: "refused"}),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, {"input.item_reference": "refused"}),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
@@ -218,6 +293,7 @@ def test_what_is_lost_is_told(body: dict[str, Any], expected: dict[str, str]) ->
     ("body", "param"),
     [
         ({"input": 5}, "input"),
+        ({"input": "x", "tools": [5]}, "tools"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),

@@ -17,6 +17,7 @@ LEAST_TOKENS: Final = 16
 ENCRYPTED: Final = "reasoning.encrypted_content"
 REASONING_FORMAT: Final = "openai-responses-v1"
 """Marks what a model of OpenAI's thought, in the `reasoning_details` of a message."""
+_WORDS: Final = ("text", "refusal")
 _OWN: Final = frozenset(
     (
         "messages", "max_tokens", "max_completion_tokens", "response_format", "verbosity", "reasoning_effort", "tools",
@@ -126,10 +127,6 @@ def _items(messages: Any) -> list[Json]:
 def _said(message: Json, place: str) -> list[Json]:
     """Returns the items of one turn of the model: what it thought, said and called."""
     items: list[Json] = []
-    for detail in objects(message.get("reasoning_details")):
-        if detail.get("format") == REASONING_FORMAT and detail.get("data"):
-            item = {"type": "reasoning", "summary": [], "encrypted_content": detail["data"]}
-            items.append(item | ({"id": detail["id"]} if detail.get("id") else {}))
     text = "".join((_text_at(message.get("content"), place), _text_at(message.get("refusal"), place)))
     if text:
         items.append({"role": "assistant", "content": text})
@@ -142,7 +139,19 @@ def _said(message: Json, place: str) -> list[Json]:
             items.append(made | {"call_id": call["id"]})
         else:
             items.append({"type": "function_call", "call_id": call["id"], **_function(object_of(call.get("function")))})
+    _put_back(items, objects(message.get("reasoning_details")))
     return items
+
+
+def _put_back(items: list[Json], details: list[Json]) -> None:
+    """Puts what the model thought where it was: each before what followed it, by its `index`, its place in the answer."""
+    for number, detail in enumerate(details):
+        if detail.get("format") == REASONING_FORMAT and detail.get("data"):
+            item = {"type": "reasoning", "summary": [], "encrypted_content": detail["data"]}
+            place = detail.get("index")
+            items.insert(
+                place if type(place) is int else number, item | ({"id": detail["id"]} if detail.get("id") else {})
+            )
 
 
 def _function(named: Json) -> Json:
@@ -156,7 +165,10 @@ def _result(items: list[Json], id: Any, content: Any, place: str) -> Json:
         )
     is_custom = any(item.get("type") == "custom_tool_call" and item["call_id"] == id for item in items)
     kind = "custom_tool_call_output" if is_custom else "function_call_output"
-    return {"type": kind, "call_id": id, "output": _text_at(content, place)}
+    has_more = any(
+        part.get("type") != "text" for part in objects(content)
+    )  # pictures and files, which a string cannot say
+    return {"type": kind, "call_id": id, "output": _content(content, place) if has_more else _text_at(content, place)}
 
 
 def _text_at(content: Any, place: str) -> str:
@@ -165,6 +177,8 @@ def _text_at(content: Any, place: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise InvalidRequest(f"'{place}.content' must be a string or a list of parts.", param=f"{place}.content")
+    if any(part.get("type", "text") not in _WORDS for part in objects(content)):
+        raise InvalidRequest(f"'{place}.content' takes text only.", param=f"{place}.content")
     return "".join(text_of(part.get("text", part.get("refusal"))) for part in objects(content))
 
 
@@ -175,6 +189,11 @@ def _content(content: Any, place: str) -> Any:
 
 
 def _part(part: Any, place: str) -> Json:
+    mark = part.get("prompt_cache_breakpoint") if isinstance(part, dict) else None
+    return _unmarked(part, place) | ({"prompt_cache_breakpoint": mark} if mark else {})
+
+
+def _unmarked(part: Any, place: str) -> Json:
     kind = part.get("type") if isinstance(part, dict) else None
     inner = part.get(kind) if isinstance(kind, str) else None
     if kind == "text":

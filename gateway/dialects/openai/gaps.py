@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.dialects.base import Json, object_of, objects, strings, text_of
+from gateway.dialects.base import Json, ServerFacts, object_of, objects, strings, text_of
 from gateway.words import Gap, How
 
 _STATE: Final = "the target keeps no state of conversations"
 _HINT: Final = "the target has no such option"
 
 RESPONSES_ONLY: Final[Mapping[str, tuple[How, str, tuple[object, ...]]]] = {
+    "access_programs": (How.DROPPED, _HINT, ([],)),
     "background": (How.REFUSED, "the target answers only while one waits", (False,)),
     "conversation": (How.REFUSED, _STATE, ()),
+    "n": (How.REFUSED, "Responses give one answer", (1,)),
     "previous_response_id": (How.REFUSED, _STATE, ()),
     "prompt": (How.REFUSED, "prompts that are kept by the provider are its own", ()),
     "context_management": (How.DROPPED, _HINT, ([],)),
+    "image": (How.DROPPED, _HINT, ()),
     "max_tool_calls": (How.DROPPED, "it bounds tools that run at the provider", ()),
-    "moderation": (How.DROPPED, _HINT, ()),
     "truncation": (How.DROPPED, "the target does not shorten conversations", ("disabled",)),
 }
 """Top-level fields of a Responses request: what becomes of each in a chat completion, and the values that mean nothing."""
@@ -45,6 +47,11 @@ _ITEMS: Final = frozenset(
     ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 )
 _PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file", "input_audio"))
+_FORMATS: Final = frozenset(("text", "json_object", "json_schema"))
+_OF_TOOLS: Final = ("allowed_callers", "async", "defer_loading", "output_schema")
+_OF_ITEMS: Final = ("async", "caller", "namespace", "phase")
+MOST_NAMED: Final = 60
+"""The characters of a field's name that a caller made up."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
 
@@ -54,58 +61,81 @@ def gaps_of_tools(body: Json, *, takes_custom: bool) -> list[Gap]:
     for tool in objects(body.get("tools")):
         kind = text_of(tool.get("type"))
         if kind not in _TOOLS_OF_CHAT:
-            found.append(Gap(f"tools.{kind}", How.REFUSED, "the tool runs at a provider that has it"))
-        elif kind == "custom" and not takes_custom:
+            found.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "the tool runs at a provider that has it"))
+            continue
+        if kind == "custom" and not takes_custom:
             found.append(Gap("tools.custom", How.APPROXIMATED, "it becomes a function with one text as input"))
+        found += [Gap(f"tools.{name}", How.DROPPED, _HINT) for name in _OF_TOOLS if tool.get(name)]
     chosen = text_of(object_of(body.get("tool_choice")).get("type"))
     if chosen == "allowed_tools":
         found.append(Gap("tool_choice.allowed_tools", How.APPROXIMATED, "the other tools are left out of the request"))
     elif chosen and chosen not in _TOOLS_OF_CHAT:
-        found.append(Gap(f"tool_choice.{chosen}", How.REFUSED, "the tool runs at a provider that has it"))
+        found.append(Gap(f"tool_choice.{chosen}"[:MOST_NAMED], How.REFUSED, "the tool runs at a provider that has it"))
     return found
 
 
-def gaps_of_input(body: Json) -> list[Gap]:
+def gaps_of_input(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a Responses request's items and their parts."""
     found = []
     for item in objects(body.get("input")):
-        kind = text_of(item.get("type", "message"))
+        kind = text_of(item.get("type") or "message")
         if kind not in _ITEMS:
-            found.append(Gap(f"input.{kind}", How.REFUSED, "chat completions have no such item"))
+            found.append(Gap(f"input.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such item"))
         elif kind == "reasoning":
-            found += _gaps_of_reasoning(item)
+            found += _gaps_of_reasoning(item, facts)
+            continue
+        found += [
+            Gap(f"input.{name}", How.DROPPED, "chat completions say no such thing")
+            for name in _OF_ITEMS
+            if item.get(name)
+        ]
         for part in objects(item.get("output" if kind.endswith("_output") else "content")):
-            found += _gaps_of_part(part, of_tool=kind.endswith("_output"))
+            found += _gaps_of_part(part, facts, of_tool=kind.endswith("_output"))
     return found
 
 
-def _gaps_of_reasoning(item: Json) -> list[Gap]:
+def _gaps_of_reasoning(item: Json, facts: ServerFacts) -> list[Gap]:
     if item.get("encrypted_content"):
         return [Gap("input.reasoning", How.DROPPED, "encrypted reasoning is of use to its own provider only")]
+    if item.get("content") and not facts.takes_reasoning:
+        return [Gap("input.reasoning", How.DROPPED, "the target takes no reasoning back")]
     has_summary = item.get("summary") and not item.get("content")
     return [Gap("input.reasoning", How.DROPPED, "a summary of reasoning cannot go back")] if has_summary else []
 
 
-def _gaps_of_part(part: Json, *, of_tool: bool) -> list[Gap]:
+def _gaps_of_part(part: Json, facts: ServerFacts, *, of_tool: bool) -> list[Gap]:
     kind = text_of(part.get("type"))
     if kind in ("input_image", "input_file") and part.get("file_id"):
         return [Gap(f"input.{kind}.file_id", How.REFUSED, "files of a provider are unknown to others")]
     if kind == "input_file" and part.get("file_url"):
         return [Gap("input.input_file.file_url", How.REFUSED, "the target fetches no files, and the gateway does not")]
+    found = []
     if of_tool and kind in ("input_image", "input_file"):
-        return [Gap("input.function_call_output", How.APPROXIMATED, "its pictures and files follow in a user message")]
-    return []
+        found.append(
+            Gap("input.function_call_output", How.APPROXIMATED, "its pictures and files follow in a user message")
+        )
+    if kind == "input_file" and part.get("detail"):
+        found.append(Gap("input.input_file.detail", How.DROPPED, _HINT))
+    if part.get("prompt_cache_breakpoint") and not facts.takes_developer:
+        found.append(Gap("input.prompt_cache_breakpoint", How.DROPPED, _HINT))
+    return found
 
 
-def gaps_of_options(body: Json) -> list[Gap]:
+def gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     """Returns the gaps among a Responses request's nested options."""
     found = []
     if set(strings(body.get("include"))) - _INCLUDED:
         found.append(Gap("include", How.DROPPED, "the target has nothing of what is to be included"))
-    reasoning = object_of(body.get("reasoning"))
-    for name in ("summary", "generate_summary"):
-        if reasoning.get(name):
-            found.append(Gap(f"reasoning.{name}", How.DROPPED, "the target shows its reasoning, or does not"))
+    for name, value in object_of(body.get("reasoning")).items():
+        if name != "effort" and value:
+            found.append(
+                Gap(f"reasoning.{name}"[:MOST_NAMED], How.DROPPED, "the target shows its reasoning, or does not")
+            )
+    answer = text_of(object_of(object_of(body.get("text")).get("format")).get("type") or "text")
+    if answer not in _FORMATS:
+        found.append(Gap(f"text.format.{answer}"[:MOST_NAMED], How.REFUSED, "chat completions have no such format"))
+    if object_of(body.get("stream_options")).get("include_obfuscation") and not facts.takes_developer:
+        found.append(Gap("stream_options.include_obfuscation", How.DROPPED, _HINT))
     return found
 
 
@@ -115,11 +145,14 @@ def gaps_of_messages(body: Json) -> list[Gap]:
     for message in objects(body.get("messages")):
         if message.get("audio"):
             found.append(Gap("messages.audio", How.REFUSED, "Responses do not hear what they said"))
-        if message.get("name"):
+        if message.get("name") and message.get("role") not in ("tool", "function"):
             found.append(Gap("messages.name", How.DROPPED, "Responses know no names of speakers"))
-        for part in objects(message.get("content")):
-            if part.get("type") == "file" and object_of(part.get("file")).get("file_id"):
-                continue  # of the same provider
-            if part.get("type") not in _PARTS_OF_CHAT:
-                found.append(Gap(f"messages.{part.get('type')}", How.REFUSED, "Responses take no such part"))
+        parts = objects(message.get("content"))
+        if message.get("refusal") or any(part.get("type") == "refusal" for part in parts):
+            found.append(Gap("messages.refusal", How.APPROXIMATED, "it goes back as what the model has said"))
+        for kind in {text_of(part.get("type")) for part in parts} - _PARTS_OF_CHAT:
+            found.append(Gap(f"messages.{kind}"[:MOST_NAMED], How.REFUSED, "Responses take no such part"))
+    for tool in objects(body.get("tools")):
+        if (kind := text_of(tool.get("type") or "function")) not in _TOOLS_OF_CHAT:
+            found.append(Gap(f"tools.{kind}"[:MOST_NAMED], How.REFUSED, "chat completions have no such tool"))
     return found

@@ -15,11 +15,13 @@ from gateway.policy.openai.sse import json_object
 
 _ECHOED: Final[Json] = {
     "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
@@ -34,6 +36,9 @@ _ECHOED: Final[Json] = {
     "user": None,
 }
 """What a response repeats of its request, with the values of a request that says nothing."""
+
+_UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}
+"""What a function's tool repeats where its request said nothing."""
 
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete, by a chat completion's finish reason."""
@@ -76,9 +81,12 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
     for name, usual in _ECHOED.items():
         asked = sent.asked.get(name)
         made[name] = usual if asked is None else asked
+    for name in ("reasoning", "text"):
+        made[name] = {**_ECHOED[name], **object_of(made[name])}
+    made["tools"] = [_UNSAID | tool if tool.get("type") == "function" else tool for tool in objects(made["tools"])]
     made["store"] = False  # nobody keeps it
-    tier = said.get("service_tier") or sent.asked.get("service_tier")
-    return made | ({"service_tier": tier} if tier else {})
+    made["service_tier"] = said.get("service_tier") or sent.asked.get("service_tier") or "default"
+    return made
 
 
 def ended(begun: Json, items: list[Json], finish: str, usage: Any) -> Json:

@@ -17,7 +17,7 @@ _OWN: Final = frozenset(
     (
         "input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens", "include", "store",
         "stream_options", "background", "conversation", "previous_response_id", "prompt", "context_management",
-        "max_tool_calls", "moderation", "truncation",
+        "max_tool_calls", "truncation", "image", "access_programs", "n", "messages", "parallel_tool_calls", "top_logprobs",
     )
 )  # fmt: skip
 """Fields that chat completions know by another name, or not; all others mean the same in both, and go on as they are."""
@@ -33,15 +33,19 @@ _FREE_TEXT: Final[Json] = {
 
 def chat_body(body: Json, facts: ServerFacts) -> Json:
     """Returns the chat completion. Raises InvalidRequest where the input makes no sense."""
-    system = "developer" if facts.takes_developer else "system"
     made = {name: value for name, value in body.items() if name not in _OWN and value is not None}
-    made["messages"] = _Messages(body, system).all()
+    made["messages"] = _Messages(body, facts).all()
     made |= _tools(body, facts)
     made |= _options(body)
     if (most := body.get("max_output_tokens")) is not None:
         made[facts.bound_field] = most
     if body.get("stream"):
         made["stream_options"] = {"include_usage": True}
+        obfuscation = object_of(body.get("stream_options")).get("include_obfuscation")
+        if facts.takes_developer and obfuscation is not None:
+            made["stream_options"]["include_obfuscation"] = obfuscation
+    if facts.takes_developer and body.get("store") is False:
+        made["store"] = False
     return made
 
 
@@ -53,13 +57,16 @@ def custom_tools(body: Json) -> frozenset[str]:
 class _Messages:
     """Puts items together to messages."""
 
-    def __init__(self, body: Json, system: str) -> None:
-        self._system = system
+    def __init__(self, body: Json, facts: ServerFacts) -> None:
+        self._facts = facts
+        self._system = system = "developer" if facts.takes_developer else "system"
         self._made: list[Json] = []
         self._turn: Json | None = None
         """The assistant message that is being put together."""
         self._pictures: list[Json] = []
         """Of tools' results, which chat completions take from users only."""
+        self._unanswered: dict[str, str] = {}
+        """The calls whose results have to come next: their ids, and where they stand."""
         if body.get("instructions"):
             self._made.append({"role": system, "content": _text_at(body["instructions"], "instructions")})
         asked = body.get("input")
@@ -73,13 +80,14 @@ class _Messages:
 
     def all(self) -> list[Json]:
         self._end_turn()
+        self._want_no_result()
         self._show_pictures()
         return self._made
 
     def _take(self, item: Any, place: str) -> None:
         if not isinstance(item, dict):
             raise InvalidRequest(f"'{place}' must be an object.", param=place)
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
@@ -96,30 +104,42 @@ class _Messages:
     def _message(self, item: Json, place: str) -> None:
         role = item.get("role")
         if role == "assistant":
-            turn = self._open_turn(is_new="content" in (self._turn or {}) or "tool_calls" in (self._turn or {}))
-            turn |= _said(item.get("content"), place)
+            said = _said(item.get("content"), place)
+            turn = self._open_turn()
+            if "content" in turn and "tool_calls" not in turn:
+                turn = self._open_turn(is_new=True)
+            # Words behind calls are of the same message, for the results have to follow the calls.
+            turn["content"] = "".join(filter(None, (turn.get("content"), said.pop("content")))) or None
+            turn |= said
             return
         if role not in ("user", "system", "developer"):
             raise InvalidRequest(f"'{place}.role' must be user, assistant, system or developer.", param=f"{place}.role")
         self._end_turn()
+        self._want_no_result()
         self._show_pictures()
-        content = _content(item.get("content"), place)
+        content = _content(item.get("content"), place, self._facts)
         self._made.append({"role": "user" if role == "user" else self._system, "content": content})
 
     def _reasoning(self, item: Json) -> None:
         """Plain reasoning goes back to the servers that show it (DeepSeek, vLLM); what is encrypted is another's."""
         text = "".join(text_of(part.get("text")) for part in objects(item.get("content")))
-        turn = self._open_turn(is_new=self._turn is not None)
-        if text:
-            turn["reasoning_content"] = text
+        turn = self._open_turn()
+        if "content" in turn and "tool_calls" not in turn:
+            turn = self._open_turn(is_new=True)
+        if text and self._facts.takes_reasoning:
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def _call(self, item: Json, place: str, *, is_custom: bool) -> None:
         name, id = item.get("name"), item.get("call_id")
         if not isinstance(name, str) or not isinstance(id, str):
             raise InvalidRequest(f"'{place}' needs a 'name' and a 'call_id'.", param=place)
         said = text_of(item.get("input" if is_custom else "arguments"))
-        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else said or "{}"
         calls = self._open_turn().setdefault("tool_calls", [])
+        self._unanswered[id] = place
+        if is_custom and self._facts.takes_custom_tools:
+            calls.append({"id": id, "type": "custom", "custom": {"name": name, "input": said}})
+            return
+        arguments = orjson.dumps({INPUT_NAME: said}).decode() if is_custom else said or "{}"
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def _result(self, item: Json, place: str) -> None:
@@ -129,9 +149,12 @@ class _Messages:
                 f"'{place}.call_id' must name the call that this is the result of.", param=f"{place}.call_id"
             )
         self._end_turn()
+        if self._unanswered.pop(id, None) is None:
+            message = f"'{place}' is the result of call '{id}', which is not among the calls of the turn before it."
+            raise InvalidRequest(message, param=f"{place}.call_id")
         output = item.get("output")
         if isinstance(output, list):
-            parts = _content(output, f"{place}.output")
+            parts = _content(output, f"{place}.output", self._facts)
             texts = (
                 [part["text"] for part in parts if part.get("type") == "text"] if isinstance(parts, list) else [parts]
             )
@@ -145,6 +168,7 @@ class _Messages:
         if is_new:
             self._end_turn()
         if self._turn is None:
+            self._want_no_result()
             self._show_pictures()
             self._turn = {"role": "assistant"}
         return self._turn
@@ -154,6 +178,11 @@ class _Messages:
         if turn is not None and len(turn) > 1:  # reasoning that cannot go back leaves nothing
             turn.setdefault("content", None if "tool_calls" in turn else "")
             self._made.append(turn)
+
+    def _want_no_result(self) -> None:
+        """Raises InvalidRequest where something else follows calls than their results: chat completions pair them by place."""
+        for id, place in self._unanswered.items():
+            raise InvalidRequest(f"No result of call '{id}' follows '{place}' before the next message.", param=place)
 
     def _show_pictures(self) -> None:
         shown, self._pictures = self._pictures, []
@@ -170,11 +199,17 @@ def _said(content: Any, place: str) -> Json:
     return {"content": text if text or not refusal else None} | ({"refusal": refusal} if refusal else {})
 
 
-def _content(content: Any, place: str) -> Any:
+def _content(content: Any, place: str, facts: ServerFacts) -> Any:
     """Returns a message's content: a string as it is, parts one by one."""
     if not isinstance(content, list):
         return _text_at(content, f"{place}.content")
-    return [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
+    return [_marked(part, _part(part, f"{place}.content[{number}]"), facts) for number, part in enumerate(content)]
+
+
+def _marked(part: Json, made: Json, facts: ServerFacts) -> Json:
+    """Returns the part with the mark that its caller has set for the cache of prompts, which OpenAI's know in both."""
+    mark = part.get("prompt_cache_breakpoint")
+    return made | {"prompt_cache_breakpoint": mark} if mark and facts.takes_developer else made
 
 
 def _part(part: Any, place: str) -> Json:
@@ -201,7 +236,10 @@ def _text_at(value: Any, place: str) -> str:
 
 
 def _tools(body: Json, facts: ServerFacts) -> Json:
-    tools = [_tool(tool, facts) for tool in objects(body.get("tools"))]
+    given = body.get("tools")
+    if given is not None and (not isinstance(given, list) or len(objects(given)) < len(given)):
+        raise InvalidRequest("The field 'tools' must be a list of objects.", param="tools")
+    tools = [_tool(tool, facts) for tool in objects(given)]
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = {text_of(tool.get("name")) for tool in objects(choice.get("tools"))}
@@ -211,14 +249,22 @@ def _tools(body: Json, facts: ServerFacts) -> Json:
         kind = "custom" if choice.get("type") == "custom" and facts.takes_custom_tools else "function"
         choice = {"type": kind, kind: {"name": choice.get("name")}}
     made: Json = {"tools": tools} if tools else {}
+    if tools and body.get("parallel_tool_calls") is not None:  # without tools, some refuse the word
+        made["parallel_tool_calls"] = body["parallel_tool_calls"]
     return made | ({"tool_choice": choice} if choice is not None and tools else {})
 
 
 def _tool(tool: Json, facts: ServerFacts) -> Json:
     if tool.get("type") == "custom":
         named = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+        grammar = object_of(tool.get("format"))
+        rules = {name: grammar.get(name) for name in ("syntax", "definition")}
         if facts.takes_custom_tools:
-            return {"type": "custom", "custom": named | ({"format": tool["format"]} if tool.get("format") else {})}
+            shape = {"type": "grammar", "grammar": rules} if grammar.get("type") == "grammar" else tool.get("format")
+            return {"type": "custom", "custom": named | ({"format": shape} if shape else {})}
+        if grammar.get("type") == "grammar":
+            told = f"The input follows this {rules['syntax']} grammar:\n{rules['definition']}"
+            named["description"] = "\n\n".join(filter(None, (text_of(named.get("description")), told)))
         return {"type": "function", "function": {**named, "parameters": _FREE_TEXT}}
     kept = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
@@ -240,4 +286,6 @@ def _options(body: Json) -> Json:
         made["reasoning_effort"] = effort
     if body.get("top_logprobs") or "message.output_text.logprobs" in strings(body.get("include")):
         made["logprobs"] = True
+        if body.get("top_logprobs") is not None:
+            made["top_logprobs"] = body["top_logprobs"]
     return made

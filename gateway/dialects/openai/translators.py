@@ -21,7 +21,7 @@ class ResponsesOverChat:
     def gaps(self, body: Json, facts: ServerFacts) -> Sequence[Gap]:
         found = gaps_of_fields(body, gaps.RESPONSES_ONLY)
         found += gaps.gaps_of_tools(body, takes_custom=facts.takes_custom_tools)
-        return once(found + gaps.gaps_of_input(body) + gaps.gaps_of_options(body))
+        return once(found + gaps.gaps_of_input(body, facts) + gaps.gaps_of_options(body, facts))
 
     def request(self, body: Json, facts: ServerFacts, now: float, new_id: Callable[[], str]) -> ConvertedRequest:
         custom = frozenset() if facts.takes_custom_tools else custom_tools(body)
