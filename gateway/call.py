@@ -16,6 +16,7 @@ from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.grant import Grant
 from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.large_body import Large
+from gateway.policy.output.rules import OutputResult, OutputRule, Violation
 from gateway.policy.retry.budgets import Reserved, Retry
 from gateway.policy.runs.part import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
@@ -72,6 +73,32 @@ class Replay:
 
 
 @dataclass(slots=True)
+class OutputCheck:
+    """How far the check of one call's answer has come."""
+
+    result: OutputResult | None = None
+    """None: not known, or not yet."""
+    violation: Violation | None = None
+    """The last one, also where the answer was mended after it."""
+    retries: int = 0
+    """So many times the same request was sent again."""
+    used: list[tuple[Attempt, Usage]] = field(default_factory=list)
+    """What its attempts have used that did not give the answer, as far as they were answered."""
+
+    def total(self, usage: Usage | None) -> Usage | None:
+        """Returns what the call has used in all, with the `usage` of the attempt that gave the answer; None: nobody knows."""
+        parts = [one for _, one in self.used] + ([] if usage is None else [usage])
+        if not parts:
+            return None
+        return Usage(
+            sum([one.input for one in parts]),
+            sum([one.output for one in parts]),
+            sum([one.cached for one in parts]),
+            any(one.estimated for one in parts),
+        )
+
+
+@dataclass(slots=True)
 class Call:
     """One client request, from its first byte to its last."""
 
@@ -121,6 +148,9 @@ class Call:
     """The task that serves it, if the edge knows; None: whichever runs."""
     server: asyncio.Task[None] | None = None
     """The edge's task, whoever else works for the call."""
+    output: OutputRule | None = None
+    """What its answer has to be, and what is done about one that is not: from its model's policy, or of whoever made the call.
+    None: whatever it is."""
     attempts: list[Attempt] = field(default_factory=list)
     estimate: int = -1
     """Input tokens as estimated, uncorrected; negative: not counted yet."""
@@ -175,6 +205,8 @@ class Call:
     """Which part of which run it is; None: of none, as far as it has said."""
     objects: Concern | None = None
     """What it has to do with objects that the provider keeps, where tenants share its account; None: nothing."""
+    output_check: OutputCheck | None = None
+    """What has come of the check of its answer; None: there is nothing to check."""
 
 
 async def _nothing_to_close() -> None:

@@ -21,7 +21,7 @@ from gateway.config.reading.problems import Document, Path, Problem, printable
 from gateway.config.reading.source import read_document
 from gateway.config.schema import ConfigFile
 from gateway.config.sections.jobs import job_notices, job_settings
-from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of
+from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of, schema_files
 from gateway.config.sections.notices import find_notices
 from gateway.config.sections.objects import object_notices, object_rules
 from gateway.config.sections.prices import price_finder
@@ -94,11 +94,14 @@ def load_snapshot(
     passthrough = passthrough_target(providers[relayed.provider], policies, parts) if relayed else None
     _look_up_known_prices(target for model in models.values() for target in model.targets)
     documents = (document, *policies.documents)
+    schemas = schema_files(routes)
     return PolicySnapshot(
         version=version,
-        digest=_digest(documents, [plan.digest for plan in plans.values()]),
+        digest=_digest(
+            documents, [*(plan.digest for plan in plans.values()), *(one.hex() for one in schemas.values())]
+        ),
         loaded_at=now_wall,
-        files=tuple(d.file for d in documents),
+        files=(*(d.file for d in documents), *schemas),
         server=server,
         providers=providers,
         models={name: model for name, model in models.items() if not is_pattern(name)},
@@ -197,12 +200,12 @@ def _look_up_known_prices(targets: Iterable[Target]) -> None:
             target.find_rates(target.model)
 
 
-def _digest(documents: Iterable[Document], plans: Iterable[str]) -> str:
+def _digest(documents: Iterable[Document], others: Iterable[str]) -> str:
     """Returns the SHA-256 of all resolved content; every value is hashed first, so that the input holds no secret.
 
-    `plans` are the digests of pipelines, which have read schemas from other files.
+    `others` are the digests of pipelines, and of the files with schemas.
     """
-    total = sha256("".join(plans).encode())
+    total = sha256("".join(others).encode())
     for document in documents:
         total.update(f"{FilePath(document.file).name}\n".encode("utf-8", "surrogatepass"))
         for line in sorted(_digest_lines(document.data, ())):

@@ -56,6 +56,7 @@ class Reloader:
         self._wall = wall
         self._version = current.version if current else 0
         self._digest = current.digest if current else ""
+        self._files = current.files if current else ()
         self._policies = locate_policies(path, environ)
         self._loaded = self._stamp()
         self._seen_before: _Stamp | None = None
@@ -82,7 +83,10 @@ class Reloader:
         if snapshot.digest == self._digest:
             return self._tell("unchanged")
         self._install(snapshot)
-        self._version, self._digest = snapshot.version, snapshot.digest
+        self._version, self._digest, self._files = snapshot.version, snapshot.digest, snapshot.files
+        self._loaded = {
+            file: self._loaded.get(file, stat) for file, stat in self._stamp().items()
+        }  # of others than before
         return self._tell("loaded")
 
     def _tell(self, status: Literal["loaded", "unchanged", "failed"], problems: tuple[str, ...] = ()) -> ReloadReport:
@@ -90,7 +94,8 @@ class Reloader:
         return self.last
 
     def _stamp(self) -> _Stamp:
-        return {str(file): _stat(file) for file in (self._path, *self._policy_files())}
+        files = (self._path, *self._policy_files(), *map(FilePath, self._files))
+        return {str(file): _stat(file) for file in files}
 
     def _policy_files(self) -> list[FilePath]:
         if self._policies is None:

@@ -231,6 +231,7 @@ class ModelEntry(Entry):
     cache: Text = "default"
     jobs: Text = "default"
     group_embeddings: Section | None = None
+    output: Section | None = None
     thinks: Flag | None = None
 
 

@@ -161,6 +161,7 @@ class Intake:
             None,
             served.task,
             served.task,
+            plan.output,
         )
         if served.has_options:
             if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.policy.output.rules import CHECKED, OutputRule
 from gateway.policy.request import Request
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.words import Endpoint, Lane
@@ -40,6 +41,8 @@ class RoutePlan:
     """True if a stream that waits may be told so by comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may be told so by interim responses."""
+    output: OutputRule | None
+    """What the answers have to be, by the model's policy; None: whatever they are."""
 
 
 def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoint, *, is_callers: bool) -> RoutePlan:
@@ -60,6 +63,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=endpoint.usage_option or endpoint.sse != "chat",
         takes_interim=model.holding.interim is not None,
+        output=model.output if endpoint.name in CHECKED else None,
     )
 
 

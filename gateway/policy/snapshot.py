@@ -23,6 +23,7 @@ from gateway.policy.jobs.rules import JobRules, Jobs
 from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
+from gateway.policy.output.rules import OutputRule
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.process import QueueBounds, Server, StoreBounds
 from gateway.policy.retry.balancing import Choice, Tiers
@@ -182,6 +183,8 @@ class Model:
     """How its jobs are tried."""
     grouping: GroupRules | None = None
     """When calls for embeddings or moderations go to the provider together; None: never."""
+    output: OutputRule | None = None
+    """What its answers have to be; None: whatever they are."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     for_callers: Model | None = None

@@ -68,6 +68,7 @@ from gateway.config.schema import (
 )
 from gateway.config.sections.jobs import JobsEntry
 from gateway.config.sections.objects import ObjectsEntry
+from gateway.config.sections.outputs import OnInvalidEntry, OutputEntry
 from gateway.config.sections.state import RedisEntry
 from gateway.config.sections.webhooks import WebhookEntry, WebhookSettingsEntry
 from gateway.policy.retry.rules import BUILT_IN_RULES, Action
@@ -83,6 +84,8 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     ModelEntry: ("config", "## models"),
     TargetEntry: ("config", "## targets"),
     GroupEntry: ("config", "### group_embeddings"),
+    OutputEntry: ("config", "### output"),
+    OnInvalidEntry: ("config", "### on_invalid"),
     CapabilitiesEntry: ("config", "### capabilities"),
     PriceEntry: ("config", "### price"),
     PassthroughEntry: ("config", "## passthrough"),

@@ -35,6 +35,7 @@ from gateway.config.reading.fields import (
 )
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import Entry
+from gateway.policy.output.rules import OutputRule
 from gateway.policy.process import StoreBounds
 from gateway.policy.reuse.rules import LOCAL, Caching, ExactRule, SemanticRule
 from gateway.policy.snapshot import Model
@@ -236,9 +237,13 @@ def _entry_for(model: str, names: Iterable[str]) -> str | None:
 # --- what models and the store get ---
 
 
-def with_routes(caching: Caching, places: Iterable[tuple[str, str, str]]) -> Caching:
-    """Returns the set for a model whose calls may go to these places (provider, address, model), with a version of both."""
+def with_routes(caching: Caching, places: Iterable[tuple[str, str, str]], rule: OutputRule | None = None) -> Caching:
+    """Returns the set for a model whose calls may go to these places (provider, address, model), with a version of both.
+
+    The rule that its answers keep is part of that: an answer that was good enough for another rule is not given again.
+    """
     parts = [caching.version, *(part for place in dict.fromkeys(places) for part in place)]
+    parts += [] if rule is None else [rule.digest.hex()]
     total = sha256()
     for part in (part.encode("utf-8", "surrogatepass") for part in parts):
         total.update(b"%d:%b" % (len(part), part))

@@ -85,7 +85,10 @@ def check_part(kind: type[EntryT], document: Document | None, path: Path) -> Ent
 def _report(kind: type[Entry], document: Document, path: Path, detail: ErrorDetails) -> None:
     here = (*path, *(step for step in detail["loc"] if step != "[key]"))
     if detail["type"] == "extra_forbidden":
-        document.complain(here, f"unknown field{did_you_mean(here[-1], kind.model_fields)}")
+        document.complain(
+            here,
+            f"unknown field{did_you_mean(here[-1], [one.alias or name for name, one in kind.model_fields.items()])}",
+        )
     else:
         document.complain(here, _in_words(detail, document.show(here, detail["input"])))
 

@@ -19,6 +19,7 @@ from gateway.config.reading.fields import is_label, is_pattern
 from gateway.config.reading.problems import Document, Path, did_you_mean
 from gateway.config.schema import CapabilitiesEntry, ConfigFile, GroupEntry, ModelEntry, PriceEntry, TargetEntry
 from gateway.config.sections.credentials import Groups
+from gateway.config.sections.outputs import CompiledOutput, check_output
 from gateway.config.sections.shared_limits import check_fail_closed, share_limits
 from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
 from gateway.config.sections.vendors import bind_credentials
@@ -34,6 +35,7 @@ class Route:
     entry: ModelEntry
     places: tuple[TargetPlace, ...]
     grouping: GroupRules | None
+    output: CompiledOutput | None
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
@@ -54,7 +56,8 @@ def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -
         entry = check(ModelEntry, document, ("models", name))
         if entry is not None:
             places, grouping = _check_places(document, config, name), _check_grouping(document, name, entry)
-            routes[name] = Route(name, entry, places, grouping)
+            output = check_output(document, name, entry.output, config.models)
+            routes[name] = Route(name, entry, places, grouping, output)
             _check_names(document, config, name, entry, policies)
     for field in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, field)
@@ -151,6 +154,12 @@ def places_of(routes: Mapping[str, Route]) -> Iterator[TargetPlace]:
         yield from route.places
 
 
+def schema_files(routes: Mapping[str, Route]) -> dict[str, bytes]:
+    """Returns the files with the schemas of answers, each with the digest of what it holds."""
+    files = (route.output.file for route in routes.values() if route.output is not None)
+    return dict(file for file in files if file is not None)
+
+
 def build_models(
     routes: Mapping[str, Route], policies: PolicySets, parts: TargetParts
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
@@ -171,6 +180,7 @@ def _model(
     own = targets[name]
     plan = _follow(name, "fallbacks", routes, targets)
     context_plan = _follow(name, "context_fallbacks", routes, targets)[len(own) :]
+    output = None if route.output is None else route.output.rule
     model = Model(
         name=name,
         targets=own,
@@ -181,9 +191,10 @@ def _model(
         context_plan=context_plan,
         choice=entry.choose,
         retries=policies.retries[entry.retries],
-        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups)),
+        caching=with_routes(policies.cache.sets[entry.cache], _places((*plan, *context_plan), groups), output),
         jobs=policies.jobs[entry.jobs],
         grouping=route.grouping,
+        output=output,
         include_usage=policies.admission[entry.admission].include_usage,
     )
     return bind_credentials(model, groups)

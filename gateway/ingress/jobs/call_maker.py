@@ -79,6 +79,7 @@ class CallMaker:
             large=peeked.large,
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
+            output=plan.output,
         )
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:

@@ -1,0 +1,127 @@
+"""The texts in a whole answer that a schema is for: which are checked, and how another is put in the place of one.
+
+Of a chat completion each choice's content is one text; of a response, each message's `output_text` parts together. Answers
+are read in the caller's language: whatever the target speaks has been put into it before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gateway.policy.output.rules import OutputResult
+
+Json = dict[str, Any]
+_CUT = {
+    "length": OutputResult.SKIPPED,
+    "content_filter": OutputResult.REFUSED,
+    "tool_calls": OutputResult.SKIPPED,
+    "function_call": OutputResult.SKIPPED,
+    "error": OutputResult.SKIPPED,
+}
+"""Why a choice ended that is not meant to be whole."""
+
+
+class OutputText(NamedTuple):
+    """One text of an answer. `place` is the choice's position, or the item's among a response's output."""
+
+    place: int
+    text: str
+    excuse: OutputResult | None = None
+    """Why it is not checked; None: it is."""
+
+
+def texts_of(endpoint: str, answer: Json) -> list[OutputText]:
+    """Returns the texts of a whole answer; none where it has no such thing."""
+    if endpoint == "responses":
+        return list(_texts_of_response(answer))
+    choices = answer.get("choices")
+    return [_text_of_choice(at, one) for at, one in enumerate(choices)] if isinstance(choices, list) else []
+
+
+def _text_of_choice(at: int, choice: Any) -> OutputText:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        return OutputText(at, "", OutputResult.SKIPPED)
+    return text_of(
+        at,
+        message.get("content"),
+        choice.get("finish_reason"),
+        is_refused=bool(message.get("refusal")),
+        calls_tools=bool(message.get("tool_calls") or message.get("function_call")),
+    )
+
+
+def text_of(at: int, content: Any, finish_reason: Any, *, is_refused: bool, calls_tools: bool) -> OutputText:
+    """Returns the text of one choice of a chat completion."""
+    if is_refused:
+        return OutputText(at, "", OutputResult.REFUSED)
+    text = content if isinstance(content, str) else ""
+    if finish_reason in ("length", "content_filter", "error"):
+        return OutputText(at, text, _CUT[finish_reason])
+    if calls_tools and not text:
+        return OutputText(at, "", OutputResult.SKIPPED)
+    if calls_tools and finish_reason in _CUT:  # some models say what they are going to do
+        return OutputText(at, text, OutputResult.SKIPPED)
+    return OutputText(at, text)
+
+
+def _texts_of_response(answer: Json) -> Iterator[OutputText]:
+    output = answer.get("output")
+    items = [one for one in output if isinstance(one, dict)] if isinstance(output, list) else []
+    details = answer.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    excuse = None
+    if answer.get("status") != "completed":
+        excuse = OutputResult.REFUSED if reason == "content_filter" else OutputResult.SKIPPED
+    calls = any(str(one.get("type", "")).endswith("_call") for one in items[-1:])
+    for at, item in enumerate(output if isinstance(output, list) else ()):
+        if not isinstance(item, dict) or item.get("type") != "message":
+            continue
+        parts = [part for part in item.get("content") or () if isinstance(part, dict)]
+        if any(part.get("type") == "refusal" for part in parts):
+            yield OutputText(at, "", OutputResult.REFUSED)
+            continue
+        text = "".join([str(part.get("text") or "") for part in parts if part.get("type") == "output_text"])
+        yield OutputText(at, text, excuse or (OutputResult.SKIPPED if calls else None))
+    if excuse is not None and not any(one.get("type") == "message" for one in items):
+        yield OutputText(0, "", excuse)
+
+
+def with_texts(endpoint: str, answer: Json, texts: dict[int, str], usage: Json | None) -> Json:
+    """Returns the answer with other texts at these places, and another usage (None: its own), else as it is."""
+    told = copy.deepcopy(answer)
+    for place, text in texts.items():
+        if endpoint == "responses":
+            parts = told["output"][place]["content"]
+            first = next(part for part in parts if part.get("type") == "output_text")
+            first |= {"text": text} | ({"logprobs": []} if first.get("logprobs") else {})
+            first |= {"annotations": []} if "annotations" in first else {}
+            told["output"][place]["content"] = [
+                part for part in parts if part is first or part.get("type") != "output_text"
+            ]
+        else:
+            choice = told["choices"][place]
+            choice["message"]["content"] = text
+            if choice.get("logprobs") is not None:
+                choice["logprobs"] = None  # they were another text's
+    if endpoint == "responses" and isinstance(told.get("output_text"), str):
+        told["output_text"] = "".join(one.text for one in _texts_of_response(told))
+    if usage is not None:
+        told["usage"] = usage
+    return told
+
+
+def added_usage(endpoint: str, told: Any, input_tokens: int, output_tokens: int) -> Json | None:
+    """Returns an answer's usage with the tokens that were used besides; None: it tells none."""
+    if not isinstance(told, dict):
+        return None
+    names = ("input_tokens", "output_tokens") if endpoint == "responses" else ("prompt_tokens", "completion_tokens")
+    usage = dict(told)
+    for name, more in zip(
+        (*names, "total_tokens"), (input_tokens, output_tokens, input_tokens + output_tokens), strict=True
+    ):
+        if type(usage.get(name)) is int:
+            usage[name] += more
+    return usage
