@@ -119,11 +119,11 @@ async def _makes(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte, where we may make one."""
+    """A file system of two megabytes, where we may make one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=1m") != 0:
+    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=2m") != 0:
         pytest.skip("no file system can be mounted here")
     yield folder
     assert libc.umount2(bytes(folder), 2) == 0

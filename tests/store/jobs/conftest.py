@@ -44,7 +44,7 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall)
             made.append(lends.make(bounds, wall))
         else:
             path = str(tmp_path / f"jobs-{len(made)}.db")
-            made.append(SqliteJobStore(path, wall, bounds, connect=connect_hastily))
+            made.append(SqliteJobStore(path, wall, bounds, response_bounds=response_bounds, connect=connect_hastily))
         return made[-1]
 
     yield make

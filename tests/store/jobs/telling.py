@@ -11,7 +11,7 @@ from gateway.policy.jobs.job import FINALISE, ClaimAsk, ClaimedWork, JobState, S
 from gateway.policy.jobs.lines import ChunkPlan
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
-from tests.store.jobs.support import Jobs, chunk, line
+from tests.store.jobs.support import Jobs, chunk, line, part
 
 LINES, PER_CHUNK = 400, 20
 
@@ -56,6 +56,13 @@ async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) ->
                 tell("line", number)
         await jobs.store.complete_chunk(work, chunk(work.piece))
     else:
+        for number in range(3):
+            await jobs.store.events.append(work, part(number, text=str(work.fence)))
+        await jobs.store.responses.put(jobs.response(work.job.id, body=str(work.fence).encode()))
+        tell("kept", work.job.id)
+        if work.job.id.endswith("5"):
+            await jobs.store.responses.remove(work.job.id, "t")
+            tell("removed", work.job.id)
         await jobs.finish(work, answer=StoredAnswer(200, [], str(work.fence).encode()))
         tell("ended", work.job.id)
 
@@ -63,11 +70,18 @@ async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) ->
 async def check_told(path: str, told: list[list[str]]) -> None:
     """Compares what was told with what is there; raises AssertionError or JobNotFound."""
     jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
-    names = {word: [name for told_word, name in told if told_word == word] for word in ("accepted", "ended", "line")}
+    words = ("accepted", "ended", "line", "kept", "removed")
+    names = {word: [name for told_word, name in told if told_word == word] for word in words}
     for name in names["accepted"]:
         await jobs.get(name)
+        page = await jobs.log(name)
+        assert page.parts == [part(number, text=str(page.generation)) for number in range(len(page.parts))]
     for name in names["ended"]:
         assert (await jobs.get(name)).state is JobState.SUCCEEDED
+        assert len((await jobs.log(name)).parts) == (0 if name == "batch" else 3)
+    for name in names["kept"]:
+        found = await jobs.store.responses.find(name, "t")
+        assert (found is None) if name in names["removed"] else (found is not None or name.endswith("5"))
     for word in ("ended", "line"):
         assert len(names[word]) == len(set(names[word]))
     if "batch" in names["accepted"]:

@@ -15,7 +15,7 @@ from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, HOUR_S, Jobs, MakeJobStore
 
-pytestmark = pytest.mark.parametrize("make_store", ["memory"], indirect=True)
+pytestmark = pytest.mark.parametrize("make_store", ["memory", "sqlite"], indirect=True)
 
 
 async def there(responses: KeptResponses, *names: str, tenant: str = "t") -> list[str]:

@@ -21,7 +21,7 @@ from gateway.policy.jobs.lines import ChunkPlan
 from gateway.policy.jobs.stored_file import FileQuery
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
-from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line
+from tests.store.jobs.support import ANSWER, DAY_S, Jobs, chunk, ids, key, line, part
 from tests.store.sqlite_support import Disk, Monotonic, failing, fill
 
 FULL = failing("database or disk is full", sqlite3.SQLITE_FULL, "COMMIT")
@@ -122,6 +122,11 @@ def writes(jobs: Jobs, work: Any, check: Any) -> dict[str, Callable[[], Awaitabl
         "remove file": lambda: store.files.remove("f1", "t"),
         "garbage": lambda: store.files.find_garbage(10),
         "forgotten": lambda: store.files.forget_garbage(["files/f1"]),
+        "append": lambda: store.events.append(work, part(0)),
+        "drop": lambda: store.events.drop(work.job.id),
+        "put": lambda: store.responses.put(jobs.response("r2")),
+        "remove": lambda: store.responses.remove("r1", "t"),
+        "trim": lambda: store.responses.trim(10),
         "forget": lambda: store.forget_ended(jobs.wall() + DAY_S, 10),
     }
 
@@ -141,6 +146,9 @@ def reads(jobs: Jobs, work: Any) -> dict[str, Callable[[], Awaitable[object]]]:
         "files": lambda: store.files.page(FileQuery("t")),
         "bytes": lambda: store.files.bytes_of(None),
         "used": lambda: store.files.used(["files/f1"]),
+        "log": lambda: store.events.read(work.job.id, "t", -1),
+        "response": lambda: store.responses.find("r1", "t"),
+        "chain": lambda: store.responses.chain("r1", "t", 10),
         "identity": store.identity,
     }
 
@@ -149,6 +157,7 @@ def reads(jobs: Jobs, work: Any) -> dict[str, Callable[[], Awaitable[object]]]:
 async def test_every_write_is_refused_and_changes_nothing(jobs: FaultyJobs, fault: Any) -> None:
     """Neither now nor when the disk works again; it is said once, with the path and what to do, and once that it is over."""
     await jobs.store.files.add(jobs.file("f1"))
+    await jobs.store.responses.put(jobs.response("r1"))
     await jobs.running_batch(total=2)
     work = await jobs.claim()
     await jobs.batch()
@@ -170,6 +179,8 @@ async def test_every_write_is_refused_and_changes_nothing(jobs: FaultyJobs, faul
     assert await jobs.store.results(work) == []
     assert (await jobs.store.files.page(FileQuery("t")))[0] == [jobs.file("f1")]
     assert ids(await jobs.claim_all()) == ["waiting"]
+    assert (await jobs.log(work.job.id)).parts == []
+    assert [one.id for name in ("r1", "r2") for one in await jobs.store.responses.chain(name, "t", 1)] == ["r1"]
     assert len(jobs.said("Jobs are refused with 503 jobs_unavailable")) == 1
     assert jobs.path in jobs.said()[0]
     assert len(jobs.said("works again; it misses")) == 1

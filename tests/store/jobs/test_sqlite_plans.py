@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from gateway.policy.jobs.dead_letters import LetterPage
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery, JobState
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
-from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids
+from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids, part
 from tests.store.sqlite_support import Disk
 
 
@@ -32,10 +34,34 @@ async def test_a_new_job_is_looked_for_once(tmp_path: Path, wall: Wall, disk: Di
     assert not [sql for sql in disk.statements if "DELETE FROM payloads" in sql]
 
 
+TIGHT = ResponseBounds(log_bytes=100, tenant_bytes=100)
+
+
+async def keep_responses(jobs: Jobs) -> None:
+    """All that happens to logs and responses, want of room among it."""
+    store = jobs.store
+    for _ in range(2):
+        work = await jobs.running_response()
+        for number in range(6):
+            await store.events.append(work, part(number))
+        await store.events.read(work.job.id, "t", 0)
+        await jobs.give_back(work)
+        again = await jobs.claim()
+        await store.events.append(again, part(0))
+        await jobs.finish(again)
+        await store.events.drop(again.job.id)
+        for number in range(5):
+            await store.responses.put(jobs.response(f"r{number}", body=b"x" * 30, previous_id=f"r{number - 1}"))
+        await store.responses.chain("r4", "t", 10)
+        await store.responses.remove("r4", "t")
+        jobs.wall.advance(DAY_S)
+        await store.responses.trim(10)
+
+
 async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) -> None:
     """Of jobs, payloads, pieces or files, in the whole life of jobs and batches, a start among it."""
     path = str(tmp_path / "jobs.db")
-    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect), wall)
+    jobs = Jobs(SqliteJobStore(path, wall, connect=disk.connect, response_bounds=TIGHT), wall)
     for _ in range(2):
         store = jobs.store
         await jobs.finish(await jobs.running_call())
@@ -51,6 +77,7 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await store.files.used(["files/f1"])
         await store.files.bytes_of("t")
         await store.identity()
+        await keep_responses(jobs)
         await jobs.tick(DAY_S)
         await store.list_jobs(JobQuery("t"))
         await jobs.finish(await jobs.running_call(), JobState.FAILED, error=ERROR, is_dead=True)
@@ -64,7 +91,7 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await jobs.claim_all()
         await jobs.tick()
         await store.aclose()
-        jobs.store = SqliteJobStore(path, wall, connect=disk.connect)
+        jobs.store = SqliteJobStore(path, wall, connect=disk.connect, response_bounds=TIGHT)
         await jobs.finish(await jobs.until_finalise())
     await jobs.store.aclose()
 
@@ -102,6 +129,25 @@ async def test_a_claim_reads_what_it_gives(tmp_path: Path, wall: Wall, disk: Dis
     await store.aclose()
 
     assert counts[0] == counts[1]
+
+
+async def test_responses_cost_the_same_however_many_there_are(tmp_path: Path, wall: Wall, disk: Disk) -> None:
+    """As many steps of SQLite's machine for each of them with a thousand of a tenant as with ten, want of room among it."""
+    bounds = ResponseBounds(tenant_bytes=1_000_000)
+    store = SqliteJobStore(str(tmp_path / "jobs.db"), wall, connect=disk.connect, response_bounds=bounds)
+    jobs, counts = Jobs(store, wall), []
+    body = b"x" * 998
+    for number in (10, 1000):
+        await asyncio.gather(*(store.responses.put(jobs.response(f"r{one}", body=body)) for one in range(number)))
+        disk.statements.clear()
+        await store.responses.put(jobs.response(f"new{number}", body=body))
+        await store.responses.find(f"r{number - 1}", "t")
+        await store.responses.remove(f"r{number - 1}", "t")
+        await store.responses.trim(10)
+        counts.append(len(disk.statements))
+    assert store.responses.early == 1
+    assert counts[1] - counts[0] <= 4  # the one that made room
+    await store.aclose()
 
 
 async def test_a_store_that_waits_asks_nothing_of_the_disk(tmp_path: Path, wall: Wall, disk: Disk) -> None:

@@ -17,12 +17,13 @@ import pytest
 
 from gateway.errors import StoreUnusable
 from gateway.policy.jobs.job import FINALISE, JobFlag, JobQuery, JobState
+from gateway.policy.responses.stored_response import LogPage
 from gateway.store.jobs.sqlite.schema import APPLICATION_ID, JOBS_FILE
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from gateway.store.sqlite.opening import open_file
 from gateway.store.sqlite.schema import STATE_FILE
 from tests.store.conformance import Wall
-from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, pieces
+from tests.store.jobs.support import ANSWER, DAY_S, OURS, STALE, Jobs, chunk, ids, key, line, part, pieces
 from tests.store.jobs.telling import check_told, run_the_rest, worker
 from tests.store.sqlite_support import Disk, connect_hastily, exit_code, in_a_child
 
@@ -102,6 +103,28 @@ async def test_everything_is_there_again(jobs: Restarts) -> None:
     assert await jobs.take_garbage(10) == ["files/f1"]
     await jobs.tick(60)
     assert ids(await jobs.claim_all()) == [later.id]
+
+
+async def test_logs_and_responses_are_there_again(jobs: Restarts) -> None:
+    """A log is of the dead worker until the next one begins another; what was removed stays so."""
+    dead = await jobs.running_response(id="r1")
+    for number in range(3):
+        await jobs.store.events.append(dead, part(number))
+    for one in (jobs.response("r0"), jobs.response("small", previous_id="r0"), jobs.response("gone")):
+        await jobs.store.responses.put(one)
+    await jobs.store.responses.remove("gone", "t")
+
+    await jobs.restart()
+
+    assert await jobs.log("r1") == LogPage(dead.fence, [part(number) for number in range(3)])
+    again = await jobs.claim()
+    assert again.fence > dead.fence
+    assert await jobs.store.events.append(dead, part(3)) == STALE
+    assert await jobs.store.events.append(again, part(0, text="again")) == OURS
+    assert await jobs.log("r1") == LogPage(again.fence, [part(0, text="again")])
+    await jobs.store.responses.put(jobs.response("gone"))
+    assert await jobs.store.responses.find("gone", "t") is None
+    assert [one.id for one in await jobs.store.responses.chain("small", "t", 3)] == ["small", "r0"]
 
 
 async def test_what_dead_workers_had_is_ready_again_in_its_old_place(jobs: Restarts) -> None:

@@ -25,10 +25,11 @@ CURSOR_S = 3600.0
 FREE_PAGES, FREED_PAGES = 2048, 128
 """Unused pages (16 MiB) left for new rows, or a quarter of the file, if more; pages given back to the system in one step."""
 
-_HELD = (
+HELD = (
     "SELECT jobs.seq, jobs.held FROM jobs JOIN pieces ON pieces.job = jobs.seq "
     f"WHERE jobs.id = ? AND pieces.piece = ? AND pieces.state = {CLAIMED} AND pieces.fence = ?"
 )
+"""The number of a claim's job, and whether it is paused or to stop, if the claim holds: job, piece, fence."""
 
 LONGEST_QUIET_S = 30.0
 """So often at least it is looked what else is due, such as dedupe keys to be forgotten."""
@@ -109,7 +110,7 @@ class SqliteClaims:
     @staticmethod
     def _renew(db: sqlite3.Connection, work: ClaimedWork) -> WriteResult:
         """Asked every second for all that runs: only a job that is paused or to stop is read whole."""
-        found = db.execute(_HELD, (work.job.id, work.piece, work.fence)).fetchone()
+        found = db.execute(HELD, (work.job.id, work.piece, work.fence)).fetchone()
         if found is None:
             return NOT_OURS
         seq, is_held = found

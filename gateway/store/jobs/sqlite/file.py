@@ -104,6 +104,14 @@ class JobsFile:
         """
         return await self._answer(work, "told", undo, is_undone_unheard)
 
+    async def note(self, work: Work[T]) -> T:
+        """Returns the result of work that no piece waits for, and that a loss of power may take back. Raises JobsUnavailable.
+
+        Where it has failed it may be done all the same.
+        """
+        told: T = self._told(await self._thread.later(work, FAILED, "cache"))
+        return told
+
     async def _answer(
         self,
         work: Work[T],
@@ -122,7 +130,11 @@ class JobsFile:
                 future.set_result(result)
 
         self.ask(work, effort, answered, undo)
-        result = await future
+        told: T = self._told(await future)
+        return told
+
+    def _told(self, result: Any) -> Any:
+        """Returns the result of work that could be done, or raises JobsUnavailable."""
         if result is FAILED:
             raise JobsUnavailable(
                 "Jobs cannot be kept now: the gateway is stopping. Send the request again in a moment."

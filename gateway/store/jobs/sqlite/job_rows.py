@@ -15,7 +15,7 @@ from gateway.store.jobs.transitions import is_past_stopping
 
 _COLUMNS = "seq, id, tenant, kind, state, ended, body"
 LINE_COLUMNS = "line, failed, text, input, cached, output, cost, reasoning"
-_TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce")
+_TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce", "event_logs", "events")
 """What belongs to a job, by the column `job`."""
 
 

@@ -140,11 +140,43 @@ _TOTALS = (
     "BEGIN DELETE FROM file_bytes WHERE tenant = NEW.tenant; END",
 )
 
+
+def _response_bytes(row: str, sign: str) -> str:
+    return (
+        f"INSERT INTO response_bytes VALUES ({row}.tenant, {sign}{row}.bytes) "
+        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes"
+    )
+
+
+_RESPONSES = (
+    # `next` is the first event that the log lacks; `cut`: it has no parts, and gets none from this claim.
+    "CREATE TABLE event_logs (job INTEGER PRIMARY KEY, fence INTEGER NOT NULL, next INTEGER NOT NULL, "
+    "bytes INTEGER NOT NULL, cut INTEGER NOT NULL)",
+    "CREATE TABLE events (job INTEGER NOT NULL, last INTEGER NOT NULL, first INTEGER NOT NULL, frames BLOB NOT NULL, "
+    "PRIMARY KEY (job, last)) WITHOUT ROWID",
+    # One that is put again is a new row, the last of all; none changes.
+    "CREATE TABLE responses (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, "
+    "created REAL NOT NULL, keep_until REAL NOT NULL, previous TEXT NOT NULL, bytes INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX responses_id ON responses (tenant, id)",
+    "CREATE INDEX responses_first ON responses (tenant)",
+    "CREATE INDEX responses_over ON responses (keep_until)",
+    "CREATE TABLE response_bodies (response INTEGER PRIMARY KEY, body BLOB NOT NULL, input BLOB NOT NULL)",
+    "CREATE TABLE response_bytes (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    f"CREATE TRIGGER responses_in AFTER INSERT ON responses BEGIN {_response_bytes('NEW', '')}; END",
+    f"CREATE TRIGGER responses_out AFTER DELETE ON responses BEGIN {_response_bytes('OLD', '-')}; END",
+    "CREATE TRIGGER response_bytes_on AFTER UPDATE ON response_bytes WHEN NEW.bytes <= 0 AND NOT EXISTS "
+    "(SELECT 1 FROM responses WHERE tenant = NEW.tenant) "
+    "BEGIN DELETE FROM response_bytes WHERE tenant = NEW.tenant; END",
+    "CREATE TABLE removed_responses (tenant TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, "
+    "PRIMARY KEY (tenant, id)) WITHOUT ROWID",
+    "CREATE INDEX removed_responses_over ON removed_responses (until)",
+)
+
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS),
+    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES),
     when_damaged="Put a backup in its place (`gateway jobs backup FILE` makes one), without the -wal file beside it, or try "
     "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then the jobs in it are lost, "
     "with their answers.",

@@ -34,7 +34,7 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
-from gateway.store.jobs.responses.absent import AbsentEventLogs, AbsentKeptResponses
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.sqlite import job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
 from gateway.store.jobs.sqlite.claims import Oldest, SqliteClaims
@@ -42,6 +42,8 @@ from gateway.store.jobs.sqlite.dead_letters import SqliteDeadLetters
 from gateway.store.jobs.sqlite.file import FAILED, JobsFile
 from gateway.store.jobs.sqlite.files import SqliteJobFiles
 from gateway.store.jobs.sqlite.pieces import SqlitePieces
+from gateway.store.jobs.sqlite.responses.event_logs import SqliteEventLogs
+from gateway.store.jobs.sqlite.responses.kept_responses import SqliteKeptResponses
 from gateway.store.jobs.sqlite.schema import OPEN, STATES
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.sqlite.opening import Connect
@@ -62,6 +64,7 @@ class SqliteJobStore:
         bounds: OpenBounds | None = None,
         *,
         following: Following = nothing_follows,
+        response_bounds: ResponseBounds | None = None,
         connect: Connect = sqlite3.connect,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,7 +77,8 @@ class SqliteJobStore:
         self._file = JobsFile(path, self._pieces, wall, connect, monotonic)
         self.dead = SqliteDeadLetters(self._file, self._pieces, self._acceptance, wall)
         self.files = SqliteJobFiles(self._file, wall)
-        self.events, self.responses = AbsentEventLogs(), AbsentKeptResponses()
+        self.events = SqliteEventLogs(self._file, response_bounds or ResponseBounds())
+        self.responses = SqliteKeptResponses(self._file, wall, response_bounds or ResponseBounds())
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0

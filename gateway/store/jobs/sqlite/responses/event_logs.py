@@ -1,0 +1,43 @@
+"""The logs of responses in the jobs file, asked from the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.policy.jobs.job import ClaimedWork, WriteResult
+from gateway.policy.responses.stored_response import LogPage, LogPart
+from gateway.store.jobs.responses.bounds import ResponseBounds
+from gateway.store.jobs.responses.log_watchers import LogWatchers
+from gateway.store.jobs.sqlite.file import JobsFile
+from gateway.store.jobs.sqlite.responses import event_rows
+
+
+class SqliteEventLogs:
+    """Implements `gateway.job_ports.event_logs.EventLogs`.
+
+    A loss of power may take the end of a log with it, as it takes the worker: whoever takes over begins another generation.
+    """
+
+    def __init__(self, file: JobsFile, bounds: ResponseBounds) -> None:
+        self._file = file
+        self._bounds = bounds
+        self._watchers = LogWatchers()
+
+    async def append(self, work: ClaimedWork, part: LogPart) -> WriteResult:
+        """Adds a part that follows the last one."""
+        result = await self._file.note(lambda db: event_rows.append(db, work, part, self._bounds))
+        self._watchers.wake(work.job.id)
+        return result
+
+    async def read(self, job_id: str, tenant: str, after: int, most_bytes: int = 1024 * 1024) -> LogPage | None:
+        """Returns the parts with events behind `after`, whole ones, at least one if there is any."""
+        return await self._file.read(lambda db: event_rows.read(db, job_id, tenant, after, most_bytes))
+
+    async def drop(self, job_id: str) -> None:
+        """Forgets the log of a job, durably."""
+        await self._file.write(lambda db: event_rows.drop(db, job_id))
+        self._watchers.wake(job_id)
+
+    def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Has `wake` called when a part of the job has come."""
+        return self._watchers.watch(job_id, wake)
