@@ -50,7 +50,7 @@ from gateway.semantic.opening import open_local, open_semantic
 from gateway.settings import Settings
 from gateway.store.opening import open_store
 from gateway.telemetry import Telemetry
-from gateway.upstream.converting import converting
+from gateway.upstream.converting import Languages
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
 from gateway.wiring import build_jobs, drain_jobs, semantic_news, store_routes
@@ -98,6 +98,7 @@ class Gateway:
         self._host = settings.host
         self._emulators = Emulators()
         self._pools = Pools(self._emulators.start)
+        self._languages = Languages(self._clock, lambda: token_hex(12))
         self._inflight = InFlight()
         self._watch = AttemptDeadlines()
         self._worker = worker
@@ -307,9 +308,7 @@ class Gateway:
             self._settings.config,
             self._environ,
             connect=lambda provider, model: Wire(provider, model, self._pools.transport(provider)),
-            convert=lambda upstream, kind, speaks: converting(
-                upstream, kind, speaks, self._clock, lambda: token_hex(12)
-            ),
+            convert=self._languages.converting,
             version=version,
             now_wall=self._clock.wall(),
             host=self._host,

@@ -52,6 +52,30 @@ async def test_other_methods_and_paths_are_relayed_without_v1(start: StartGatewa
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/responses/resp_1"), ("POST", "/responses/input_tokens"), ("POST", "/v1/responses/compact")],
+)
+async def test_what_a_provider_of_chat_has_not_is_told(start: StartGateway, method: str, path: str) -> None:
+    """And is not asked of it; what has no model is converted or refused there, all else relayed."""
+
+    def chat_only(url: str) -> dict[str, Any]:
+        config = with_passthrough(url)
+        config["providers"]["main"]["speaks"] = ["chat"]
+        return config
+
+    gateway = await start(chat_only)
+    async with connect(gateway.url) as peer:
+        refused = await peer.exchange(get(path, method=method))
+        kept = await peer.exchange(post("/v1/responses", b'{"prompt":{"id":"pmpt_1"}}'))
+
+    assert refused.status == 404
+    assert "chat completions and no Responses" in orjson.loads(refused.body)["error"]["message"]
+    assert kept.status == 400
+    assert orjson.loads(kept.body)["error"]["code"] == "unsupported_by_targets"
+    assert gateway.received() == []
+
+
+@pytest.mark.parametrize(
     "path",
     ["/", "/v2/files", "/Files", "/filesystem", "/files%2fx", "/fil%65s", "//files", "/v1", "/admin/x", "/organization/costs",
      "/v1/organization/costs", "/v1/organ%69zation/costs", "/v1/organ%2569zation/x", "/v1/ORGANIZATION/x", "/v1/projects/p"],

@@ -14,7 +14,7 @@ from gateway.exchange import Answer, Clocks, Outgoing
 from gateway.provider_errors import UpstreamFailed
 from gateway.splice import Spliced
 from gateway.upstream import converting as module
-from gateway.upstream.converting import LARGE_BYTES, LEARNED_FOR_S, Converting, converting
+from gateway.upstream.converting import LARGE_BYTES, LEARNED_FOR_S, Converting, Languages
 from gateway.words import Attempt
 from tests.flow.support import JSON, Broken, Script, ScriptedUpstream
 
@@ -51,7 +51,8 @@ def answers(*bodies: Any, status: int = 200) -> list[Script]:
 
 
 def around(inner: Any, clock: Any = None, *, speaks: frozenset[str] | None = None) -> Converting:
-    return Converting(inner, pairs_for(speaks), facts_of("other"), clock or Now(), lambda: "abc", learns=speaks is None)
+    learned: dict[str, float] | None = {} if speaks is None else None
+    return Converting(inner, pairs_for(speaks), facts_of("other"), clock or Now(), lambda: "abc", learned=learned)
 
 
 def outgoing(path: str = "/responses", body: Any = None, method: str = "POST") -> Outgoing:
@@ -156,6 +157,73 @@ async def test_nothing_is_learned_where_it_is_known() -> None:
         assert (answer.status, len(inner.sent)) == (404, 1)
 
 
+async def test_calls_that_learn_at_once_are_all_served() -> None:
+    """The one that hears of it later is not left with its 404."""
+    missing = {"detail": "Not Found"}
+    inner = ScriptedUpstream(*answers(missing, missing, status=404), *answers(SAID, SAID))
+    upstream, sent = around(inner), outgoing()
+    first, second = await upstream.send(sent), await upstream.send(sent)
+
+    for answer in (first, second):
+        assert (await body_of(await upstream.learn(sent, answer)))["object"] == "response"
+
+
+@pytest.mark.parametrize("said", [{"detail": "Not Found"}, b""])
+async def test_nothing_is_learned_where_no_path_is_known(said: Any) -> None:
+    """A server that is being deployed: its first word is given, and the path asked again next time."""
+    scripts = [Script(404, (JSON,), [said if isinstance(said, bytes) else orjson.dumps(said)]) for _ in range(2)]
+    inner = ScriptedUpstream(*scripts, *answers(ASKED))
+    upstream = around(inner)
+
+    assert (await ask(upstream, outgoing())).status == 404
+    await ask(upstream, outgoing())
+    assert [one.path for one in inner.sent] == ["/responses", "/chat/completions", "/responses"]
+
+
+async def test_what_was_learned_is_forgotten_when_it_is_wrong() -> None:
+    """The other path is gone: the next call asks the first one again."""
+    missing = answers({"detail": "Not Found"}, status=404)
+    inner = ScriptedUpstream(*missing, *answers(SAID), *answers({"detail": "Not Found"}, status=404), *answers(ASKED))
+    upstream = around(inner)
+
+    for status in (200, 404, 200):
+        assert (await ask(upstream, outgoing())).status == status
+    assert [one.path for one in inner.sent] == ["/responses", "/chat/completions", "/chat/completions", "/responses"]
+
+
+@pytest.mark.parametrize("status", [404, 200])
+async def test_what_is_packed_is_unpacked_or_the_targets_fault(status: int) -> None:
+    """Packed, no word of a model can be seen in a refusal; this server's cannot be unpacked."""
+    inner = ScriptedUpstream(Script(status, (JSON, (b"content-encoding", b"gzip")), [b"\x1f\x8b", b""]))
+    upstream = around(inner, speaks=frozenset(("chat",)) if status == 200 else None)
+
+    with pytest.raises(UpstreamFailed):
+        await ask(upstream, outgoing())
+    assert len(inner.sent) == 1
+
+
+async def test_a_reload_forgets_nothing_that_was_learned() -> None:
+    """The next config's targets ask the path that is there, as long as it holds."""
+    clock = Now()
+    languages = Languages(clock, lambda: "abc")
+    inner = ScriptedUpstream(*answers({"detail": "Not Found"}, status=404), *answers(SAID, SAID))
+    first = languages.converting(inner, "other", None, "https://x m")
+    assert first is not None
+    await ask(first, outgoing())
+    after, elsewhere = (languages.converting(inner, "other", None, place) for place in ("https://x m", "https://y m"))
+    assert after is not None
+    assert elsewhere is not None
+
+    assert set(after.detours) == {"/responses"}
+    assert set(elsewhere.detours) == set()
+    await ask(after, outgoing())
+    assert inner.sent[-1].path == "/chat/completions"
+    clock.at = LEARNED_FOR_S
+    late = languages.converting(inner, "other", None, "https://x m")
+    assert late is not None
+    assert set(late.detours) == set()
+
+
 async def test_errors_come_back_as_the_server_wrote_them() -> None:
     """The tables of errors read those."""
     inner = ScriptedUpstream(*answers({"error": {"message": "slow down"}}, status=429))
@@ -225,6 +293,6 @@ def test_what_is_declared_to_speak_all_has_nothing_around_it() -> None:
     """Its calls cost nothing more."""
     declared = languages_of("other", ["chat", "responses"])
 
-    assert converting(ScriptedUpstream(), "other", declared, Now(), lambda: "abc") is None
+    assert Languages(Now(), lambda: "abc").converting(ScriptedUpstream(), "other", declared, "x m") is None
     assert languages_of("mistral", None) == frozenset(("chat",))
     assert languages_of("openai", None) is None

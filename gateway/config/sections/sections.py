@@ -30,6 +30,7 @@ from gateway.config.sections.credentials import (
 from gateway.config.sections.shared_limits import check_fail_closed
 from gateway.config.sections.targets import TargetParts, limits_of
 from gateway.config.sections.vendors import check_accepted
+from gateway.dialects.registry import languages_of
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.process import Server
 from gateway.policy.runs.outcome import Workflows
@@ -238,11 +239,15 @@ def passthrough_target(provider: Provider, policies: PolicySets, parts: TargetPa
     kind = parts.kinds[provider.group]
     timeouts = policies.timeouts["default"]
     counting = policies.admission["default"].counting(kind, adaptive=False, find_tokenizer=None)
+    upstream, speaks = parts.upstreams[provider.name, None], languages_of(kind, provider.speaks)
+    # What it does not speak is told of at once; nothing is learned from its answers, which are relayed as they are.
+    conversions = None if speaks is None else parts.convert(upstream, kind, speaks, f"{provider.base_url} None")
     return Target(
         name=f"{provider.name}/*",
         provider=provider.name,
         model=None,
-        upstream=parts.upstreams[provider.name, None],
+        upstream=upstream,
+        detours={} if conversions is None else conversions.detours,
         clocks=timeouts.default,
         clocks_by=timeouts.by,
         counting=replace(counting, learns=False),

@@ -25,11 +25,13 @@ from gateway.policy.snapshot import Provider, Rates, Target
 Pair = tuple[str, str | None]
 """The names of a provider and of its model; None: the model that the client asked for."""
 FindRates = Callable[[str], Rates | None]
-Convert = Callable[[Upstream, str, frozenset[str] | None], Conversions | None]
-"""Returns what puts calls into another language for a kind of server that speaks these; None: it speaks all."""
+Convert = Callable[[Upstream, str, frozenset[str] | None, str], Conversions | None]
+"""Returns what puts calls into another language for a kind of server that speaks these; None: it speaks all.
+
+The last argument names the server and its model, for what is learned of it."""
 
 
-def as_it_is(_upstream: Upstream, _kind: str, _speaks: frozenset[str] | None) -> None:
+def as_it_is(_upstream: Upstream, _kind: str, _speaks: frozenset[str] | None, _place: str) -> None:
     """Converts nothing."""
 
 
@@ -94,7 +96,7 @@ def _build(
     timeouts = policies.timeouts[model.timeouts]
     speaks = languages_of(kind, provider.speaks if entry.speaks is None else entry.speaks)
     upstream = parts.upstreams[provider.name, place.model]
-    conversions = parts.convert(upstream, kind, speaks)
+    conversions = parts.convert(upstream, kind, speaks, f"{provider.base_url} {place.model}")
     return Target(
         name=f"{provider.name}/{place.model or '*'}",
         provider=provider.name,

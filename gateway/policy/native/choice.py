@@ -63,6 +63,12 @@ def targets_of(policy: PolicySnapshot, job: Job, model_name: str, rules: BatchRu
     own = [one for one in model.targets if may_take(policy.providers[one.provider])] if model is not None else []
     if not own:
         raise NoPart(f"no provider of '{model_name}' has an api_key in the config")
+    path = str(job.about[ENDPOINT]).removeprefix("/v1")
+    own = [one for one in own if path not in one.detours]
+    if not own:
+        raise NoPart(
+            f"no provider of '{model_name}' has {job.about[ENDPOINT]} itself: such calls are converted one by one"
+        )
     split = rules.native.split
     found = [one for one in own if weight_of(policy, one, split)] if split else own[:1]
     if not found:

@@ -1,0 +1,43 @@
+"""A provider's own Batch API takes no lines in a language that the provider does not speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.exchange import Upstream
+from gateway.policy.batches.marks import ENDPOINT
+from gateway.policy.jobs.job import Job
+from gateway.policy.native.choice import NoPart, plan_parts, targets_of
+from gateway.policy.snapshot import PolicySnapshot
+from tests.jobs.native_stage import native_rules, snapshot
+
+ELSEWHERE: Any = {"/responses": cast(Upstream, SimpleNamespace())}
+
+
+def job(endpoint: str) -> Job:
+    return cast(Job, SimpleNamespace(about={ENDPOINT: endpoint}))
+
+
+def speaking_chat(*providers: str) -> PolicySnapshot:
+    """A policy in which these providers have no Responses, declared or learned."""
+    policy = snapshot()
+    model = policy.models["m"]
+    targets = tuple(replace(one, detours=ELSEWHERE) if one.provider in providers else one for one in model.targets)
+    return replace(policy, models={**policy.models, "m": replace(model, targets=targets, plan=targets)})
+
+
+def test_a_part_goes_where_its_language_is_spoken() -> None:
+    """Other targets are left out; where none is left, the batch runs here, line by line, and is converted."""
+    rules = native_rules().batches
+    found = targets_of(speaking_chat("openai"), job("/v1/responses"), "m", rules)
+    assert [target.provider for target in found] == ["azure"]
+
+    nobody = speaking_chat("openai", "azure")
+    with pytest.raises(NoPart, match="converted"):
+        targets_of(nobody, job("/v1/responses"), "m", rules)
+    assert plan_parts(nobody, job("/v1/responses"), ["m"], 100, rules) is None
+    assert plan_parts(nobody, job("/v1/chat/completions"), ["m"], 100, rules) is not None
