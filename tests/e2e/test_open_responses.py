@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from gateway.emulator.faults import parse_rule
 from tests.dialects.grammar import check_responses
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import config_of
@@ -135,6 +136,29 @@ async def test_chat_passes_at_a_model_of_responses(start: StartGateway) -> None:
             one, other = whole.choices[0], streamed.choices[0]
             assert (one.message.content or "", one.finish_reason) == (other.message.content or "", other.finish_reason)
             assert len(one.message.tool_calls or ()) == len(other.message.tool_calls or ()) == bool(body.get("tools"))
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset", "malformed", "in_band_error", "raw_error", "no_done"])
+async def test_a_stream_that_breaks_has_no_end(start: StartGateway, fault: str) -> None:
+    """In both languages: what came is whole events, numbered without a gap to the error that is last."""
+    gateway = await start(two_kinds)
+    await gateway.emulator.configure(
+        faults=(parse_rule({"fault": fault} | ({} if fault == "no_done" else {"after_chunks": 3})),)
+    )
+    question: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    async with gateway.sdk() as sdk:
+        for model, asked in (("chat-only", {"input": "hello", "stream": True}), ("responses-only", question)):
+            create: Any = sdk.responses if "input" in asked else sdk.chat.completions
+            async with create.with_streaming_response.create(model=model, **asked) as answer:
+                text = await answer.text()
+            events = [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            if "input" in asked:
+                assert check_responses(events)["type"] == "error"
+                assert len(events) > 3
+            else:
+                assert "error" in events[-1]
+                assert "[DONE]" not in text
+                assert not any(choice["finish_reason"] for event in events[:-1] for choice in event["choices"])
 
 
 async def test_what_converted_calls_refuse_is_read_by_the_sdk(start: StartGateway) -> None:

@@ -120,6 +120,18 @@ def test_a_responses_stream_ends_with_its_last_event(name: str, form: Form) -> N
         assert said.is_complete(one, is_clean=False)
 
 
+def test_an_error_of_ours_has_the_next_number() -> None:
+    """Behind events that were read, and behind those that were not."""
+    said = Transcript("responses")
+    assert b'"sequence_number":0' in said.error_event("cut", "x")
+    said.read(b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{}}\n\n')
+    assert b'"sequence_number":1' in said.error_event("cut", "x")
+    said.last_plain = (
+        b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":7}\n\n'
+    )
+    assert b'"sequence_number":8' in said.error_event("cut", "x")
+
+
 def test_a_stream_in_anthropics_form_ends_with_message_stop() -> None:
     """It is known by its start; its error has its own form, and its tokens come in two places."""
     start = b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'

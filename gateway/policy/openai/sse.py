@@ -176,9 +176,9 @@ def chat_error(message: str, code: str) -> bytes:
     return b"data: %s\n\n" % orjson.dumps({"error": error})
 
 
-def response_error(message: str, code: str) -> bytes:
-    """Returns an error event as OpenAI's Responses streams send it."""
-    error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
+def response_error(message: str, code: str, number: int = 0) -> bytes:
+    """Returns an error event as OpenAI's Responses streams send it; `number` is its place among the events."""
+    error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": number}
     return b"event: error\ndata: %s\n\n" % orjson.dumps(error)
 
 

@@ -86,6 +86,7 @@ class Transcript:
         "_has_done",
         "_head",
         "_long_tail",
+        "_number",
         "_strips",
         "events",
         "failure",
@@ -104,6 +105,7 @@ class Transcript:
         self._has_done = False
         self._head = b""
         self._long_tail = b""
+        self._number = -1
         self.events = 0
         """The events read here that had content."""
         self.finished: set[object] = set()
@@ -157,8 +159,13 @@ class Transcript:
     def error_event(self, message: str, code: str) -> bytes:
         """Returns an error event as this stream's readers expect it."""
         if self._form == "responses":
-            return sse.response_error(message, code)
+            return sse.response_error(message, code, self._last_number() + 1)
         return sse.message_error(message, code) if self._form == "messages" else sse.chat_error(message, code)
+
+    def _last_number(self) -> int:
+        """The sequence number of the last event: an error of ours is the next one."""
+        plain = sse.event_json(self.last_plain) if self.last_plain else None
+        return max(self._number, _number_of(plain or {}))
 
     def _hear(self, event: bytes) -> bytes:
         data = sse.event_data(event).strip()
@@ -214,6 +221,8 @@ class Transcript:
         usage = _usage_in(parsed)
         if usage is not None:
             self.usage = usage if self.usage is None else _merged(self.usage, usage)
+        if self._form == "responses":
+            self._number = max(self._number, _number_of(parsed))
         kind = parsed.get("type")
         if self._form == "other" and isinstance(kind, str):
             if kind == "message_start":
@@ -267,6 +276,11 @@ class Transcript:
         if _FINISH.search(self._long_tail):
             self.finished.add(0)
         self._head = self._long_tail = b""
+
+
+def _number_of(event: dict[str, Any]) -> int:
+    number = event.get("sequence_number")
+    return number if isinstance(number, int) else -1
 
 
 def _is_usage_event(parsed: dict[str, Any]) -> bool:
