@@ -76,6 +76,8 @@ POLICYS_DATA = {
     "gateway.policy.process",
     "gateway.policy.runs.run",
     "gateway.policy.runs.codec",
+    "gateway.policy.runs.step",
+    "gateway.policy.runs.step_errors",
     "gateway.policy.snapshot",
     "gateway.policy.fleet.lease",
     "gateway.policy.fleet.shared_state",

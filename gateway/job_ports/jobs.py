@@ -13,6 +13,7 @@ from gateway.job_ports.dead_letters import DeadLetters
 from gateway.job_ports.event_logs import EventLogs
 from gateway.job_ports.files import JobFiles
 from gateway.job_ports.kept_responses import KeptResponses
+from gateway.job_ports.runs import Runs
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.job import (
     Accepted,
@@ -66,6 +67,11 @@ class JobStore(Protocol):
     @property
     def responses(self) -> KeptResponses:
         """Returns the responses that are kept here."""
+        ...
+
+    @property
+    def runs(self) -> Runs:
+        """Returns the runs of this store."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from gateway.policy.jobs.lines import ChunkPlan
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import Jobs, chunk, line, part
+from tests.store.jobs.test_runs import step
 
 LINES, PER_CHUNK = 400, 20
 
@@ -35,9 +36,15 @@ def worker(path: str, life: int, writable: int) -> Callable[[], None]:
                 for work in await jobs.store.claim([ClaimAsk("fast", 3)]):
                     await run_piece(jobs, work, tell)
 
+        async def keep(lane: int) -> None:
+            for number in range(10_000):
+                name = f"{life}-{lane}-{number}"
+                await jobs.store.runs.keep_step(step(jobs, name, name.encode() * 100))
+                tell("step", name)
+
         await jobs.accept(jobs.new_batch(id="batch"))
         tell("accepted", "batch")
-        await asyncio.gather(*map(accept, range(2)), *map(run, range(3)))
+        await asyncio.gather(*map(accept, range(2)), *map(run, range(3)), keep(0))
 
     return lambda: asyncio.run(live())
 
@@ -70,8 +77,12 @@ async def run_piece(jobs: Jobs, work: ClaimedWork, tell: Callable[..., None]) ->
 async def check_told(path: str, told: list[list[str]]) -> None:
     """Compares what was told with what is there; raises AssertionError or JobNotFound."""
     jobs = Jobs(SqliteJobStore(path, Wall()), Wall())
-    words = ("accepted", "ended", "line", "kept", "removed")
+    words = ("accepted", "ended", "line", "kept", "removed", "step")
     names = {word: [name for told_word, name in told if told_word == word] for word in words}
+    for name in names["step"]:
+        kept = await jobs.store.runs.find_step("t", "order-1", name)
+        assert kept is not None
+        assert kept.body == name.encode() * 100
     for name in names["accepted"]:
         await jobs.get(name)
         page = await jobs.log(name)

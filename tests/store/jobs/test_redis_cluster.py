@@ -12,7 +12,7 @@ from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobSta
 from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
-from tests.store.jobs import test_accept, test_batches, test_dead_letters, test_fences, test_lists
+from tests.store.jobs import test_accept, test_batches, test_dead_letters, test_fences, test_lists, test_runs
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, job_lender
 from tests.store.jobs.support import ANSWER, ERROR, OURS, Jobs, MakeJobStore, ids
 from tests.store.jobs.test_dead_letters import again, dead_call, letter
@@ -25,7 +25,7 @@ DIFFERENT = {
 }
 TENANTS = [f"tenant-{number}" for number in range(8)]
 """In several partitions."""
-for module in (test_accept, test_batches, test_dead_letters, test_fences, test_lists):
+for module in (test_accept, test_batches, test_dead_letters, test_fences, test_lists, test_runs):
     globals().update({name: one for name, one in vars(module).items() if name[:5] == "test_" and name not in DIFFERENT})
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from gateway.policy.jobs.dead_letters import LetterPage
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery, JobState
+from gateway.policy.runs.run import told
+from gateway.policy.runs.step import RunQuery, RunToChange
 from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.sqlite.store import SqliteJobStore
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, ERROR, Jobs, ids, part
+from tests.store.jobs.test_runs import room, step
 from tests.store.sqlite_support import Disk
 
 
@@ -80,6 +83,7 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await keep_responses(jobs)
         await jobs.tick(DAY_S)
         await store.list_jobs(JobQuery("t"))
+        await use_runs(jobs)
         await jobs.finish(await jobs.running_call(), JobState.FAILED, error=ERROR, is_dead=True)
         for group in await store.dead.groups(5):
             letters = await store.dead.page(LetterPage(group.id))
@@ -96,6 +100,23 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
     await jobs.store.aclose()
 
     assert scans(path, disk) == []
+
+
+async def use_runs(jobs: Jobs) -> None:
+    """Everything that is asked of runs, with too little room for them."""
+    runs = jobs.store.runs
+    room(jobs, 4000)
+    for number in range(4):
+        await runs.keep_step(step(jobs, f"step-{number}", bytes(1000)))
+        await runs.keep_step(step(jobs, run=f"order-{number}"))
+    await runs.change([RunToChange("t", "order-9", told(jobs.wall(), workflow="w"))])
+    await runs.find_step("t", "order-3", "extract")
+    await runs.find("t", "order-3")
+    for tenant in ("t", None):
+        await runs.list_runs(RunQuery(tenant, 10, ("t", "order-9"), "w"))
+    assert runs.early > 1
+    await runs.forget("t", "order-9")
+    await runs.trim(jobs.wall() + 1, 10)
 
 
 def scans(path: str, disk: Disk) -> list[str]:

@@ -40,6 +40,7 @@ from gateway.store.jobs.memory.kept_responses import MemoryKeptResponses
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
 from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import NOT_OURS, OpenBounds, written
+from gateway.store.runs.memory import MemoryRuns
 from gateway.words import Lane
 
 
@@ -64,6 +65,7 @@ class MemoryJobStore:
         self._jobs: dict[str, MemoryJob] = {}
         """By id, in the order in which they came."""
         self.files = MemoryJobFiles(wall, self._read_blobs)
+        self.runs = MemoryRuns(wall)
         self._wakes: list[Callable[[], None]] = []
         self._pieces = MemoryPieces(self._wake, self.files.discard, self._follow)
         self._acceptance = MemoryAcceptance(self._jobs, self._pieces, bounds or OpenBounds())

@@ -50,6 +50,7 @@ from gateway.store.jobs.redis.writes import RedisWrites
 from gateway.store.jobs.responses.absent import AbsentEventLogs, AbsentKeptResponses
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import BackgroundTasks, Link
+from gateway.store.runs.redis import RedisRuns
 from gateway.words import Lane
 
 LEASE_S = 15.0
@@ -97,6 +98,7 @@ class RedisJobStore:
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
         self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
         self.events, self.responses = AbsentEventLogs(), AbsentKeptResponses()
+        self.runs = RedisRuns(self._partitions, self._refuse_if_unfit)
         self._places = JobPlaces(self._partitions)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)

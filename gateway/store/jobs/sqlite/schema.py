@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.store.jobs.transitions import PieceState
+from gateway.store.runs.sqlite_rows import MIGRATION as RUNS
 from gateway.store.sqlite.opening import FileKind
 
 STATES: Final[tuple[PieceState, ...]] = ("ready", "later", "claimed", "withheld")
@@ -176,7 +177,7 @@ JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES),
+    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES, RUNS),
     when_damaged="Put a backup in its place (`gateway jobs backup FILE` makes one), without the -wal file beside it, or try "
     "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then the jobs in it are lost, "
     "with their answers.",

@@ -46,6 +46,7 @@ from gateway.store.jobs.sqlite.responses.event_logs import SqliteEventLogs
 from gateway.store.jobs.sqlite.responses.kept_responses import SqliteKeptResponses
 from gateway.store.jobs.sqlite.schema import OPEN, STATES
 from gateway.store.jobs.transitions import OpenBounds
+from gateway.store.runs.sqlite import SqliteRuns
 from gateway.store.sqlite.opening import Connect
 from gateway.words import LANES, Lane
 
@@ -79,6 +80,7 @@ class SqliteJobStore:
         self.files = SqliteJobFiles(self._file, wall)
         self.events = SqliteEventLogs(self._file, response_bounds or ResponseBounds())
         self.responses = SqliteKeptResponses(self._file, wall, response_bounds or ResponseBounds())
+        self.runs = SqliteRuns(self._file, wall)
         self._oldest: Oldest = {}
         self._is_ticking = False
         self._changes = 0
