@@ -39,7 +39,8 @@ class JobStore(Protocol):
 
     The store's own clock says what is due. A transition and all that follows from it (the next chunk, the end) is one step:
     a crash leaves either all of it or nothing. However a job ends (by `finish`, cancelled, past its deadline), what its
-    `Following` names is accepted in the step of that end, and its dead letter made.
+    `Following` names is accepted in the step of that end, its dead letter made, and its parent woken: a run that is parked is
+    ready then, and one that a worker has is ready as soon as it would be parked, once for all that has happened meanwhile.
     """
 
     lease_s: float
@@ -82,7 +83,8 @@ class JobStore(Protocol):
     async def accept(self, jobs: Sequence[NewJob]) -> Sequence[Accepted]:
         """Takes jobs, durably, all or none of them. Raises TooManyJobs above a bound of open jobs.
 
-        A job whose id is there already is answered with the one that is there, so that an accept can be repeated.
+        A job whose id is there already is answered with the one that is there, so that an accept can be repeated. Jobs that
+        have a parent count towards no bound: their run does.
         """
         ...
 
@@ -90,7 +92,7 @@ class JobStore(Protocol):
         """Gives pieces that are due to this worker: of the highest lane, in that the urgent, then by readiness.
 
         A job's first claim sets `started_at` and the state RUNNING. Pieces of jobs that are paused, or are to stop, are
-        not given (but FINALISE always).
+        not given (but FINALISE always, and a run that is to stop: its worker sees to its children).
         """
         ...
 
@@ -106,6 +108,15 @@ class JobStore(Protocol):
         `is_attempt` counts it as an attempt of the job. `claims` goes back by one: what counts there are claims whose
         workers were not heard of again. Where the job is to stop, and no piece of it is claimed any more, a `call` ends so
         and a batch goes on to FINALISE.
+        """
+        ...
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds.
+
+        Marks are added as by `note`. Children whose ids are there already stay as they are. Where one has ended since the
+        claim, or the run was told to stop, it is ready at once instead; what was told to stop since takes no new children.
+        Raises ValueError for a child that is not this run's, or another tenant's.
         """
         ...
 
@@ -156,8 +167,9 @@ class JobStore(Protocol):
     async def flag(self, job_id: str, tenant: str | None, flag: JobFlag) -> Job | None:
         """Asks something of a job; None: there is none, or it is another tenant's. An ended job stays as it is.
 
-        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, its time is the mark `cancelling_at`, and
-        a batch of which nothing is claimed goes on to FINALISE. PAUSE and RESUME withhold its pieces from claims.
+        CANCEL: a `call` that nobody runs ends at once; otherwise `ends_as` is set, its time is the mark `cancelling_at`, a
+        batch of which nothing is claimed goes on to FINALISE, and a run that has begun is ready at once. A deadline does the
+        same. PAUSE and RESUME withhold its pieces from claims.
         """
         ...
 
@@ -180,7 +192,7 @@ class JobStore(Protocol):
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets jobs that ended before `before`, with their answers; returns how many. Their files live on.
 
-        Not those whose dead letters can be replayed.
+        Not those whose dead letters can be replayed, nor children of a run that has not ended.
         """
         ...
 

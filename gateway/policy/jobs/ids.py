@@ -19,7 +19,8 @@ JOB: Final = "job_gw"
 EVENT: Final = "evt_gw"
 DELIVERY: Final = "msg_gw"
 DEAD_LETTER: Final = "dl_gw"
-Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw"]
+RUN: Final = "run_gw"
+Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw", "run_gw"]
 
 Role = Literal["output", "errors"]
 """What a file of a batch's own is to it."""
@@ -30,7 +31,7 @@ _PAIRS: Final = [low + high for high in _DIGITS for low in _DIGITS]
 """What two digits of a number are written as: half as many divisions."""
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BODY, _CHECK = 19, 3
-_ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
+_ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw|run_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
 _STEPS: Final = {
     role: int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
     for role in get_args(Role)
@@ -80,6 +81,12 @@ def derived_call_id(record: bytes, number: int) -> str:
     """Returns the id of the `number`-th job that stands for a call with an `Idempotency-Key`, always the same."""
     told = record + b"\0%d" % number
     return new_id(JOB, blake2b(told, digest_size=DRAW_BYTES, person=b"call").digest())
+
+
+def derived_child_id(mark: Mark, run_id: str, step: str, attempt: int) -> str:
+    """Returns the id of the job that is the `attempt`-th one of a run's step, always the same."""
+    told = f"{run_id}\0{step}\0{attempt}".encode()
+    return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"child").digest())
 
 
 def is_ours(mark: Mark, id: str) -> bool:

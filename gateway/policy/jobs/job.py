@@ -1,7 +1,8 @@
 """A job as data: durable work that outlives the connection, and the process, by which it came.
 
 Plain, immutable and JSON-able: stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work
-is claimed in pieces: a `call` is one piece; a `batch` is checked, then run in chunks of lines, then put together.
+is claimed in pieces: a `call` is one piece; a `batch` is checked, then run in chunks of lines, then put together; a `run` is
+one piece that comes again whenever one of its children has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ CHECK: Final = -1
 """The piece of a batch that reads its input file and says what is wrong with it; chunks count from 0."""
 FINALISE: Final = -2
 """The piece of a batch that puts its chunks together."""
+RUN_PIECE: Final = 0
+"""The piece of a run, while it has one: it looks at its children, and begins what is to be begun."""
 
 
 class JobKind(StrEnum):
@@ -32,6 +35,8 @@ class JobKind(StrEnum):
     """Tells a webhook of the end of another job. It is nobody's: its tenant is empty, so that no tenant ever meets it."""
     REPLAY = "replay"
     """Has dead letters run again, some a second. It is nobody's, too."""
+    RUN = "run"
+    """Takes the steps of a pipeline: each is a job of its own, whose `parent` it is."""
 
 
 class JobState(StrEnum):
@@ -43,6 +48,8 @@ class JobState(StrEnum):
     """A piece of it waits for a worker, and none has begun."""
     RUNNING = "running"
     """A worker has begun; between two attempts, too."""
+    WAITING = "waiting"
+    """A run is parked until one of its children has ended: it has no piece, no claim and no task."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -141,6 +148,8 @@ class Job:
     """What it has left behind on its way, as JSON: times of its stages, ids of its files, the problems of its input."""
     revision: int = 0
     """Grows with every change that somebody may want to hear of."""
+    parent: str = ""
+    """The run of the same tenant that it is a step of, and that hears of its end; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ class NewJob:
     payload: bytes = b""
     """The body of its request; of a batch nothing."""
     first_piece: int = 0
-    """0 for a call, CHECK for a batch."""
+    """0 for a call and a run, CHECK for a batch."""
     reads: str = ""
     """The name of the blob that it reads, such as a batch's input file; it stays until the job ends."""
     fingerprint: bytes = b""
@@ -202,7 +211,7 @@ class ClaimedWork:
 
     job: Job
     piece: int
-    """0 for a call; of a batch CHECK, FINALISE or the number of a chunk."""
+    """0 for a call and a run; of a batch CHECK, FINALISE or the number of a chunk."""
     fence: int
     """Higher than that of every earlier claim of this piece."""
     claims: int
@@ -259,6 +268,8 @@ class JobQuery(NamedTuple):
     limit: int = 20
     metadata: Mapping[str, str] = {}
     """Entries of `about["metadata"]` that have to be equal."""
+    parent: str | None = None
+    """The run whose children are meant; empty: jobs that are no children; None: both."""
 
 
 class JobPage(NamedTuple):

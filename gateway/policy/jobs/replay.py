@@ -204,6 +204,7 @@ def job_again(
         last_error=None,
         marks={},
         revision=0,
+        parent="",
     )
     return NewJob(job, payload)
 

@@ -134,6 +134,29 @@ def noted(job: Job, marks: Mapping[str, object]) -> Job:
     return changed(job, marks={name: mark for name, mark in merged.items() if mark is not None})
 
 
+def fitting(run: Job, children: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Returns the children of a run. Raises ValueError where one is another's, or another tenant's."""
+    for new in children:
+        if new.job.parent != run.id or new.job.tenant != run.tenant:
+            raise ValueError(f"{new.job.id} is no child of {run.id}")
+    return children
+
+
+def parked(job: Job) -> Job:
+    """Returns a run that waits for its children."""
+    return changed(job, state=JobState.WAITING)
+
+
+def woken(job: Job) -> Job:
+    """Returns a run that has waited, and is to be looked at."""
+    return changed(job, state=JobState.RUNNING)
+
+
+def goes_on_to_stop(job: Job) -> bool:
+    """Tells whether a job that is to stop does not end by that: its worker ends it, once it has seen to its children."""
+    return job.kind is JobKind.RUN and job.started_at is not None
+
+
 def one_more(job: Job) -> Job:
     """Returns a replay that has begun one more job."""
     return changed(job, tally=job.tally._replace(total=job.tally.total + 1))
@@ -189,9 +212,15 @@ def is_chunk(job: Job, piece: int) -> bool:
 
 def waiting(job: Job, piece: int, ready_at: float, now: float) -> PieceState:
     """Returns the state of a piece that nobody has."""
-    if piece != FINALISE and (job.is_paused or job.ends_as is not None):
+    if _is_withheld(job, piece):
         return "withheld"
     return "later" if ready_at > now else "ready"
+
+
+def _is_withheld(job: Job, piece: int) -> bool:
+    if job.kind is JobKind.RUN:
+        return job.is_paused and job.ends_as is None
+    return piece != FINALISE and (job.is_paused or job.ends_as is not None)
 
 
 def written(job: Job) -> WriteResult:
@@ -204,6 +233,7 @@ def matches(job: Job, query: JobQuery) -> bool:
     metadata = job.about.get("metadata") or {}
     return (
         query.kind in (None, job.kind)
+        and query.parent in (None, job.parent)
         and (not query.states or job.state in query.states)
         and all(metadata.get(name) == value for name, value in query.metadata.items())
     )

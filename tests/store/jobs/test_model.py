@@ -180,7 +180,7 @@ class TwoStores(RuleBasedStateMachine):
         end = JobEnd(state, ERROR, ANSWER, marks={"x": 1}, is_attempt=follows, is_dead=is_dead)
 
         def write(store: JobStore, work: ClaimedWork) -> Awaitable[Any]:
-            is_end = work.job.kind is JobKind.CALL or work.piece == FINALISE
+            is_end = work.job.kind is not JobKind.BATCH or work.piece == FINALISE
             return store.finish(work, end, following) if is_end else store.renew([work])
 
         self.write(index, write)
@@ -217,10 +217,11 @@ class TwoStores(RuleBasedStateMachine):
     @rule(
         tenant=st.sampled_from(["a", "b", None]), kind=st.sampled_from([None, *JobKind]), limit=st.integers(1, 4),
         states=st.lists(st.sampled_from(list(JobState)), max_size=2), after=st.none() | NUMBERS,
-        metadata=st.sampled_from([{}, {"payload": "1"}]),
+        metadata=st.sampled_from([{}, {"payload": "1"}]), parent=st.none() | st.just(-1) | NUMBERS,
     )  # fmt: skip
-    def list_jobs(self, after: int | None, **fields: Any) -> None:
-        query = JobQuery(after=None if after is None else name_of(after), **fields)
+    def list_jobs(self, after: int | None, parent: int | None, **fields: Any) -> None:
+        run = None if parent is None else name_of(parent) if parent >= 0 else ""
+        query = JobQuery(after=None if after is None else name_of(after), parent=run, **fields)
         self.both(lambda store: store.list_jobs(query))
 
     @rule(number=st.integers(0, 3), tenant=TENANTS, blob=st.integers(0, 3), lifetime=st.sampled_from([None, 10.0]))

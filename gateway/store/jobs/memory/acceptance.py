@@ -25,9 +25,9 @@ class MemoryAcceptance:
         """Takes jobs, all or none of them. Raises TooManyJobs."""
         unlike = transitions.unlike(jobs)
         fresh = [new for new in unlike if self._known(new, now) is None and self._scheduled(new) is None]
-        tenants = [kept.job.tenant for kept in self._jobs.values() if not kept.job.state.is_end]
-        tenants += [new.job.tenant for new in fresh]
-        for tenant in {new.job.tenant for new in fresh}:
+        opened = [kept.job for kept in self._jobs.values() if not kept.job.state.is_end]
+        tenants = [job.tenant for job in (*opened, *(new.job for new in fresh)) if not job.parent]
+        for tenant in {new.job.tenant for new in fresh if not new.job.parent}:
             if refusal := self._bounds.refusal(len(tenants), tenants.count(tenant)):
                 raise refusal
         return [self.accept(new, now) for new in jobs]

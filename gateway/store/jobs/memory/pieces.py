@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.policy.jobs.job import FINALISE, Job, JobDepth, JobEnd, JobFlag, JobKind, JobState, StoredAnswer
+from gateway.policy.jobs.job import FINALISE, RUN_PIECE, Job, JobDepth, JobEnd, JobFlag, JobKind, JobState, StoredAnswer
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.transitions import PAYLOAD_KEPT, PieceState
@@ -24,6 +24,8 @@ class MemoryPiece:
     """Grows with each piece that begins to wait."""
     claims: int = 0
     fence: int = 0
+    has_news: bool = field(default=False, compare=False)
+    """Of a run that is claimed: a child has ended since, or it was told to stop."""
 
 
 @dataclass(slots=True)
@@ -116,6 +118,21 @@ class MemoryPieces:
         kept.chunks.clear()
         self._follow(kept, end, now)
 
+    def park(self, kept: MemoryJob, now: float) -> None:
+        """Has a claimed run wait for its children, or look at them again at once where there is news."""
+        if kept.pieces.pop(RUN_PIECE).has_news:
+            self.put(kept, RUN_PIECE, now, now)
+        else:
+            kept.job = transitions.parked(kept.job)
+
+    def child_ended(self, kept: MemoryJob, now: float) -> None:
+        """Has a run look at its children: at once where it is parked, after its claim where it is claimed."""
+        if kept.job.state is JobState.WAITING:
+            kept.job = transitions.woken(kept.job)
+            self.put(kept, RUN_PIECE, now, now)
+        for piece in kept.pieces.values():
+            piece.has_news = piece.has_news or piece.state == "claimed"
+
     def flag(self, kept: MemoryJob, flag: JobFlag, now: float) -> None:
         """Does what is asked of a job that has not ended."""
         if flag is JobFlag.CANCEL:
@@ -133,10 +150,10 @@ class MemoryPieces:
         job = kept.job
         if job.ends_as is None or kept.is_claimed or FINALISE in kept.pieces:
             return
-        if job.kind is not JobKind.BATCH:
-            self.end(kept, JobEnd(job.ends_as), now)
-        else:
+        if job.kind is JobKind.BATCH:
             self._finalise(kept, now)
+        elif not transitions.goes_on_to_stop(job):
+            self.end(kept, JobEnd(job.ends_as), now)
 
     def depth(self, jobs: Iterable[MemoryJob]) -> Mapping[tuple[str, Lane, str], JobDepth]:
         """Returns the number and the oldest of the pieces; what is withheld counts as `later`."""
@@ -150,8 +167,18 @@ class MemoryPieces:
     def _stop(self, kept: MemoryJob, as_state: JobState, now: float) -> None:
         if kept.job.ends_as is None:
             kept.job = transitions.stopping(kept.job, as_state, now)
+            if transitions.goes_on_to_stop(kept.job):
+                self._hasten(kept, now)
+                return
             self._withhold(kept, now)
             self.stop_if_asked(kept, now)
+
+    def _hasten(self, kept: MemoryJob, now: float) -> None:
+        """Has a run that is to stop looked at as soon as can be, parked, paused or put off as it may be."""
+        self.child_ended(kept, now)
+        for piece in list(kept.pieces.values()):
+            if piece.state in ("later", "withheld"):
+                self.put(kept, piece.number, now, now, claims=piece.claims)
 
     def _withhold(self, kept: MemoryJob, now: float) -> None:
         """Withholds the waiting pieces of a job that is paused or to stop, and gives back those of one that is not."""

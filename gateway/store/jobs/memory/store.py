@@ -23,6 +23,7 @@ from gateway.policy.jobs.job import (
     JobEnd,
     JobError,
     JobFlag,
+    JobKind,
     JobPage,
     JobQuery,
     NewJob,
@@ -96,6 +97,7 @@ class MemoryJobStore:
                     self._pieces.expire(kept, now)
                     continue
                 piece.state, piece.fence, piece.claims = "claimed", next(self._fences), piece.claims + 1
+                piece.has_news = False
                 kept.job = transitions.started(kept.job, now)
                 works.append(ClaimedWork(kept.job, piece.number, piece.fence, piece.claims, kept.payload))
                 given += 1
@@ -118,6 +120,19 @@ class MemoryJobStore:
         claims = kept.pieces[work.piece].claims - 1
         self._pieces.put(kept, work.piece, max(now, run_at or now), now, claims=max(0, claims))
         self._pieces.stop_if_asked(kept, now)
+        return written(kept.job)
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        kept, news = self._claimed(work), transitions.fitting(work.job, children)
+        if kept is None or kept.job.kind is not JobKind.RUN:
+            return NOT_OURS
+        now = self._wall()
+        kept.job = transitions.noted(kept.job, marks)
+        self._pieces.park(kept, now)
+        if kept.job.ends_as is work.job.ends_as:
+            for new in news:
+                self._acceptance.accept(new, now)
         return written(kept.job)
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
@@ -221,7 +236,7 @@ class MemoryJobStore:
     async def forget_ended(self, before: float, most: int) -> int:
         """Forgets the jobs that ended first, before `before`, with their answers."""
         jobs = [one.job for one in self._jobs.values()]
-        past = [job for job in jobs if (job.ended_at or inf) < before and not self.dead.holds(job.id)]
+        past = [job for job in jobs if (job.ended_at or inf) < before and not self._is_needed(job)]
         gone = [job.id for job in sorted(past, key=lambda job: job.ended_at or inf)[:most]]
         for job_id in gone:
             del self._jobs[job_id]
@@ -260,6 +275,10 @@ class MemoryJobStore:
         piece = None if kept is None else kept.pieces.get(work.piece)
         return kept if piece is not None and piece.state == "claimed" and piece.fence == work.fence else None
 
+    def _is_needed(self, ended: Job) -> bool:
+        parent = self._jobs.get(ended.parent)
+        return self.dead.holds(ended.id) or (parent is not None and not parent.job.state.is_end)
+
     def _read_blobs(self) -> Collection[str]:
         return {one.reads for one in self._jobs.values() if not one.job.state.is_end}
 
@@ -267,6 +286,9 @@ class MemoryJobStore:
         self.dead.ended(kept.job, end, len(kept.payload))
         for new in self._following(kept.job):
             self._acceptance.accept(new, now)
+        parent = self._jobs.get(kept.job.parent)
+        if parent is not None:
+            self._pieces.child_ended(parent, now)
 
     def _wake(self) -> None:
         for wake in self._wakes:

@@ -93,7 +93,8 @@ class _Listed(NamedTuple):
 async def page_of(partitions: JobPartitions, query: JobQuery, after: tuple[int, int] | None) -> JobPage:
     """Returns a page of jobs behind the place `after`, of all partitions that have some. Raises JobsUnavailable."""
     asked = range(partitions.number) if query.tenant is None else [partitions.of_tenant(query.tenant)]
-    step = ROWS_AT_ONCE if query.states or query.metadata else min(ROWS_AT_ONCE, query.limit + 1)
+    is_sifted = query.states or query.metadata or query.parent == ""
+    step = ROWS_AT_ONCE if is_sifted else min(ROWS_AT_ONCE, query.limit + 1)
     found: list[Job] = []
     before = "+" if after is None else f"{after[0]}-{after[1]}"
     while True:
@@ -116,7 +117,7 @@ async def _rows(
 ) -> tuple[Sequence[_Listed], Sequence[tuple[int, int]]]:
     """Returns the next jobs of a partition, and the place of the last if there may be more."""
     tenant = "" if query.tenant is None else records.tenant_token(query.tenant)
-    _, _, last, rows = await partitions.run(PAGE, partition, tenant, query.kind or "", before, most)
+    _, _, last, rows = await partitions.run(PAGE, partition, tenant, query.kind or "", before, most, query.parent or "")
     found = [_Listed(records.seq_of(text), records.read_job(name.decode(), text)) for name, text in rows]
     if not last:
         return found, ()
@@ -128,10 +129,11 @@ async def forget_ended(partitions: JobPartitions, before: float, most: int) -> i
     """Forgets the jobs that ended first, of each partition; returns how many. Raises JobsUnavailable."""
     count = 0
     for partition in range(partitions.number):
+        needed = 0
         while count < most:
             step = min(FORGOTTEN_AT_ONCE, most - count)
-            _, _, gone = await partitions.run(FORGET, partition, before, step)
-            count += gone
-            if gone < step:
+            _, _, gone, passed_over = await partitions.run(FORGET, partition, before, step, needed)
+            count, needed = count + gone, needed + passed_over
+            if gone + passed_over < step:
                 break
     return count

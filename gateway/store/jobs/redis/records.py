@@ -57,7 +57,16 @@ def queue_parts(queue: str) -> tuple[str, Lane]:
     return unquote(segment), lane  # type: ignore[return-value]  # as it was written
 
 
-def head_of(job: Job, reads: str, payload_bytes: int, debounced: int = 0, seq: str = NONE, ended_by: str = NONE) -> str:
+def head_of(
+    job: Job,
+    reads: str,
+    payload_bytes: int,
+    debounced: int = 0,
+    seq: str = NONE,
+    ended_by: str = NONE,
+    *,
+    has_news: bool = False,
+) -> str:
     """Returns a job's head; the script that writes it counts the writes."""
     tokens = (
         0,
@@ -77,6 +86,8 @@ def head_of(job: Job, reads: str, payload_bytes: int, debounced: int = 0, seq: s
         ended_by,
         tenant_token(reads),
         payload_bytes,
+        tenant_token(job.parent),
+        int(has_news),
     )
     return " ".join(map(str, tokens))
 
@@ -102,7 +113,7 @@ def read_job(job_id: str, text: bytes) -> Job:
 
 def _read(job_id: str, tokens: Sequence[str], rest: Sequence[Any]) -> Job:
     _, revision, state, started, created, run_at, paused, ends_as, _, *more = tokens
-    tally, (_, kind, tenant, queue, *_) = more[:8], more[8:]
+    tally, (_, kind, tenant, queue, _, _, _, parent, _) = more[:8], more[8:]
     key, model, deadline, most, about, stage, attempts, ended, error, marks, _, _ = rest
     segment, lane = queue_parts(queue)
     return Job(
@@ -130,6 +141,7 @@ def _read(job_id: str, tokens: Sequence[str], rest: Sequence[Any]) -> Job:
         last_error=None if error is None else JobError(*error),
         marks=marks,
         revision=int(revision),
+        parent=unquote(parent[1:]),
     )
 
 
@@ -146,6 +158,8 @@ def thaw(job_id: str, text: bytes) -> RedisJob:
         plan=None if plan is None else ChunkPlan(*plan),
         next_chunk=next_chunk,
     )
+    for piece in kept.pieces.values():
+        piece.has_news = tokens[25] == "1"
     return RedisJob(kept, tokens[0], tokens[SEQ], tokens[21], rest, int(tokens[23]))
 
 

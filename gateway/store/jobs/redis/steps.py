@@ -222,10 +222,12 @@ def _arguments(job_id: str, before: RedisJob, after: RedisJob, effects: StepEffe
     number, chunk = (
         ("", b"") if effects.chunk is None else (str(effects.chunk.chunk), records.chunk_json(effects.chunk))
     )
+    has_news = any(piece.has_news for piece in kept.pieces.values())
+    counted = (before.payload_bytes, kept.debounced, before.seq)
     return [
         job_id,
         before.writes,
-        records.head_of(job, kept.reads, before.payload_bytes, kept.debounced, before.seq, ended_by),
+        records.head_of(job, kept.reads, *counted, ended_by, has_news=has_news),
         b"" if rest == before.rest else rest,
         "=" if is_due_as_before else due,
         repr(job.ended_at) if is_end else "",
@@ -250,7 +252,8 @@ def _changes(before: dict[int, MemoryPiece], after: dict[int, MemoryPiece]) -> l
     for number, piece in after.items():
         was = before.get(number)
         if piece != was:
-            way = "f" if was is not None and was.state == "withheld" and piece.state == "ready" else "n"
+            is_resumed = was is not None and was.state == "withheld" and was.ready_at == piece.ready_at
+            way = "f" if is_resumed and piece.state == "ready" else "n"
             letter = records.LETTERS[piece.state]
             changes += [number, letter, repr(piece.ready_at), piece.claims, piece.fence, way]
     return changes

@@ -132,6 +132,10 @@ class RedisJobStore:
         """Ends a claim without a result: the piece is ready again, behind all others, from `run_at` on."""
         return await self._writes.give_back(work, run_at, error, is_attempt=is_attempt)
 
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        return await self._writes.park(work, children, marks)
+
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
         """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""
         return await self._writes.begin_lines(work, plan, marks)

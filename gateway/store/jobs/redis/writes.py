@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.policy.jobs.job import CHECK, ClaimedWork, JobEnd, JobError, NewJob, Stage, WriteResult
+from gateway.policy.jobs.job import CHECK, ClaimedWork, JobEnd, JobError, JobKind, NewJob, Stage, WriteResult
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.memory.pieces import MemoryJob, MemoryPieces
@@ -42,6 +42,21 @@ class RedisWrites:
             return is_back or job.ended_by == str(work.fence)
 
         return await self._steps.write("give_back", work, change, was_done)
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        news = transitions.fitting(work.job, children)
+        if work.job.kind is not JobKind.RUN:
+            return NOT_OURS
+
+        def change(pieces: MemoryPieces, kept: MemoryJob, now: float, effects: StepEffects) -> None:
+            kept.job = transitions.noted(kept.job, marks)
+            pieces.park(kept, now)
+            effects.ended_by = str(work.fence)
+            if kept.job.ends_as is work.job.ends_as:
+                effects.following += news
+
+        return await self._steps.write("park", work, change, lambda job: job.ended_by == str(work.fence))
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
         """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""

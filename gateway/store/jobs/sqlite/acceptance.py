@@ -52,10 +52,10 @@ class SqliteAcceptance:
         unlike = transitions.unlike(jobs)
         fresh = [new for new in unlike if self._known(db, new, now) is None and self._scheduled(db, new) is None]
         opened = db.execute("SELECT entries FROM totals WHERE name = ?", (OPEN,)).fetchone() or (0,)
-        tenants = [new.job.tenant for new in fresh]
+        tenants = [new.job.tenant for new in fresh if not new.job.parent]
         for tenant in set(tenants):
             of_tenant = db.execute("SELECT open FROM tenants WHERE tenant = ?", (tenant,)).fetchone() or (0,)
-            refusal = self._bounds.refusal(opened[0] + len(fresh), of_tenant[0] + tenants.count(tenant))
+            refusal = self._bounds.refusal(opened[0] + len(tenants), of_tenant[0] + tenants.count(tenant))
             if refusal is not None:
                 return refusal
         if len(fresh) == len(jobs):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.policy.jobs.dead_letters import DeadLetter
-from gateway.policy.jobs.job import CHECK, ClaimAsk, ClaimedWork, JobEnd, JobError, JobState, WriteResult
+from gateway.policy.jobs.job import CHECK, ClaimAsk, ClaimedWork, JobEnd, JobError, JobKind, JobState, WriteResult
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
@@ -83,7 +83,8 @@ class SqliteClaims:
                 return [*given, None]
             fence = next(self._pieces.numbers)
             db.execute(
-                f"UPDATE pieces SET state = {CLAIMED}, fence = ?, claims = claims + 1 WHERE job = ? AND piece = ?",
+                f"UPDATE pieces SET state = {CLAIMED}, fence = ?, claims = claims + 1, news = 0 "
+                "WHERE job = ? AND piece = ?",
                 (fence, seq, piece),
             )
             job_rows.keep(db, row, transitions.started(row.job, now))
@@ -129,6 +130,15 @@ class SqliteClaims:
         job_rows.keep(db, row, transitions.tried(row.job, error, is_attempt=is_attempt))
         self._pieces.put(db, row, work.piece, max(now, at), now, claims=max(0, claims - 1))
         self._pieces.stop_if_asked(db, row, now)
+        return written(row.job)
+
+    def park(self, db: sqlite3.Connection, work: ClaimedWork, marks: Mapping[str, object], now: float) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on."""
+        row = self._pieces.claimed(db, work)
+        if row is None or row.job.kind is not JobKind.RUN:
+            return NOT_OURS
+        job_rows.keep(db, row, transitions.noted(row.job, marks))
+        self._pieces.park(db, row, now)
         return written(row.job)
 
     def begin_lines(

@@ -14,6 +14,11 @@ from gateway.store.sqlite.jobs import Rest
 ROWS_AT_ONCE = 500
 """Rows that one step of a list looks at."""
 FORGOTTEN_AT_ONCE = 100
+_PAST = (
+    "SELECT seq FROM jobs WHERE ended < ? AND dead = 0 AND (parent = '' OR NOT EXISTS "
+    "(SELECT 1 FROM jobs AS run WHERE run.id = jobs.parent AND run.ended IS NULL)) ORDER BY ended LIMIT ?"
+)
+"""A run whose children are older than jobs are kept is rare: they are few that are looked at in vain."""
 
 
 def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
@@ -28,7 +33,9 @@ def page_of(db: sqlite3.Connection, query: JobQuery) -> JobPage | Rest:
 
 
 def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence[Job]) -> JobPage | Rest:
-    is_plain = not query.states and not query.metadata and (query.tenant is not None or query.kind is None)
+    is_plain = not (query.states or query.metadata or query.parent is not None) and (
+        query.tenant is not None or query.kind is None
+    )
     step = query.limit + 1 if is_plain else ROWS_AT_ONCE
     rows = _rows(db, query, before, step)
     fitting = [row for row in rows if not query.states or row[4] in query.states]
@@ -45,7 +52,10 @@ def _go_on(db: sqlite3.Connection, query: JobQuery, before: int, found: Sequence
 
 
 def _rows(db: sqlite3.Connection, query: JobQuery, before: int, most: int) -> list[Any]:
-    """Returns the next rows of the tenant; the index has them by kind."""
+    """Returns the next rows of the run or the tenant; the index has those by kind."""
+    if query.parent:
+        of_run = job_rows.select("parent = ? AND parent != '' AND tenant = coalesce(?, tenant) AND seq < ?")
+        return db.execute(of_run, (query.parent, query.tenant, before, most)).fetchall()
     if query.tenant is None:
         return db.execute(job_rows.select("seq < ?"), (before, most)).fetchall()
     one_kind = job_rows.select("tenant = ? AND kind = ? AND seq < ?")
@@ -62,8 +72,7 @@ def identity_of(db: sqlite3.Connection) -> str:
 def forget_ended(db: sqlite3.Connection, before: float, most: int, count: int = 0) -> int | Rest:
     """Forgets the jobs that ended first, before `before`; `count` were forgotten in earlier steps."""
     step = min(most - count, FORGOTTEN_AT_ONCE)
-    past = "SELECT seq FROM jobs WHERE ended < ? AND dead = 0 ORDER BY ended LIMIT ?"
-    gone = db.execute(past, (before, step)).fetchall()
+    gone = db.execute(_PAST, (before, step)).fetchall()
     for (seq,) in gone:
         job_rows.remove(db, seq)
     count += len(gone)

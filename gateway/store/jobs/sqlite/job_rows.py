@@ -13,7 +13,7 @@ from gateway.policy.jobs.job import Job, JobError, JobKind, JobState, Stage, Sto
 from gateway.policy.jobs.lines import LineResult
 from gateway.store.jobs.transitions import is_past_stopping
 
-_COLUMNS = "seq, id, tenant, kind, state, ended, body"
+_COLUMNS = "seq, id, tenant, kind, state, ended, parent, body"
 LINE_COLUMNS = "line, failed, text, input, cached, output, cost, reasoning"
 _TABLES = ("payloads", "answers", "pieces", "plans", "lines", "chunks", "dedupe", "debounce", "event_logs", "events")
 """What belongs to a job, by the column `job`."""
@@ -40,9 +40,10 @@ def get(db: sqlite3.Connection, seq: int) -> JobRow:
 
 def insert(db: sqlite3.Connection, job: Job, payload: bytes, reads: str, taken: int) -> JobRow:
     """Adds a job."""
-    values = (job.id, job.tenant, job.kind, job.state, _is_held(job), _due(job), reads, taken, _body(job))
+    values = (job.id, job.tenant, job.kind, job.state, _is_held(job), _due(job), reads, taken, job.parent, _body(job))
     cursor = db.execute(
-        "INSERT INTO jobs (id, tenant, kind, state, held, due, reads, taken, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO jobs (id, tenant, kind, state, held, due, reads, taken, parent, body) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         values,
     )
     row = JobRow(cursor.lastrowid or 0, job)
@@ -116,7 +117,7 @@ def line_result(row: Sequence[Any]) -> LineResult:
 
 def job_row(row: Sequence[Any]) -> JobRow:
     """Returns the job of a row with the columns of `select`."""
-    seq, job_id, tenant, kind, state, ended, body = row
+    seq, job_id, tenant, kind, state, ended, parent, body = row
     key, lane, segment, urgent, model, created, run_at, deadline, most, about, *rest = orjson.loads(body)
     stage, ends_as, paused, attempts, started, tally, error, marks, revision = rest
     return JobRow(
@@ -146,6 +147,7 @@ def job_row(row: Sequence[Any]) -> JobRow:
             last_error=None if error is None else JobError(*error),
             marks=marks,
             revision=revision,
+            parent=parent,
         ),
     )
 

@@ -9,12 +9,12 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from gateway.policy.jobs.job import FINALISE, ClaimedWork, Job, JobEnd, JobFlag, JobKind, JobState, Stage
+from gateway.policy.jobs.job import FINALISE, RUN_PIECE, ClaimedWork, Job, JobEnd, JobFlag, JobKind, JobState, Stage
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult
 from gateway.store.jobs import transitions
 from gateway.store.jobs.sqlite import dead_rows, job_rows
 from gateway.store.jobs.sqlite.job_rows import JobRow
-from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY, STATES
+from gateway.store.jobs.sqlite.schema import CLAIMED, LATER, READY, STATES, WITHHELD
 from gateway.store.jobs.transitions import PAYLOAD_KEPT
 from gateway.words import LANES
 
@@ -120,6 +120,26 @@ class SqlitePieces:
             db.execute(f"DELETE FROM {table} WHERE job = ?", (row.seq,))
         dead_rows.ended(db, row, end)
         self._follow(db, row.job, now)
+        parent = job_rows.find(db, row.job.parent) if row.job.parent else None
+        if parent is not None:
+            self._child_ended(db, parent, now)
+
+    def park(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Has a claimed run wait for its children, or look at them again at once where there is news."""
+        has_news = self._has(db, row, "news = 1")
+        self._drop_all(db, row)
+        if has_news:
+            self.put(db, row, RUN_PIECE, now, now)
+        else:
+            job_rows.keep(db, row, transitions.parked(row.job))
+
+    def _child_ended(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Has a run look at its children: at once where it is parked, after its claim where it is claimed."""
+        if row.job.state is JobState.WAITING:
+            job_rows.keep(db, row, transitions.woken(row.job))
+            self.put(db, row, RUN_PIECE, now, now)
+        elif not row.job.state.is_end:
+            db.execute(f"UPDATE pieces SET news = 1 WHERE job = ? AND state = {CLAIMED}", (row.seq,))
 
     def flag(self, db: sqlite3.Connection, row: JobRow, flag: JobFlag, now: float) -> None:
         """Does what is asked of a job that has not ended."""
@@ -133,6 +153,9 @@ class SqlitePieces:
         """Stops a job, unless it is to stop already."""
         if row.job.ends_as is None:
             job_rows.keep(db, row, transitions.stopping(row.job, as_state, now))
+            if transitions.goes_on_to_stop(row.job):
+                self._hasten(db, row, now)
+                return
             self._withhold(db, row, now)
             self.stop_if_asked(db, row, now)
 
@@ -143,10 +166,17 @@ class SqlitePieces:
             return
         if self._has(db, row, f"state = {CLAIMED}") or self._has(db, row, f"piece = {FINALISE}"):
             return
-        if job.kind is not JobKind.BATCH:
-            self.end(db, row, JobEnd(job.ends_as), now)
-        else:
+        if job.kind is JobKind.BATCH:
             self._finalise(db, row, now)
+        elif not transitions.goes_on_to_stop(job):
+            self.end(db, row, JobEnd(job.ends_as), now)
+
+    def _hasten(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
+        """Has a run that is to stop looked at as soon as can be, parked, paused or put off as it may be."""
+        self._child_ended(db, row, now)
+        query = f"SELECT piece, claims FROM pieces WHERE job = ? AND state IN ({LATER}, {WITHHELD})"
+        for piece, claims in db.execute(query, (row.seq,)).fetchall():
+            self.put(db, row, piece, now, now, claims=claims)
 
     def _withhold(self, db: sqlite3.Connection, row: JobRow, now: float) -> None:
         """Withholds the waiting pieces of a job that is paused or to stop, and gives back those of one that is not."""

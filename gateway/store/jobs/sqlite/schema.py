@@ -173,11 +173,26 @@ _RESPONSES = (
     "CREATE INDEX removed_responses_over ON removed_responses (until)",
 )
 
+_PARENTS = (
+    "ALTER TABLE jobs ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX jobs_parent ON jobs (parent) WHERE parent != ''",
+    # `news`: a child of a claimed run has ended since it was claimed, or it was told to stop.
+    "ALTER TABLE pieces ADD COLUMN news INTEGER NOT NULL DEFAULT 0",
+    # What is a step of a run counts as open with the run.
+    *(f"DROP TRIGGER jobs_{name}" for name in ("in", "end", "out")),
+    f"CREATE TRIGGER jobs_in AFTER INSERT ON jobs WHEN NEW.parent = '' BEGIN {'; '.join(_OPENED)}; END",
+    "CREATE TRIGGER jobs_end AFTER UPDATE OF ended ON jobs "
+    "WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL AND OLD.parent = '' "
+    f"BEGIN {'; '.join(_ENDED)}; END",
+    "CREATE TRIGGER jobs_out AFTER DELETE ON jobs WHEN OLD.ended IS NULL AND OLD.parent = '' "
+    f"BEGIN {'; '.join(_ENDED)}; END",
+)
+
 JOBS_FILE = FileKind(
     name="jobs file",
     setting="`jobs.store`",
     application_id=APPLICATION_ID,
-    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES, RUNS),
+    migrations=(_FIRST, _DEAD_LETTERS, _TOTALS, _RESPONSES, RUNS, _PARENTS),
     when_damaged="Put a backup in its place (`gateway jobs backup FILE` makes one), without the -wal file beside it, or try "
     "`sqlite3 FILE .recover`. Moved away, with the -wal file, it is replaced by an empty one: then the jobs in it are lost, "
     "with their answers.",

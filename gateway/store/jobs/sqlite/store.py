@@ -34,6 +34,7 @@ from gateway.policy.jobs.job import (
     nothing_follows,
 )
 from gateway.policy.jobs.lines import ChunkPlan, ChunkResult, LineResult
+from gateway.store.jobs import transitions
 from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.sqlite import job_lists, job_rows
 from gateway.store.jobs.sqlite.acceptance import Replacement, SqliteAcceptance
@@ -121,6 +122,19 @@ class SqliteJobStore:
         return await self._file.write(
             lambda db: self._claims.give_back(db, work, run_at or now, now, error, is_attempt=is_attempt)
         )
+
+    async def park(self, work: ClaimedWork, children: Sequence[NewJob], marks: Mapping[str, object]) -> WriteResult:
+        """Ends the claim of a run, which waits for its children from now on; these are accepted, whatever the bounds."""
+        now, taken, news = self._wall(), next(self._pieces.numbers), transitions.fitting(work.job, children)
+
+        def parked(db: sqlite3.Connection) -> WriteResult:
+            result = self._claims.park(db, work, marks, now)
+            if result.is_ours and result.ends_as is work.job.ends_as:
+                for new in news:
+                    self._acceptance.accept(db, new, now, taken)
+            return result
+
+        return await self._file.write(parked)
 
     async def begin_lines(self, work: ClaimedWork, plan: ChunkPlan, marks: Mapping[str, object]) -> WriteResult:
         """Ends the claim of CHECK: the first `plan.parallel` chunks are ready."""

@@ -22,8 +22,10 @@ for at = 7, #ARGV, WIDTH do
     names[name] = true
   end
   if not is_again and not known(new) and not scheduled(new) then
-    fresh = fresh + 1
-    of_tenant[new.h[TENANT]] = (of_tenant[new.h[TENANT]] or 0) + 1
+    if parent_of(new) == '' then
+      fresh = fresh + 1
+      of_tenant[new.h[TENANT]] = (of_tenant[new.h[TENANT]] or 0) + 1
+    end
   end
 end
 local all = tonumber(redis.call('HGET', BASE .. ':open', '*') or '0') + fresh

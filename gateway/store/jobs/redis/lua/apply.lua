@@ -4,6 +4,21 @@
 -- number of the chunk that is complete ('': none), that chunk as JSON, number of changes of pieces, per change: piece,
 -- state ('-': it goes), ready at, claims, fence, way; number of dead letters, these; then the jobs that follow.
 -- Returns now, how many became ready, whether it was written, and the text of the job as it is now ('': it is gone).
+
+-- A run hears that a child of it has ended: it is ready if it is parked, and otherwise once its claim has ended.
+local function wake(run)
+  if run.h[STATE] == 'waiting' then
+    run.h[STATE] = 'running'
+    run.h[REV] = string.format('%.0f', tonumber(run.h[REV]) + 1)
+    local piece = { n = '0', ready_at = exact(now), claims = 0, fence = 0, turn = '0', ref = '' }
+    place(run, piece, is_withheld(run, piece) and 'w' or 'r')
+    save(run)
+  elseif run.h[NEWS] == '0' and run.pieces['0'] and run.pieces['0'].state == 'c' then
+    run.h[NEWS] = '1'
+    save(run)
+  end
+end
+
 local id = ARGV[3]
 local job = load(id)
 local letters_at = 15 + 6 * tonumber(ARGV[14])
@@ -67,6 +82,10 @@ if ARGV[8] ~= '' then
   redis.call('UNLINK', chunks)
   close(job)
   redis.call('ZADD', BASE .. ':ended', ARGV[8], id)
+  local run = parent_of(job) ~= '' and load(parent_of(job))
+  if run then
+    wake(run)
+  end
 end
 save(job)
 write_letters(letters_at + 1, letters)

@@ -26,6 +26,7 @@ local function give(job, piece, was)
   count(job, was, -1)
   count(job, 'c', 1)
   piece.state, piece.claims, piece.fence = 'c', piece.claims + 1, math.max(piece.fence + 1, real_us)
+  h[NEWS] = '0'
   if h[STATE] ~= 'running' then
     h[STATE] = 'running'
     h[REV] = string.format('%.0f', tonumber(h[REV]) + 1)
@@ -100,7 +101,7 @@ local function take_over(queue, way, room)
     if not piece or piece.state ~= 'c' or piece.ref ~= way .. pending[1] then
       redis.call('XACK', stream, 'workers', pending[1])
       redis.call('XDEL', stream, pending[1])
-    elseif is_late(job) or (piece.n ~= '-2' and (job.h[PAUSED] == '1' or job.h[ENDS_AS] ~= '-')) then
+    elseif is_late(job) or is_withheld(job, piece) then
       unplace(job, piece)
       place(job, piece, 'w')
       save(job)

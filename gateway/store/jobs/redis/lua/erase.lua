@@ -14,14 +14,19 @@ local function erase(job)
     redis.call('DEL', BASE .. ':t:' .. h[TENANT])
   end
   redis.call('ZREM', BASE .. ':b:' .. h[TENANT], job.id)
+  if parent_of(job) ~= '' then
+    redis.call('ZREM', BASE .. ':c:' .. parent_of(job), job.id)
+  end
   redis.call('UNLINK', job.at)
 end
 
 -- A job is not open any more.
 local function close(job)
-  redis.call('HINCRBY', BASE .. ':open', '*', -1)
-  if redis.call('HINCRBY', BASE .. ':open', job.h[TENANT], -1) < 1 then
-    redis.call('HDEL', BASE .. ':open', job.h[TENANT])
+  if parent_of(job) == '' then
+    redis.call('HINCRBY', BASE .. ':open', '*', -1)
+    if redis.call('HINCRBY', BASE .. ':open', job.h[TENANT], -1) < 1 then
+      redis.call('HDEL', BASE .. ':open', job.h[TENANT])
+    end
   end
   if reads_of(job) ~= '' then
     unuse(':reads', reads_of(job))

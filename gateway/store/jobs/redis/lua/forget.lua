@@ -1,10 +1,16 @@
--- Forgets jobs that ended first. ARGV behind the usual: before when, how many. Returns now, and how many it were.
-local gone = redis.call('ZRANGEBYSCORE', BASE .. ':ended', '-inf', '(' .. ARGV[3], 'LIMIT', 0, ARGV[4])
-for _, id in ipairs(gone) do
+-- Forgets jobs that ended first, but no children of runs that have not. ARGV behind the usual: before when, how many to look at,
+-- how many of the first are known to be needed. Returns now, how many it were, and how many more are needed.
+local found = redis.call('ZRANGEBYSCORE', BASE .. ':ended', '-inf', '(' .. ARGV[3], 'LIMIT', ARGV[5], ARGV[4])
+local gone, ends = 0, { succeeded = true, failed = true, cancelled = true, expired = true }
+for _, id in ipairs(found) do
   local job = load(id)
-  if job then
-    erase(job)
+  local run = job and parent_of(job) ~= '' and load(parent_of(job))
+  if not run or ends[run.h[STATE]] then
+    if job then
+      erase(job)
+    end
+    redis.call('ZREM', BASE .. ':ended', id)
+    gone = gone + 1
   end
-  redis.call('ZREM', BASE .. ':ended', id)
 end
-return { said(), 0, #gone }
+return { said(), 0, gone, #found - gone }

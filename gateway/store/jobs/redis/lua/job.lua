@@ -11,10 +11,11 @@
 --   BASE:due      zset of jobs by deadline; 0: its end is due at once
 --   BASE:depth    hash: pieces by queue and state; BASE:open hash: open jobs by tenant, '*' in all
 --   BASE:all, BASE:t:TENANT streams of all jobs in the order in which they came; BASE:b:TENANT zset of batches
+--   BASE:c:RUN    zset of the children of a run
 --   BASE:ended    zset of ended jobs; BASE:held hash: when those ended that are kept for their dead letters
 --   BASE:l:ID:CHUNK hash of lines; BASE:k:ID hash of complete chunks
 local C, REV, STATE, STARTED, CREATED, RUN_AT, PAUSED, ENDS_AS, DEBOUNCED = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local TALLY, SEQ, KIND, TENANT, QUEUE, READS = 10, 18, 19, 20, 21, 23
+local TALLY, SEQ, KIND, TENANT, QUEUE, READS, PARENT, NEWS = 10, 18, 19, 20, 21, 23, 25, 26
 local BASE, PARTITION = KEYS[1], ARGV[2]
 local now = now_s(ARGV[1])
 local clock = redis.call('TIME')
@@ -142,6 +143,15 @@ local function place(job, piece, state, way)
   job.pieces[piece.n] = piece
 end
 
+-- Tells whether a piece is not to be given: its job is paused or to stop. A run that is to stop goes on: its worker ends it.
+local function is_withheld(job, piece)
+  local is_paused, is_to_stop = job.h[PAUSED] == '1', job.h[ENDS_AS] ~= '-'
+  if job.h[KIND] == 'run' then
+    return is_paused and not is_to_stop
+  end
+  return piece.n ~= '-2' and (is_paused or is_to_stop)
+end
+
 -- Tells whether a job's deadline has passed: it is seen to by whoever hears of it.
 local function is_late(job)
   local due = redis.call('ZSCORE', BASE .. ':due', job.id)
@@ -203,10 +213,18 @@ local function unuse(uses, blob)
   end
 end
 
--- What a job reads: a name that is quoted, with a mark in front, so that it is one token and never empty.
-local function reads_of(job)
-  local name = string.gsub(string.sub(job.h[READS], 2), '%%(%x%x)', function(hex)
+-- What a job reads, or whose child it is: a name that is quoted, with a mark in front, so that it is one token and never empty.
+local function name_of(token)
+  local name = string.gsub(string.sub(token, 2), '%%(%x%x)', function(hex)
     return string.char(tonumber(hex, 16))
   end)
   return name
+end
+
+local function reads_of(job)
+  return name_of(job.h[READS])
+end
+
+local function parent_of(job)
+  return name_of(job.h[PARENT])
 end

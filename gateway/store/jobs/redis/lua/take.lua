@@ -58,9 +58,13 @@ local function score_of(seq)
 end
 
 local function index(job)
-  local h = job.h
+  local h, parent = job.h, parent_of(job)
   redis.call('XADD', BASE .. ':all', h[SEQ], 'j', job.id)
   redis.call('XADD', BASE .. ':t:' .. h[TENANT], h[SEQ], 'j', job.id)
+  if parent ~= '' then -- it counts as open with its run
+    redis.call('ZADD', BASE .. ':c:' .. parent, score_of(h[SEQ]), job.id)
+    return
+  end
   redis.call('HINCRBY', BASE .. ':open', h[TENANT], 1)
   redis.call('HINCRBY', BASE .. ':open', '*', 1)
 end
@@ -159,8 +163,7 @@ local function take(new, is_again)
     note_names(job, names)
   end
   local piece = { n = new.n, ready_at = exact(math.max(now, run_at)), claims = 0, fence = 0, turn = '0', ref = '' }
-  local is_held = new.n ~= '-2' and (h[PAUSED] == '1' or h[ENDS_AS] ~= '-')
-  place(job, piece, is_held and 'w' or run_at > now and 'l' or 'r')
+  place(job, piece, is_withheld(job, piece) and 'w' or run_at > now and 'l' or 'r')
   save(job)
   return job.id, old and 'replaced' or 'new', job.s
 end
