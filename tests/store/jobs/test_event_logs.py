@@ -13,8 +13,6 @@ from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
 
-pytestmark = pytest.mark.parametrize("make_store", ["memory", "sqlite"], indirect=True)
-
 
 async def test_events_are_read_as_they_were_written(jobs: Jobs) -> None:
     """Bytes as they are, and more than a line of them."""
