@@ -20,6 +20,7 @@ from tests.store.jobs import (
     test_fences,
     test_kept_responses,
     test_lists,
+    test_parents,
     test_runs,
 )
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, job_lender
@@ -42,6 +43,7 @@ for module in (
     test_fences,
     test_kept_responses,
     test_lists,
+    test_parents,
     test_runs,
 ):
     globals().update({name: one for name, one in vars(module).items() if name[:5] == "test_" and name not in DIFFERENT})
