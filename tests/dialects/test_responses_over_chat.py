@@ -347,6 +347,7 @@ def test_a_cut_answer_is_incomplete(finish: str, reason: str) -> None:
     made = answered({"content": "so"}, finish)
 
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": reason})
+    assert made["output"][-1]["status"] == "incomplete"
 
 
 def test_a_refusal_is_a_part_of_its_own() -> None:

@@ -92,6 +92,8 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
 def ended(begun: Json, items: list[Json], finish: str, usage: Any) -> Json:
     """Returns the response at its end."""
     reason = INCOMPLETE.get(finish)
+    if reason and items:
+        items[-1]["status"] = "incomplete"  # what came last was cut, a call's arguments, too
     status = "incomplete" if reason else "completed"
     return begun | {
         "status": status,

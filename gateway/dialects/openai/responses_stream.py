@@ -180,7 +180,7 @@ class ChatAsResponses:
     def _close_open(self, made: list[bytes]) -> None:
         self._close_part(made)
         if self._open is not None:
-            place, done = self._open.place, self._open.done()
+            place, done = self._open.place, self._ended(self._open.done(), self._open.place)
             self._items[place], self._open = done, None
             made.append(self._event("response.output_item.done", output_index=place, item=done))
 
@@ -215,13 +215,18 @@ class ChatAsResponses:
         return call
 
     def _close_call(self, made: list[bytes], call: OpenCall) -> None:
-        done = self._items[call.place] = call.done()
+        done = self._items[call.place] = self._ended(call.done(), call.place)
         text = done["input" if call.is_custom else "arguments"]
         if call.is_wrapped or not call.pieces:  # nothing was told yet: deltas and whole are equal
             made.append(self._event(f"response.{call.telling}.delta", **call.where, delta=text))
         said = {"input": text} if call.is_custom else {"name": call.name, "arguments": text}
         made.append(self._event(f"response.{call.telling}.done", **call.where, **said))
         made.append(self._event("response.output_item.done", output_index=call.place, item=done))
+
+    def _ended(self, item: Json, place: int) -> Json:
+        """Returns the item; the last one is incomplete where the answer is. That one is open until the end."""
+        is_cut = self._finish in answer.INCOMPLETE and place == len(self._items) - 1
+        return item | {"status": "incomplete"} if is_cut else item
 
     def _end(self) -> bytes:
         if self._is_over or self._begun is None:
