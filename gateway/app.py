@@ -41,7 +41,6 @@ from gateway.ingress.http.server import HttpServer, listen_on
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.jobs.call_maker import CallMaker
 from gateway.ingress.jobs.respond_async import AsyncAnswers
-from gateway.ingress.jobs.routes import durable_routes
 from gateway.ingress.routes import build_app, build_front
 from gateway.policy.snapshot import Policies, PolicySnapshot
 from gateway.process.memory import container_bytes
@@ -53,7 +52,7 @@ from gateway.telemetry import Telemetry
 from gateway.upstream.converting import Languages
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, drain_jobs, semantic_news, store_routes
+from gateway.wiring import build_jobs, build_runs, caller_routes, drain_jobs, semantic_news, store_routes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -114,6 +113,7 @@ class Gateway:
         leases = None if self._shared is None else self._shared.leases
         self._admission = Admission(self._clock, self._telemetry, first, self._draw, leases)
         self._savings = Savings()
+        self._runs = build_runs(self._policies, self._kept_clock, self._telemetry.runs, self._shared)
         self._pipeline = Pipeline(
             self._clock,
             self._telemetry,
@@ -122,7 +122,7 @@ class Gateway:
             self._store,
             self._draw,
             self._savings,
-            self._kept_clock,
+            *(self._kept_clock, self._runs),
         )
         self._embedders = Embedders(self._pipeline.handle, self._clock, open_local)
         self._prepare_semantic(first)
@@ -166,6 +166,7 @@ class Gateway:
             pools=self._pools,
             servers=self._servers,
             jobs=self._jobs,
+            runs=self._runs,
         )
         self._telemetry.before_scrape = self._housekeeping.fill_gauges
 
@@ -247,6 +248,7 @@ class Gateway:
         await self._pipeline.aclose()
         if self._admission.sharing is not None:
             await self._admission.sharing.aclose()
+        await self._runs.aclose()
         await self._store.aclose()
         await self._pools.aclose()
         await self._emulators.stop()
@@ -267,7 +269,7 @@ class Gateway:
             lambda: self._policies.current.emulated,
             None if jobs is None else jobs.engine.health,
         )
-        durable = durable_routes(self._policies, jobs, self._make_call, self._clock, self._pipeline.handle)
+        durable = caller_routes(self._policies, jobs, self._make_call, self._clock, self._pipeline.handle, self._runs)
         admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [
@@ -278,7 +280,7 @@ class Gateway:
             ),
             *state_routes(self._policies, self._admission, self._clock, lambda: show_config(self)),
             *cache_routes(self._policies, self._cache_desk, self._savings),
-            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock),
+            *store_routes(self._policies, state_file, jobs, self._pipeline.ownership, self._kept_clock, self._runs),
         ]
         port = policy.server.port if self._settings.port is None else self._settings.port
         listen = self._worker.listen if self._worker else listen_on

@@ -18,7 +18,7 @@ from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.large_body import Large
 from gateway.policy.output.rules import OutputResult, OutputRule, Violation
 from gateway.policy.retry.budgets import Reserved, Retry
-from gateway.policy.runs.part import RunPart
+from gateway.policy.runs.workflow import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Attempt, Endpoint, Kept, Lane, Usage
 

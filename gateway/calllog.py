@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.call import Replay, Settled
+from gateway.policy.runs.workflow import RunPart
 from gateway.words import Attempt
 
 QUEUED_BATCHES = 500
@@ -116,9 +117,18 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "backoff_ms": round(call.backoff_s * 1000, 2),
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
+        **_run(call.part),
         **_lossy(last),
         **_replay(call.replay),
     }
+
+
+def _run(part: RunPart | None) -> dict[str, str]:
+    """Which part of which run it was, as it said."""
+    if part is None:
+        return {}
+    said = {"workflow": part.workflow, "run": part.run, "task": part.task}
+    return {name: value for name, value in said.items() if value}
 
 
 def _lossy(last: Attempt | None) -> dict[str, Any]:
@@ -178,7 +188,14 @@ class JsonLines:
             return self._any_line(at, record)
         call, usage = record.call, record.usage
         attempts = call.attempts
-        if len(attempts) != 1 or usage is None or call.replay is not None or record.retries_usd or call.denied:
+        if (
+            len(attempts) != 1
+            or usage is None
+            or call.replay is not None
+            or record.retries_usd
+            or call.denied
+            or call.part
+        ):
             return self._any_line(at, record)
         (attempt,) = attempts
         if attempt.error_class is not None or attempt.gaps:

@@ -16,6 +16,7 @@ from gateway.config.reload import Reloader, ReloadReport
 from gateway.flow.admission.admission import Admission
 from gateway.flow.deadlines import SWEEP_S, AttemptDeadlines
 from gateway.flow.keepalive import KeepAlive
+from gateway.flow.runs.table import RunTable
 from gateway.flow.shedding import GiveBack, LoopLag, Shedding
 from gateway.ingress.admin import insight, views
 from gateway.ingress.http.server import HttpServer
@@ -137,6 +138,7 @@ class Housekeeping:
     servers: list[HttpServer]
     jobs: JobWork | None
     """Durable work, where this gateway takes any."""
+    runs: RunTable
     _loop_lag: LoopLag = field(default_factory=LoopLag)
     _give_back: GiveBack = field(default_factory=lambda: GiveBack(find_trim()))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -181,6 +183,7 @@ class Housekeeping:
         self.store.tick()
         if self.jobs is not None:
             self.jobs.engine.tick()
+        await self.runs.tick()
         self.telemetry.set_connections(self.pools.stats())
         await self.pools.close_retired(self.inflight.present())
         self.reloading.tick()

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 from gateway.call import Settled
 from gateway.policy.fleet.lease import LeaseAsk, LeaseReply
 from gateway.policy.process import StoreBounds
+from gateway.policy.runs.run import RunChange, RunRecord
+from gateway.policy.runs.step import Close
 from gateway.words import Kept
 
 T = TypeVar("T")
@@ -175,6 +177,31 @@ class Objects(Protocol):
         ...
 
 
+class KeptRuns(Protocol):
+    """Runs beyond this process. Every method raises RunsUnavailable where nobody answers in time."""
+
+    async def merge(
+        self, tenant: str, run: str, change: RunChange | None, close: Close
+    ) -> tuple[RunRecord, RunRecord] | None:
+        """Adds a change, and closes the run if it has ended, in one step; returns the record before closing it, and after.
+
+        None: there is no such run, and no change that could begin one.
+        """
+        ...
+
+    async def get(self, tenant: str, run: str) -> RunRecord | None:
+        """Returns the run; None: there is none."""
+        ...
+
+    async def forget(self, tenant: str, run: str) -> bool:
+        """Forgets the run; returns whether there was one."""
+        ...
+
+    async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
+        """Returns the runs of a tenant, or of all, that were changed last, in any order."""
+        ...
+
+
 class Store(Protocol):
     """All state that outlives a call. `memory` is the default; `sqlite` survives a restart."""
 
@@ -286,6 +313,7 @@ class SharedStore(Store, Protocol):
 
     leases: Leases
     news: News
+    runs: KeptRuns
 
     def on_change(self, changed: Callable[[bool], None]) -> None:
         """Registers `changed(is_up)`, called in the loop's thread when the store goes out of reach and when it is back."""

@@ -13,22 +13,28 @@ from gateway.clock import Clock
 from gateway.flow.admission.admission import Admission
 from gateway.flow.pipeline import Pipeline
 from gateway.flow.reuse.layers import ReuseLayers
+from gateway.flow.runs.meter import RunMeter
+from gateway.flow.runs.table import RunTable
 from gateway.flow.shedding import Shedding
 from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
 from gateway.ingress.admin.dead_letters import dead_letter_routes
 from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
+from gateway.ingress.admin.workflows import workflow_routes
+from gateway.ingress.jobs.routes import durable_routes
+from gateway.ingress.runs.routes import RunRoutes
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.ends import CountedEnds
-from gateway.jobs.ports import JobMeter, MakeCall
+from gateway.jobs.ports import JobMeter, MakeCall, ServeCall
 from gateway.jobs.webhooks.guard import AddressGuard
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.job import Job, NewJob
 from gateway.policy.jobs.rules import IN_REDIS, JobSettings
 from gateway.policy.snapshot import Policies
 from gateway.policy.webhooks.events import deliveries_of
+from gateway.ports import SharedStore
 from gateway.store.jobs.opening import (
     copier_of,
     has_jobs,
@@ -59,6 +65,11 @@ def semantic_news(
             layers.semantic.forget_here(**decode_selection(detail)._asdict())
 
     return hear_vector, hear_purge
+
+
+def build_runs(policies: Policies, clock: Clock, meter: RunMeter, shared: SharedStore | None) -> RunTable:
+    """Returns the runs of this process; where replicas share a store, those of all of them."""
+    return RunTable(clock, lambda: policies.current.workflows, meter, None if shared is None else shared.runs)
 
 
 def build_jobs(
@@ -148,20 +159,29 @@ def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None
     return find
 
 
+def caller_routes(
+    policies: Policies, jobs: JobWork | None, make_call: MakeCall, clock: Clock, serve: ServeCall, runs: RunTable
+) -> list[BaseRoute]:
+    """Returns the routes of what callers keep here: jobs, files, batches, runs."""
+    return [*durable_routes(policies, jobs, make_call, clock, serve), *RunRoutes(policies, runs, clock).routes()]
+
+
 def store_routes(
     policies: Policies,
     state_file: KeptFile | None,
     jobs: JobWork | None,
     objects: ObjectAdmin,
     clock: Clock,
+    runs: RunTable,
 ) -> list[BaseRoute]:
-    """Returns the admin routes of what is kept: copies of files, owners of objects, jobs, webhooks, dead letters."""
+    """Returns the admin routes of what is kept: copies of files, owners of objects, jobs, webhooks, dead letters, runs."""
     return [
         *backup_routes(policies, state_file, jobs_file_of(jobs)),
         *object_routes(policies, objects),
         *job_admin_routes(policies, jobs),
         *webhook_routes(policies, None if jobs is None else jobs.webhooks, clock),
         *dead_letter_routes(policies, jobs, clock),
+        *workflow_routes(policies, runs),
     ]
 
 

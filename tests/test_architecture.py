@@ -75,6 +75,8 @@ NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "lo
 POLICYS_DATA = {
     "gateway.policy.process",
     "gateway.policy.runs.run",
+    "gateway.policy.runs.workflow",
+    "gateway.policy.runs.errors",
     "gateway.policy.runs.codec",
     "gateway.policy.runs.step",
     "gateway.policy.runs.step_errors",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.cli.jobs.arguments import Actions, add_batch, add_jobs, add_webhooks
 from gateway.cli.jobs.dead_letter_arguments import add_dead_letters
+from gateway.cli.jobs.run_arguments import add_runs, add_workflows
 from gateway.cli.pipelines.arguments import add_pipelines
 from gateway.cli.values import DEFAULT_URL, between, port_number
 from gateway.config.policies.admission import KINDS
@@ -115,6 +116,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         commands.add_parser("dlq", help="what has failed for good: look, run again, throw away"), _add_admin
     )
     add_webhooks(commands.add_parser("webhooks", help="who is told of the ends of jobs; tell again, test"), _add_admin)
+    add_workflows(commands.add_parser("workflows", help="what runs come to, from attempts to use"), _add_admin)
+    add_runs(commands.add_parser("runs", help="runs of workflows: list, show"), _add_admin)
     add_batch(commands.add_parser("batch", help="run a file of requests as a batch, and fetch its answers"))
 
     add_pipelines(commands.add_parser("pipelines", help="declared pipelines: check them, explain one"), _add_config)

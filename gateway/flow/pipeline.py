@@ -32,10 +32,13 @@ from gateway.flow.reuse.reuse import Replays
 from gateway.flow.reuse.sdk_retries import Ended, Running
 from gateway.flow.reuse.shared_answer import SharedAnswer
 from gateway.flow.reuse.stats import Savings
+from gateway.flow.runs.fuse import RunFuse
+from gateway.flow.runs.table import RunTable
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.headers import passthrough_response_headers, response_headers
 from gateway.policy.openai.usage import estimate_tokens, estimate_usage
+from gateway.policy.runs.workflow import RunPart
 from gateway.ports import Meter, Store
 from gateway.words import Usage
 
@@ -58,6 +61,7 @@ class Pipeline:
         "_attempts",
         "_clock",
         "_deferred",
+        "_fuse",
         "_groups",
         "_returned",
         "_returned_as_is",
@@ -76,15 +80,19 @@ class Pipeline:
         draw: Callable[[], float] = _half,
         savings: Savings | None = None,
         kept_clock: Clock | None = None,
+        runs: RunTable | None = None,
     ) -> None:
         """`draw` gives uniform numbers from [0, 1); without it no backoff is random.
 
         `kept_clock` is the clock by which answers grow old, that of the store; absent: `clock`.
+
+        `runs` is where runs are counted; absent: they are not.
         """
         self._clock = clock
         self._admission = admission
         savings = Savings() if savings is None else savings
-        self._accounts = Accounts(clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note)
+        self._accounts = Accounts(clock, meter, admission.outcomes.settle, admission.budgets.spent, savings.note, runs)
+        self._fuse = None if runs is None else RunFuse(runs, admission.costs)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._groups = Groups(clock, meter, admission, self._attempts)
         self._deferred = Deferred(admission)
@@ -100,6 +108,11 @@ class Pipeline:
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
+        if call.part is not None and call.part.run and self._fuse is not None:
+            return self._in_run(call, call.part, self._fuse)
+        return self._begun(call)
+
+    def _begun(self, call: Call) -> Coroutine[Any, Any, Reply]:
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)
@@ -109,6 +122,20 @@ class Pipeline:
     async def aclose(self) -> None:
         """Waits for answers that are being stored. To be called when every call has been stopped."""
         await self.replays.aclose()
+
+    async def _in_run(self, call: Call, part: RunPart, fuse: RunFuse) -> Reply:
+        """Returns the answer to a call of a run. Raises RunBudgetExceeded where the run has had enough."""
+        try:
+            await fuse.admit(call, part)
+        except asyncio.CancelledError as stopped:
+            self._accounts.settle_stopped(call, stopped)
+            raise
+        except GatewayError as error:
+            self._accounts.settle_failed(call, error)
+            raise
+        except Exception as defect:
+            raise self._accounts.settle_failed(call, defect) from defect
+        return await self._begun(call)
 
     async def _admitted(self, call: Call, rules: ObjectRules) -> Reply:
         """Returns the answer to a call about objects at a provider. Raises NotFound for those of another tenant."""

@@ -12,6 +12,7 @@ from math import inf
 from gateway.call import Call, Settled
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
+from gateway.flow.runs.table import RunTable
 from gateway.policy.health.target_health import CLIENT_GONE as CLIENT_GONE
 from gateway.policy.retry import budgets
 from gateway.policy.route_plan import upstream_model
@@ -39,7 +40,7 @@ def _nobody_notes(_call: Call) -> None:
 class Accounts:
     """Closes the accounts of calls and tells the meter."""
 
-    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "opened")
+    __slots__ = ("_charge", "_clock", "_meter", "_note", "_release", "_runs", "opened")
 
     def __init__(
         self,
@@ -48,10 +49,12 @@ class Accounts:
         release: Callable[[Call, Usage | None], None],
         charge: Callable[[Call, float], None] = _nobody_pays,
         note: Callable[[Call], None] = _nobody_notes,
+        runs: RunTable | None = None,
     ) -> None:
         """`release` gives back to the limits what the call took and did not use, `charge` books money on the key, `note` is
-        told of calls that may have been spared.
+        told of calls that may have been spared, `runs` of those that are parts of runs.
         """
+        self._runs = runs
         self._note = note
         self._release = release
         self._charge = charge
@@ -111,6 +114,8 @@ class Accounts:
             first_byte_s = last.first_byte_at - last.started_at
         if call.replay is not None:
             self._note(call)
+        if call.part is not None and self._runs is not None:
+            self._runs.settled(call, outcome, cost, retries_usd)
         self._meter.settled(
             Settled(
                 call=call,

@@ -17,7 +17,7 @@ from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek
-from gateway.ingress.run_parts import find_part, names_part, without_own_baggage
+from gateway.ingress.runs.parts import find_part, names_part, without_own_baggage
 from gateway.ingress.served import ServedRequest
 from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists

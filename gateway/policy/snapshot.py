@@ -29,7 +29,7 @@ from gateway.policy.process import QueueBounds, Server, StoreBounds
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
 from gateway.policy.reuse.rules import Caching
-from gateway.policy.runs.outcome import Workflows
+from gateway.policy.runs.workflow import Workflows
 from gateway.policy.webhooks.rules import Webhooks, WebhookSettings
 from gateway.words import FindGaps, Lane
 

@@ -13,6 +13,7 @@ from gateway.call import Call, Replay, Settled
 from gateway.policy.snapshot import Model
 from gateway.provider_errors import ErrorClass
 from gateway.telemetry.metrics import OVERHEAD_SECONDS, SECONDS, Labels, Metrics
+from gateway.telemetry.runs import RunCounter
 
 NOTHING_FAILED = "queue"
 """Why a call went to a fallback at once: its own targets had no room in time, or were left alone."""
@@ -44,10 +45,11 @@ class PlainSeries:
 class CallCounter:
     """Counts ended calls."""
 
-    __slots__ = ("_metrics", "_plain")
+    __slots__ = ("_metrics", "_plain", "_runs")
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, runs: RunCounter | None = None) -> None:
         self._metrics = metrics
+        self._runs = RunCounter(metrics) if runs is None else runs
         self._plain: dict[Labels, PlainSeries] = {}  # by model, key and target: as many as the config can name
 
     def count(self, record: Settled) -> None:
@@ -128,6 +130,8 @@ class CallCounter:
                 self._metrics.unknown.totals[(attempt.target,)] += 1
             if attempt.first_byte_at is not None:  # of each that got one, whatever came of it
                 self._metrics.first_byte.observe((attempt.target,), attempt.first_byte_at - attempt.started_at)
+        if record.outcome == "ok" and call.attempts:
+            self._runs.recovered(record)
         if record.retries_usd:
             self._metrics.retries_cost.totals[model, key] += record.retries_usd
         if call.replay is not None:

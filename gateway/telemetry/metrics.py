@@ -18,6 +18,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+RUN_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10_800.0, 21_600.0, 86_400.0)
+USD = (0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 50.0)
 OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
 
 Labels = tuple[str, ...]
@@ -220,6 +222,46 @@ class Metrics:
     native_parts: Levels = _gauge("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
     webhooks: Counts = _counter(
         "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"
+    )
+    workflow_calls: Counts = _counter(
+        "workflow_calls_total", "Calls of workflows, by how they ended.", "workflow", "task", "result"
+    )
+    workflow_runs: Counts = _counter(
+        "workflow_runs_total", "Runs that have ended, by how, once each.", "workflow", "outcome"
+    )
+    workflow_rescued: Counts = _counter(
+        "workflow_rescued_runs_total", "Of those, that succeeded although an attempt of a call went wrong.", "workflow"
+    )
+    workflow_corrected: Counts = _counter(
+        "workflow_runs_corrected_total", "Runs of which another word came later.", "workflow", "was", "now"
+    )
+    workflow_used: Counts = _counter(
+        "workflow_used_total", "Runs of which somebody told whether they could be used.", "workflow", "usable"
+    )
+    workflow_cost: Counts = _counter(
+        "workflow_cost_usd_total", "US dollars that calls of workflows have cost.", "workflow", "task"
+    )
+    workflow_saved: Counts = _counter("workflow_saved_usd_total", "US dollars that caches saved.", "workflow")
+    workflow_seconds: Distribution = _histogram(
+        "workflow_run_seconds", "From a run's first call to its last.", RUN_SECONDS, "workflow"
+    )
+    workflow_run_cost: Distribution = _histogram(
+        "workflow_run_cost_usd", "US dollars that a run has cost, failed attempts included.", USD, "workflow"
+    )
+    workflow_unknown: Levels = _gauge(
+        "workflow_unknown_names", "Names of workflows and tasks that calls have used and nobody has declared."
+    )
+    workflow_lost: Counts = _counter(
+        "workflow_runs_forgotten_total", "Runs that were forgotten before their time for want of room."
+    )
+    success: Counts = _counter(
+        "success_ratio_total", "Calls of runs, runs, and runs told of, by whether they were good.", "level", "ok"
+    )
+    recovery: Distribution = _histogram(
+        "recovery_seconds", "From a call's first failed attempt to its good end.", RUN_SECONDS, "lane"
+    )
+    recoveries: Counts = _counter(
+        "recoveries_total", "Those calls, by whether that was as soon as their lane wants it.", "lane", "in_time"
     )
     dropped: Counts = _counter("log_lines_dropped_total", "Call log lines lost to a slow reader.")
     reload_errors: Counts = _counter("config_reload_errors_total", "Reloads that were refused.")

@@ -20,6 +20,7 @@ from gateway.ports import StoreHealth
 from gateway.telemetry.calls import CallCounter
 from gateway.telemetry.jobs import JobCounter
 from gateway.telemetry.metrics import Labels, Metrics
+from gateway.telemetry.runs import RunCounter
 from gateway.words import Lane
 
 STATES = ("closed", "half_open", "open", "drained")
@@ -41,7 +42,8 @@ class Telemetry(Collector):
         self._wall = wall
         self._pending: list[tuple[float, Settled | Refused]] = []
         self._metrics = Metrics()
-        self._calls = CallCounter(self._metrics)
+        self.runs = RunCounter(self._metrics)
+        self._calls = CallCounter(self._metrics, self.runs)
         self.jobs = JobCounter(self._metrics)
         self._metrics.in_flight.values[()] = 0
         self._metrics.reload_errors.totals[()] = 0
@@ -97,6 +99,8 @@ class Telemetry(Collector):
         for _, record in pending:
             if isinstance(record, Settled):
                 self._calls.count(record)
+                if record.call.part is not None:
+                    self.runs.count(record)
         if pending:
             self._log.put(pending)
 

@@ -62,6 +62,7 @@ MOST = frozenset(
         "gateway_cache_bytes",
         "gateway_objects",
         "gateway_replicas",
+        "gateway_workflow_unknown_names",
     }
 )
 """Gauges of which the most counts: the worst, the last, or the same in all workers; the rule of any other gauge, too."""

@@ -116,6 +116,16 @@ def _jobs() -> Iterator[tuple[str, Row]]:
         yield f"POST {prefix}/jobs/{{id}}/cancel", Row("callers", f"{prefix}/jobs/{job}/cancel", served=404)
 
 
+def _runs() -> Iterator[tuple[str, Row]]:
+    """Whoever is served learns that there is none."""
+    for prefix in ("", "/v1"):
+        yield f"GET|HEAD {prefix}/runs", Row("callers")
+        yield f"GET|HEAD {prefix}/runs/{{id:path}}", Row("callers", f"{prefix}/runs/r", served=404)
+        yield f"DELETE {prefix}/runs/{{id:path}}", Row("callers", f"{prefix}/runs/r", served=404)
+        told = Row("callers", f"{prefix}/runs/r/outcome", b'{"usable": true}', served=404)
+        yield f"POST {prefix}/runs/{{id:path}}/outcome", told
+
+
 def _own_objects() -> Iterator[tuple[str, Row]]:
     file, batch = new_id(FILE, bytes(16)), new_id(BATCH, bytes(16))
     for prefix in ("", "/v1"):
@@ -137,6 +147,7 @@ DATA: Mapping[str, Row] = {
     "GET|HEAD /models/{name:path}": Row("callers", "/models/gpt-4o"),
     "GET|HEAD /v1/models/{name:path}": Row("callers", "/v1/models/gpt-4o"),
     **dict(_jobs()),
+    **dict(_runs()),
     "DELETE|GET|HEAD|PATCH|POST|PUT /{path:path}": Row("callers of all", "/v1/audio/voices"),
 }
 OBJECTS: Mapping[str, Row] = dict(_own_objects())
@@ -170,6 +181,10 @@ OPERATIONS: Mapping[str, Row] = {
         f"POST /admin/jobs/{name}": Row("operators", body=b'{"ids": ["batch_1"]}')
         for name in ("pause", "resume", "retry")
     },
+    "GET|HEAD /admin/workflows": Row("operators"),
+    "GET|HEAD /admin/workflows/{name:path}/runs": Row("operators", "/admin/workflows/other/runs"),
+    "GET|HEAD /admin/runs": Row("operators"),
+    "GET|HEAD /admin/runs/{run:path}": Row("operators", "/admin/runs/r", served=404),
     "GET|HEAD /admin/webhooks": Row("operators"),
     "POST /admin/webhooks/{name:path}/redeliver": Row(
         "operators", "/admin/webhooks/(requests)/redeliver", b'{"since_s": 60}'

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.policy.runs.outcome import WorkflowRules
 from gateway.policy.runs.part import is_id, outcome_said, part_of, run_words, task_of_step, without_own_members
+from gateway.policy.runs.workflow import WorkflowRules
 
 INVOICE = WorkflowRules("invoice", ("extract", "check"))
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.runs.codec import decode_change, decode_run, encode_change, encode_run
-from gateway.policy.runs.outcome import RunOutcome, WorkflowRules, count_once, is_rescued, outcome_of
+from gateway.policy.runs.outcome import count_once, is_rescued, outcome_of
 from gateway.policy.runs.run import MORE_TASKS, MOST_TASKS, PER_USD, RunChange, begun, merged, one_call, told
+from gateway.policy.runs.workflow import RunOutcome, WorkflowRules
 
 NOW = 1_763_800_000.0
 TASKS = ("extract", "check", "summarise", "")
@@ -97,7 +98,7 @@ def test_a_run_of_twenty_tasks_fits_in_1500_bytes() -> None:
     assert len(encode_run(record)) <= 1500
 
 
-@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"[1,2]", b"[1,2,[]]", b'["t","r","",[0,1,{"a":[1]}]]', b"{}"])
+@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"[1,2]", b"[1,2,[]]", b'["t","r","","",[0,1,{"a":[1]}]]', b"{}"])
 def test_what_is_no_run_is_refused(raw: bytes) -> None:
     for decode in (decode_change, decode_run):
         with pytest.raises(ValueError, match=r"\S"):

@@ -26,7 +26,7 @@ from gateway.config.reading.source import read_document
 from gateway.policy.health.rules import BreakerRules
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.retry.rules import Retries
-from gateway.policy.runs.outcome import Workflows
+from gateway.policy.runs.workflow import Workflows
 
 ERRORS: Final = "errors"
 """The folder of error tables in a policy folder."""

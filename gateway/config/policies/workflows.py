@@ -11,8 +11,8 @@ from gateway.config.reading.check import check
 from gateway.config.reading.fields import Amount, Count, PositiveDuration, Section, parse_duration, said
 from gateway.config.reading.problems import Document, Path, quoted
 from gateway.config.schema import Entry
-from gateway.policy.runs.outcome import IDLE_S, Ends, WorkflowRules, Workflows
-from gateway.policy.runs.part import ID_CHARS, OTHER, is_id
+from gateway.policy.runs.part import ID_CHARS, is_id
+from gateway.policy.runs.workflow import IDLE_S, OTHER, Ends, WorkflowRules, Workflows
 
 MOST_WORKFLOWS: Final = 100
 MOST_TASKS_DECLARED: Final = 20

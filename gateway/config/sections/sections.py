@@ -33,7 +33,7 @@ from gateway.config.sections.vendors import check_accepted
 from gateway.dialects.registry import languages_of
 from gateway.policy.openai.large_body import LARGE_BYTES
 from gateway.policy.process import Server
-from gateway.policy.runs.outcome import Workflows
+from gateway.policy.runs.workflow import Workflows
 from gateway.policy.snapshot import Key, Provider, Target
 from gateway.words import EMULATOR
 

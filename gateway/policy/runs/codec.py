@@ -25,14 +25,14 @@ def decode_change(raw: bytes) -> RunChange:
 
 def encode_run(record: RunRecord) -> bytes:
     """Returns a record in bytes."""
-    return orjson.dumps([record.tenant, record.run, record.counted, _change(record.so_far)])
+    return orjson.dumps([record.tenant, record.run, record.counted, record.used, _change(record.so_far)])
 
 
 def decode_run(raw: bytes) -> RunRecord:
     """Returns the record. Raises ValueError for anything that is none."""
     try:
-        tenant, run, counted, change = orjson.loads(raw)
-        return RunRecord(tenant, run, _read_change(change), counted)
+        tenant, run, counted, used, change = orjson.loads(raw)
+        return RunRecord(tenant, run, _read_change(change), counted, used)
     except (AttributeError, LookupError, TypeError) as broken:
         raise ValueError("this is no record of a run") from broken
 

@@ -2,62 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Literal
+from dataclasses import replace
 
 from gateway.policy.runs.run import RunChange, RunRecord
+from gateway.policy.runs.workflow import IDLE_S, RunOutcome, WorkflowRules
 
-IDLE_S = 300.0
-
-
-class RunOutcome(StrEnum):
-    """What has become of a run."""
-
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    ABANDONED = "abandoned"
-    """Idle before its end, and its last calls were good."""
-    UNKNOWN = "unknown"
-    """It is over, nobody has told, and its workflow is not declared."""
-
-
-Ends = Literal["last_task", "told", "idle"]
 TOLD_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowRules:
-    """One workflow as it is declared in workflows.yaml."""
-
-    name: str
-    tasks: tuple[str, ...] = ()
-    """In order; the last one ends a run."""
-    ends: Ends = "last_task"
-    idle_s: float = IDLE_S
-    """Without a call for so long, a run is over."""
-    slo: float | None = None
-    """The part of runs that are to succeed, 0 to 1."""
-    deadline_s: float | None = None
-    """A run that has not ended so long after its first call is over."""
-    usd_per_run: float | None = None
-    """What the calls of one run may cost together, in US dollars."""
-    max_calls_per_run: int | None = None
-    labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
-    """By task: how the metrics name it."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", {task: (self.name, task) for task in self.tasks})
-
-    @property
-    def has_fuse(self) -> bool:
-        """Tells whether calls of a run may be refused for what the run has had."""
-        return self.usd_per_run is not None or self.max_calls_per_run is not None
-
-
-Workflows = Mapping[str, WorkflowRules]
 
 
 def outcome_of(record: RunRecord, rules: WorkflowRules | None, now: float) -> RunOutcome:
@@ -88,22 +38,32 @@ def is_over(so_far: RunChange, rules: WorkflowRules | None, now: float) -> bool:
 
 def is_rescued(record: RunRecord, outcome: RunOutcome) -> bool:
     """Tells whether the run succeeded although an attempt of its calls went wrong: what it has the gateway for."""
-    return outcome is RunOutcome.SUCCEEDED and any(task.bad_attempts for task in record.so_far.tasks.values())
+    return outcome is RunOutcome.SUCCEEDED and record.has_bad_attempts
+
+
+def use_of(record: RunRecord) -> str:
+    """Returns the word on whether somebody could use what came of the run: `usable`, `unusable`; empty: nobody spoke of it.
+
+    Who tells that a run has succeeded or failed, and says nothing of its use, means it so.
+    """
+    so_far = record.so_far
+    if so_far.usable is not None:
+        return "usable" if so_far.usable.word else "unusable"
+    if so_far.outcome is None:
+        return ""
+    return "usable" if so_far.outcome.word == RunOutcome.SUCCEEDED else "unusable"
 
 
 def count_once(record: RunRecord, outcome: RunOutcome) -> RunRecord | None:
-    """Returns the record as counted under its outcome; None: it is counted so already, or has not ended.
+    """Returns the record as counted under its outcome and use; None: it is counted so already, or has not ended.
 
     Whoever keeps what is returned in place of `record`, and nobody else, counts the run.
     """
-    if outcome in (RunOutcome.RUNNING, record.counted):
+    counted = record.counted if outcome is RunOutcome.RUNNING else str(outcome)
+    used = use_of(record)
+    if (counted, used) == (record.counted, record.used):
         return None
-    return replace(record, counted=str(outcome))
-
-
-def seconds_of(record: RunRecord) -> float:
-    """Returns the seconds from the run's first call to its last."""
-    return (record.so_far.last_ms - record.so_far.first_ms) / 1000
+    return replace(record, counted=counted, used=used)
 
 
 def _is_ok(so_far: RunChange, task: str) -> bool:

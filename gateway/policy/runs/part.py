@@ -7,51 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 from urllib.parse import unquote
 
 from gateway.errors import InvalidRequest
-from gateway.policy.runs.outcome import TOLD_OUTCOMES, RunOutcome, WorkflowRules, Workflows
+from gateway.policy.runs.outcome import TOLD_OUTCOMES
+from gateway.policy.runs.workflow import OTHER, RunOutcome, RunPart, RunWords, Workflows
 
 WORKFLOW, RUN, TASK = b"x-gateway-workflow", b"x-gateway-run", b"x-gateway-task"
 STEP, OUTCOME, BAGGAGE = b"x-gateway-step", b"x-gateway-run-outcome", b"baggage"
 HEADERS = frozenset((WORKFLOW, RUN, TASK, STEP, OUTCOME))
-OTHER = "other"
-"""In place of a name that is not declared."""
 OTHERS = OTHER, OTHER
 ID_CHARS = "A-Z a-z 0-9 . _ : / [ ] -"
 _ID = re.compile(r"[A-Za-z0-9._:/[\]-]{1,128}")
 _RAW_ID = re.compile(rb"[A-Za-z0-9._:/[\]-]{1,128}")
 _OWN_MEMBER = re.compile(rb"(?i)x-gateway-")
 _INDEX = re.compile(r"(.+)\[\d+\]")
-
-
-class RunWords(NamedTuple):
-    """What a call has said; empty: nothing."""
-
-    workflow: str = ""
-    run: str = ""
-    task: str = ""
-
-
-@dataclass(slots=True)
-class RunPart:
-    """Which part of which run a call is."""
-
-    workflow: str
-    """As it was said; empty: it was not."""
-    run: str
-    """Empty: it counts for its workflow, and for no run."""
-    task: str
-    labels: tuple[str, str]
-    """Of workflow and task, for metrics: declared names, or `other`."""
-    rules: WorkflowRules | None
-    """None: the workflow is not declared."""
-    outcome: str = ""
-    """What its caller has said that becomes of the run with this call."""
-    reserved: int = -1
-    """What it has reserved of the run's money, in units of money; negative: nothing."""
 
 
 def is_id(text: object) -> bool:

@@ -134,11 +134,23 @@ class RunRecord:
     so_far: RunChange
     counted: str = ""
     """The outcome under which it has been counted in the metrics; empty: it has not."""
+    used: str = ""
+    """The word on its use, `usable` or `unusable`, that has been counted; empty: none has."""
 
     @property
     def workflow(self) -> str:
         """Returns its workflow's name; empty: nobody named one."""
         return "" if self.so_far.workflow is None else self.so_far.workflow.word
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds from its first call to its last."""
+        return (self.so_far.last_ms - self.so_far.first_ms) / 1000
+
+    @property
+    def has_bad_attempts(self) -> bool:
+        """Tells whether an attempt of its calls went wrong."""
+        return any(task.bad_attempts for task in self.so_far.tasks.values())
 
 
 def merged(record: RunRecord, change: RunChange) -> RunRecord:

@@ -15,7 +15,7 @@ from secrets import token_bytes
 
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.process import StoreBounds
-from gateway.ports import Answers, Leases, News, Objects, Records, StoreHealth, Vectors
+from gateway.ports import Answers, KeptRuns, Leases, News, Objects, Records, StoreHealth, Vectors
 from gateway.store.redis.answers import RedisAnswers
 from gateway.store.redis.leases import RedisLeases
 from gateway.store.redis.news import RedisNews
@@ -23,6 +23,7 @@ from gateway.store.redis.objects import RedisObjects
 from gateway.store.redis.records import RedisRecords
 from gateway.store.redis.vectors import RedisVectors
 from gateway.store.redis_link.link import BackgroundTasks, Link, StoreGone
+from gateway.store.shared_runs import SharedRunRecords
 
 Work = Callable[[], Awaitable[object]]
 """A piece of background work, which may raise StoreGone."""
@@ -72,6 +73,7 @@ class RedisStore:
         self.objects: Objects = self._objects
         self.leases: Leases = self._leases
         self.news: News = self._news
+        self.runs: KeptRuns = SharedRunRecords(link, self.replica_id.hex())
         link.on_change(self._changed)
 
     async def start(self) -> None:

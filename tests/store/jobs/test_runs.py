@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.runs.outcome import RunOutcome, count_once
+from gateway.policy.runs.outcome import count_once
 from gateway.policy.runs.run import RunChange, RunRecord, begun, merged, one_call, told
 from gateway.policy.runs.step import RUN_BYTES, STEP_BYTES, RunQuery, RunToChange, StepAbout, StoredStep
 from gateway.policy.runs.step_errors import StepTooLarge
+from gateway.policy.runs.workflow import RunOutcome
 from gateway.words import Usage
 from tests.store.jobs.support import DAY_S, Jobs, key
 

@@ -12,12 +12,12 @@ from gateway.policy.runs.part import (
     STEP,
     TASK,
     WORKFLOW,
-    RunPart,
     outcome_said,
     part_of,
     run_words,
     without_own_members,
 )
+from gateway.policy.runs.workflow import RunPart
 from gateway.policy.snapshot import Key, PolicySnapshot
 
 

@@ -1,0 +1,1 @@
+"""The runs that calls are parts of: counted as calls settle, bounded, and a fuse for those that run away."""

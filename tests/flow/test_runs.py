@@ -1,0 +1,352 @@
+"""Runs: counted where calls settle, once, whoever settles them; and stopped where they have had enough."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.call import Call, Settled
+from gateway.flow.pipeline import Pipeline
+from gateway.flow.runs.table import RunTable
+from gateway.policy.runs.errors import RunBudgetExceeded, RunBudgetReserved, RunsUnavailable
+from gateway.policy.runs.part import part_of
+from gateway.policy.runs.run import RunChange, RunRecord, begun, merged, told
+from gateway.policy.runs.run_object import Ladder
+from gateway.policy.runs.step import Close
+from gateway.policy.runs.workflow import RunOutcome, RunWords, WorkflowRules
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.runs import RunCounter
+from gateway.words import Attempt, Usage
+from tests.flow.support import Bench, FakeClock, ScriptedUpstream, failed, whole
+
+INVOICE = WorkflowRules("invoice", ("extract", "check", "summarise"))
+CALL_USD = 1000 * 2e-6 + 10 * 8e-6
+"""What the scripted answer costs."""
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+@dataclass
+class SharedRuns:
+    """What replicas share, in memory."""
+
+    runs: dict[tuple[str, str], RunRecord] = field(default_factory=dict)
+    is_gone: bool = False
+
+    async def merge(
+        self, tenant: str, run: str, change: RunChange | None, close: Close
+    ) -> tuple[RunRecord, RunRecord] | None:
+        await asyncio.sleep(0)
+        if self.is_gone:
+            raise RunsUnavailable("gone")
+        record = self.runs.get((tenant, run))
+        if change is not None:
+            record = begun(tenant, run, change) if record is None else merged(record, change)
+        if record is None:
+            return None
+        after = self.runs[tenant, run] = close(record) or record
+        return record, after
+
+    async def get(self, tenant: str, run: str) -> RunRecord | None:
+        if self.is_gone:
+            raise RunsUnavailable("gone")
+        return self.runs.get((tenant, run))
+
+    async def forget(self, tenant: str, run: str) -> bool:
+        return self.runs.pop((tenant, run), None) is not None
+
+    async def last(self, tenant: str | None, most: int) -> Sequence[RunRecord]:
+        return [one for one in self.runs.values() if tenant in (None, one.tenant)][:most]
+
+
+class Town:
+    """Replicas that settle calls, with one meter for all."""
+
+    def __init__(self, replicas: int = 1, *workflows: WorkflowRules, kept: SharedRuns | None = None) -> None:
+        self.bench = Bench([ScriptedUpstream()])
+        self.clock: FakeClock = self.bench.clock
+        self.workflows = {one.name: one for one in workflows}
+        self.metrics = Metrics()
+        self.counter = RunCounter(self.metrics)
+        self.tables = [RunTable(self.clock, lambda: self.workflows, self.counter, kept) for _ in range(replicas)]
+
+    def call(self, run: str, task: str, workflow: str = "invoice", **changes: Any) -> Call:
+        part = part_of(RunWords(workflow, run, task), self.workflows)
+        return self.bench.call(part=part, **changes)
+
+    def settle(self, call: Call, outcome: str = "ok", usd: float = 0.01, bad: int = 0, replica: int = 0) -> None:
+        call.attempts = [Attempt("p", 0.0, error_class="timeout") for _ in range(bad)]
+        if outcome == "ok":
+            call.attempts.append(Attempt("p", 0.0))
+        call.usage = Usage(10, 5)
+        self.tables[replica].settled(call, outcome, usd if outcome == "ok" else None, 0.001 * bad)
+        account = Settled(call, 200, outcome, call.usage, usd if outcome == "ok" else None, 0.0, 1.0, 0.0, None)
+        self.counter.count(account)
+
+    async def tick(self, seconds: float = 1.0) -> None:
+        self.clock.advance(seconds)
+        for table in self.tables:
+            await table.tick()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "runs"),
+    [
+        (1, 600),
+        (4, 600),
+        pytest.param(4, 10_000, marks=pytest.mark.soak),
+        pytest.param(1, 10_000, marks=pytest.mark.soak),
+    ],
+)
+def test_runs_are_counted_exactly_over_any_number_of_replicas(replicas: int, runs: int) -> None:
+    """Sum of tasks = sum of the log = sum of the metric, to 1e-9; every outcome as the ledger has it, each run once."""
+    draw = random.Random(7)
+    town = Town(replicas, INVOICE, kept=SharedRuns() if replicas > 1 else None)
+    ledger: Counter[str] = Counter()
+    logged: list[float] = []
+
+    def call(run: str, task: str, *, is_ok: bool) -> None:
+        usd = draw.choice((0.00015, 0.0123456, 1.25e-06, 0.1 + 0.2))
+        bad = draw.choice((0, 0, 1)) if is_ok else 2
+        town.settle(town.call(run, task), "ok" if is_ok else "timeout", usd, bad, draw.randrange(replicas))
+        logged.append(usd if is_ok else 0.0)
+
+    async def story() -> None:
+        for number in range(runs):
+            run, fate = f"r{number}", draw.random()
+            call(run, "extract", is_ok=True)
+            if fate < 0.8:
+                if fate < 0.3:
+                    call(run, "check", is_ok=False)  # repaired by the next one
+                call(run, "check", is_ok=True)
+                call(run, "summarise", is_ok=True)
+                ledger["succeeded"] += 1
+            elif fate < 0.9:
+                call(run, "check", is_ok=False)
+                ledger["failed"] += 1
+            else:
+                ledger["abandoned"] += 1
+            if number % 200 == 199:
+                await town.tick(0.001)
+        for _ in range(3):
+            await town.tick(301)
+        ladder = Ladder()
+        for record in await town.tables[0].last():
+            ladder.add(record, town.tables[0].outcome(record))
+        assert {str(outcome): number for outcome, number in ladder.runs.items()} == ledger
+        ended = {labels[1]: total for labels, total in town.metrics.workflow_runs.totals.items()}
+        assert ended == ledger
+        counted = sum(town.metrics.workflow_cost.totals.values())
+        assert ladder.total.cost_usd == pytest.approx(sum(logged), abs=1e-9)
+        assert counted == pytest.approx(sum(logged), abs=1e-9)
+        assert ladder.total.calls == len(logged) == sum(town.metrics.workflow_calls.totals.values())
+        assert not town.metrics.workflow_corrected.totals
+
+    run(story())
+
+
+def test_a_hundred_thousand_names_are_one_series_more_than_declared() -> None:
+    town = Town(1, INVOICE)
+    for number in range(2000):
+        for part in (
+            part_of(RunWords(f"w{number}"), town.workflows),
+            part_of(RunWords("invoice", "", f"t{number}"), {}),
+        ):
+            call = town.bench.call(part=part)
+            town.counter.count(Settled(call, 200, "ok", None, 0.01, 0.0, 1.0, 0.0, None))
+    assert set(town.metrics.workflow_calls.totals) == {("other", "other", "ok")}
+    assert town.metrics.workflow_unknown.values[()] == 2001
+
+
+def test_a_run_that_waits_for_an_answer_is_not_idle() -> None:
+    town = Town(1, INVOICE)
+    table = town.tables[0]
+
+    async def story() -> None:
+        first, second = town.call("r", "extract"), town.call("r", "check")
+        town.settle(first)
+        assert second.part is not None
+        table.enter("web", second.part)
+        await town.tick()
+        await town.tick(3600)
+        assert not town.metrics.workflow_runs.totals
+        town.settle(second, "timeout")
+        await town.tick(200)
+        assert not town.metrics.workflow_runs.totals
+        await town.tick(200)
+        assert dict(town.metrics.workflow_runs.totals) == {("invoice", "failed"): 1}
+
+    run(story())
+
+
+def test_a_later_word_is_a_correction_and_a_run_is_forgotten_after_a_day() -> None:
+    town = Town(1, INVOICE)
+    table = town.tables[0]
+
+    async def story() -> None:
+        town.settle(town.call("r", "summarise"), bad=1)
+        await town.tick()
+        assert dict(town.metrics.workflow_runs.totals) == {("invoice", "succeeded"): 1}
+        assert dict(town.metrics.workflow_rescued.totals) == {("invoice",): 1}
+        await town.tick(400)
+        for outcome in ("failed", "failed"):
+            record = await table.tell("web", "r", told(town.clock.wall(), outcome=outcome))
+            assert record is not None
+            assert table.outcome(record) is RunOutcome.FAILED
+        assert await table.tell("other", "r", told(town.clock.wall(), outcome="failed")) is None
+        assert dict(town.metrics.workflow_corrected.totals) == {("invoice", "succeeded", "failed"): 1}
+        assert dict(town.metrics.workflow_used.totals) == {("invoice", "false"): 1}
+        assert dict(town.metrics.success.totals) == {
+            ("task", "true"): 1,
+            ("workflow", "true"): 1,
+            ("business", "false"): 1,
+        }
+        await town.tick(400)
+        await town.tick(86_401)
+        assert len(table) == 0
+
+    run(story())
+
+
+def test_the_table_is_bounded_and_says_what_it_forgets() -> None:
+    town = Town(1, INVOICE)
+    table = RunTable(town.clock, lambda: town.workflows, town.counter, most=100)
+
+    async def story() -> None:
+        for number in range(250):
+            town.tables = [table]
+            town.settle(town.call(f"r{number}", "summarise"))
+            if number == 120:
+                await town.tick(400)
+        assert len(table) == 100
+        assert town.metrics.workflow_lost.totals[()] == 150
+        assert [one.run for one in await table.last("web", 3)] == ["r249", "r248", "r247"]
+
+    run(story())
+
+
+def test_what_the_store_has_missed_is_added_once_when_it_is_back() -> None:
+    kept = SharedRuns()
+    town = Town(2, INVOICE, kept=kept)
+
+    async def story() -> None:
+        town.settle(town.call("r", "extract"))
+        await town.tick()
+        kept.is_gone = True
+        for _ in range(3):
+            town.settle(town.call("r", "check"), replica=1)
+            await town.tick()
+        found = await town.tables[1].get("web", "r")
+        assert found is not None
+        assert found.so_far.total.calls == 3, "what is known here"
+        kept.is_gone = False
+        await town.tick()
+        await town.tick()
+        for table in town.tables:
+            found = await table.get("web", "r")
+            assert found is not None
+            assert found.so_far.total.calls == 4
+        assert await town.tables[0].forget("web", "r")
+        assert await town.tables[1].get("web", "r") is None
+
+    run(story())
+
+
+# The fuse.
+
+
+def bench_with(rules: WorkflowRules, calls: int) -> tuple[Bench, RunTable]:
+    bench = Bench([ScriptedUpstream(*[whole()] * calls)])
+    table = RunTable(bench.clock, lambda: {rules.name: rules})
+    assert bench.store is not None
+    bench.pipeline = Pipeline(bench.clock, bench.meter, bench.watch, bench.admission, bench.store, runs=table)
+    return bench, table
+
+
+def part_in(rules: WorkflowRules, run: str = "r", task: str = "extract") -> Any:
+    return part_of(RunWords(rules.name, run, task), {rules.name: rules})
+
+
+def test_a_run_that_has_cost_enough_makes_no_further_call() -> None:
+    rules = WorkflowRules("invoice", usd_per_run=2.5 * CALL_USD)
+    bench, table = bench_with(rules, 4)
+
+    async def story() -> None:
+        for _ in range(3):
+            await bench.serve(part=part_in(rules))
+        with pytest.raises(RunBudgetExceeded, match=r"'r' has cost .*usd_per_run") as refused:
+            await bench.serve(part=part_in(rules))
+        assert refused.value.should_retry is False
+        assert refused.value.code == "run_budget_exceeded"
+        await bench.serve(part=part_in(rules, "another"))
+        record = await table.get("web", "r")
+        assert record is not None
+        assert record.so_far.total.cost_usd == pytest.approx(3 * CALL_USD, abs=1e-12)
+        assert (record.so_far.total.calls, record.so_far.total.bad_calls) == (4, 1)
+
+    run(story())
+    assert len(bench.upstreams[0].sent) == 4
+    assert [account.outcome for account in bench.meter.accounts] == [*["ok"] * 3, "run_budget_exceeded", "ok"]
+
+
+def test_calls_side_by_side_overshoot_by_one_estimate_at_most() -> None:
+    rules = WorkflowRules("invoice", usd_per_run=2.5 * CALL_USD)
+    bench, table = bench_with(rules, 30)
+
+    async def story() -> None:
+        asked = [
+            bench.serve(part=part_in(rules), max_tokens=10, body=b'{"m":"' + b"x " * 1000 + b'"}') for _ in range(30)
+        ]
+        seen = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in seen if isinstance(one, BaseException)]
+        assert all(isinstance(one, RunBudgetReserved) and one.should_retry for one in refused)
+        assert 0 < len(seen) - len(refused) <= 5
+        record = await table.get("web", "r")
+        assert record is not None
+        assert record.so_far.total.cost_usd <= (2.5 + 2) * CALL_USD
+        live = table._shelf.find(("web", "r"))
+        assert live is not None
+        assert (live.flying, live.in_flight) == (0, 0)
+
+    run(story())
+
+
+def test_a_run_that_has_called_enough_makes_no_further_call() -> None:
+    rules = WorkflowRules("invoice", max_calls_per_run=2)
+    bench, _ = bench_with(rules, 2)
+
+    async def story() -> None:
+        await bench.serve(part=part_in(rules))
+        await bench.serve(part=part_in(rules))
+        with pytest.raises(RunBudgetExceeded, match="max_calls_per_run"):
+            await bench.serve(part=part_in(rules))
+
+    run(story())
+
+
+def test_failed_attempts_are_money_of_the_run_and_a_good_end_is_a_recovery() -> None:
+    bench = Bench([ScriptedUpstream(failed()), ScriptedUpstream(whole())])
+    table = RunTable(bench.clock, lambda: {"invoice": INVOICE})
+    assert bench.store is not None
+    bench.pipeline = Pipeline(bench.clock, bench.meter, bench.watch, bench.admission, bench.store, runs=table)
+    metrics = Metrics()
+
+    async def story() -> None:
+        await bench.serve(part=part_in(INVOICE, task="summarise"))
+        record = await table.get("web", "r")
+        assert record is not None
+        assert record.so_far.total.bad_attempts == 1
+        assert record.so_far.total.attempts == 2
+        assert table.outcome(record) is RunOutcome.SUCCEEDED
+
+    run(story())
+    RunCounter(metrics).recovered(bench.account)
+    assert dict(metrics.recoveries.totals) == {("interactive", "true"): 1}
