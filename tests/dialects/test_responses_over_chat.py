@@ -267,6 +267,7 @@ def test_options_have_their_other_names() -> None:
         ({"tool_choice": {"type": "mcp", "server_label": "x"}}, {"tool_choice.mcp": "refused"}),
         ({"n": 2}, {"n": "refused"}),
         ({"reasoning": {"effort": "low", "mode": "pro"}}, {"reasoning.mode": "dropped"}),
+        ({"reasoning": {"a\r\nset-cookie: b": 1, "c": 1}}, {"reasoning.other": "dropped"}),
         ({"text": {"format": {"type": "grammar"}}}, {"text.format.grammar": "refused"}),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, {"tools.defer_loading": "dropped"}),
         ({"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]}, {"input.phase": "dropped"}),

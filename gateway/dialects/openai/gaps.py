@@ -48,10 +48,11 @@ _ITEMS: Final = frozenset(
 )
 _PARTS_OF_CHAT: Final = frozenset(("text", "refusal", "image_url", "file", "input_audio"))
 _FORMATS: Final = frozenset(("text", "json_object", "json_schema"))
+_OF_REASONING: Final = frozenset(("context", "generate_summary", "mode", "summary"))
 _OF_TOOLS: Final = ("allowed_callers", "async", "defer_loading", "output_schema")
 _OF_ITEMS: Final = ("async", "caller", "namespace", "phase")
 MOST_NAMED: Final = 60
-"""The characters of a field's name that a caller made up."""
+"""The characters of a field's name that a caller made up; only what is refused has such a name, in its error."""
 _INCLUDED: Final = frozenset(("message.output_text.logprobs", "reasoning.encrypted_content"))
 
 
@@ -127,10 +128,9 @@ def gaps_of_options(body: Json, facts: ServerFacts) -> list[Gap]:
     if set(strings(body.get("include"))) - _INCLUDED:
         found.append(Gap("include", How.DROPPED, "the target has nothing of what is to be included"))
     for name, value in object_of(body.get("reasoning")).items():
-        if name != "effort" and value:
-            found.append(
-                Gap(f"reasoning.{name}"[:MOST_NAMED], How.DROPPED, "the target shows its reasoning, or does not")
-            )
+        if name != "effort" and value:  # what is dropped is a header and a label: its name is one of ours
+            known = name if name in _OF_REASONING else "other"
+            found.append(Gap(f"reasoning.{known}", How.DROPPED, "the target shows its reasoning, or does not"))
     answer = text_of(object_of(object_of(body.get("text")).get("format")).get("type") or "text")
     if answer not in _FORMATS:
         found.append(Gap(f"text.format.{answer}"[:MOST_NAMED], How.REFUSED, "chat completions have no such format"))
