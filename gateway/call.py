@@ -17,6 +17,8 @@ from gateway.policy.limits.grant import Grant
 from gateway.policy.objects.objects import Concern
 from gateway.policy.openai.large_body import Large
 from gateway.policy.output.rules import OutputResult, OutputRule, Violation
+from gateway.policy.output.schema import OutputSchema
+from gateway.policy.output.streamed import StreamedTexts
 from gateway.policy.retry.budgets import Reserved, Retry
 from gateway.policy.runs.workflow import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
@@ -80,6 +82,10 @@ class OutputCheck:
     """None: not known, or not yet."""
     violation: Violation | None = None
     """The last one, also where the answer was mended after it."""
+    schema: OutputSchema | None = None
+    """What the answer has to be; None: it is not checked."""
+    texts: StreamedTexts | None = None
+    """Those of a stream that is relayed, as they pass."""
     retries: int = 0
     """So many times the same request was sent again."""
     used: list[tuple[Attempt, Usage]] = field(default_factory=list)

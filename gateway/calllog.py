@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.call import Replay, Settled
+from gateway.call import OutputCheck, Replay, Settled
 from gateway.policy.runs.workflow import RunPart
 from gateway.words import Attempt
 
@@ -119,6 +119,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "policy": call.policy.version,
         **_run(call.part),
         **_lossy(last),
+        **_output(call.output_check),
         **_replay(call.replay),
     }
 
@@ -134,6 +135,13 @@ def _run(part: RunPart | None) -> dict[str, str]:
 def _lossy(last: Attempt | None) -> dict[str, Any]:
     """What of the request did not reach its target as it was said."""
     return {"lossy": [f"{gap.field}({gap.how})" for gap in last.gaps]} if last is not None and last.gaps else {}
+
+
+def _output(check: OutputCheck | None) -> dict[str, str]:
+    """What came of the check of its answer, and the rule that one of its answers broke."""
+    if check is None or check.result is None:
+        return {}
+    return {"output": str(check.result)} | ({"output_rule": str(check.violation)} if check.violation else {})
 
 
 def _replay(replay: Replay | None) -> dict[str, Any]:
@@ -198,7 +206,7 @@ class JsonLines:
         ):
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None or attempt.gaps:
+        if attempt.error_class is not None or attempt.gaps or call.output_check is not None:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

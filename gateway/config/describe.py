@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from gateway.config.policies.admission import windows_of
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.limits.rules import Limits
+from gateway.policy.output.rules import OutputRule
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.process import Server
 from gateway.policy.retry.rules import Action, ClassRule, Retries
@@ -116,7 +117,15 @@ def describe_model(model: Model) -> dict[str, Any]:
         context_plan=[target.name for target in model.context_plan],
         retries=describe_retries(model.retries),
         cache=describe_caching(model.caching),
+        output=_output(model.output),
     )
+
+
+def _output(rule: OutputRule | None) -> dict[str, Any] | None:
+    """Returns what answers have to be; a schema by the first digits of its SHA-256."""
+    if rule is None:
+        return None
+    return shown(rule, schema="request" if rule.schema is None else rule.schema.digest.hex()[:12])
 
 
 def describe_target(target: Target) -> dict[str, Any]:

@@ -66,13 +66,22 @@ class Attempts:
         """The first answer that is final of a call whose last attempt has failed."""
         return self.first_answer(call, self._next_step(call))
 
-    async def first_answer(self, call: Call, step: Step | None = None) -> FirstAnswer:
+    async def broken_off(self, call: Call, target: Target, failure: UpstreamFailed) -> FirstAnswer:
+        """The first answer that is final of a call whose stream has broken off before anything of it was given."""
+        attempt = call.attempts[-1]
+        attempt.ended_at = self._clock.monotonic()
+        attempt.status, attempt.error_class, attempt.phase = None, failure.error_class, failure.phase
+        self._learn_failure(call, target, failure)
+        return await self.first_answer(call, self._next_step(call), failure)
+
+    async def first_answer(
+        self, call: Call, step: Step | None = None, last: FirstAnswer | UpstreamFailed | None = None
+    ) -> FirstAnswer:
         """The first answer that is final: a success, or an error that nothing helps against. `step` is the first one.
 
-        Raises GatewayError when there is none that the client could read.
+        `last` is how the attempt before that has failed. Raises GatewayError when there is none that the client could read.
         """
         admission = self._admission
-        last: FirstAnswer | UpstreamFailed | None = None
         detours = 0
         while True:
             if isinstance(step, GiveUp) or detours > MOST_DETOURS:

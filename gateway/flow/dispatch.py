@@ -19,6 +19,7 @@ from gateway.errors import InvalidRequest
 from gateway.exchange import Answer, Clocks, Outgoing, RawHeaders
 from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.outgoing import adds_usage, outgoing_of
+from gateway.flow.output.overlong import OverlongStream
 from gateway.flow.raw_relay import RawRelay, read_whole
 from gateway.flow.relay import SseRelay
 from gateway.policy.errors.classify import Diagnosis, in_band_status
@@ -52,7 +53,7 @@ class FirstAnswer:
     headers: RawHeaders
     body: bytes = b""
     usage: Usage | None = None
-    relay: SseRelay | RawRelay | None = None
+    relay: SseRelay | RawRelay | OverlongStream | None = None
     diagnosis: Diagnosis | None = None
 
     @property

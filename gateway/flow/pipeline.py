@@ -24,6 +24,8 @@ from gateway.flow.deadlines import AttemptDeadlines
 from gateway.flow.dispatch import FirstAnswer, clocks_of
 from gateway.flow.grouping.groups import Groups
 from gateway.flow.objects import Ownership
+from gateway.flow.output.outputs import Outputs, tell_result
+from gateway.flow.output.overlong import OverlongStream
 from gateway.flow.raw_relay import RawRelay
 from gateway.flow.relay import SseRelay
 from gateway.flow.reuse import entries
@@ -34,10 +36,10 @@ from gateway.flow.reuse.shared_answer import SharedAnswer
 from gateway.flow.reuse.stats import Savings
 from gateway.flow.runs.fuse import RunFuse
 from gateway.flow.runs.table import RunTable
-from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts
+from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, estimated_usage
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.headers import passthrough_response_headers, response_headers
-from gateway.policy.openai.usage import estimate_tokens, estimate_usage
+from gateway.policy.openai.usage import estimate_tokens
 from gateway.policy.runs.workflow import RunPart
 from gateway.ports import Meter, Store
 from gateway.words import Usage
@@ -63,6 +65,7 @@ class Pipeline:
         "_deferred",
         "_fuse",
         "_groups",
+        "_outputs",
         "_returned",
         "_returned_as_is",
         "_running",
@@ -95,6 +98,7 @@ class Pipeline:
         self._fuse = None if runs is None else RunFuse(runs, admission.costs)
         self._attempts = Attempts(clock, meter, admission, watch, draw)
         self._groups = Groups(clock, meter, admission, self._attempts)
+        self._outputs = Outputs(clock, meter, admission, self._attempts, watch)
         self._deferred = Deferred(admission)
         self._running = Running(clock)
         self.ownership = Ownership(store.objects)
@@ -162,7 +166,9 @@ class Pipeline:
                 if reply is not None:
                     ended = reply if reply.chunks is None else None
                     return reply
-            if call.model.grouping is None and not call.group_most:
+            if call.output is not None:
+                opened = await self._outputs.first_answer(call)
+            elif call.model.grouping is None and not call.group_most:
                 opened = await self._attempts.first_answer(call)
             else:
                 opened = await self._groups.first_answer(call)
@@ -170,6 +176,8 @@ class Pipeline:
                 opened = await self.ownership.learn(call, opened, self._attempts.first_answer)
             if opened.relay is None:
                 ended = self._whole_reply(call, opened)
+                if call.output_check is not None:
+                    tell_result(ended, call.output_check)
                 return ended
             reply = self._stream_reply(call, opened, opened.relay)
             if not self._running.is_followed(call):
@@ -232,14 +240,16 @@ class Pipeline:
             shared.append(NO_RETRY)
         return Reply(opened.status, shared + answer_headers(call, self._clock.monotonic()), body, shared=shared)
 
-    def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay) -> Reply:
+    def _stream_reply(self, call: Call, opened: FirstAnswer, relay: SseRelay | RawRelay | OverlongStream) -> Reply:
         def on_end(outcome: str, usage: Usage | None, output_tokens: int) -> None:
             if usage is None:
                 self._deferred.cut(call)
-                usage = self._estimate(call, output_tokens)
+                usage = estimated_usage(call, output_tokens)
             is_clients_doing = isinstance(relay, SseRelay) and relay.paused_s > SLOW_CLIENT_S and outcome != "ok"
             if isinstance(relay, SseRelay):
                 call.usage_event = relay.usage_event
+            if call.output_check is not None:
+                self._outputs.ended(call, call.output_check, outcome)
             self._admission.outcomes.ended(call, SLOW_CLIENT if is_clients_doing else outcome)
             self._accounts.settle(call, opened.status, outcome, target=opened.target, usage=usage)
 
@@ -248,6 +258,8 @@ class Pipeline:
         if call.objects is not None and call.objects.learns:
             chunks = self.ownership.watched(call, call.objects, opened.target, chunks)
             pass_on = None  # each block is looked into on its way
+        if call.output_check is not None and call.output_check.result is None:
+            chunks, pass_on = self._outputs.watched(call, call.output_check, chunks), None
 
         async def close() -> None:
             await chunks.aclose()
@@ -274,13 +286,4 @@ class Pipeline:
             self._deferred.shown(call, opened.body)
         if call.endpoint.sse == "responses":
             told = self._deferred.unfinished(call, opened.target, opened.body) or told
-        return told or self._estimate(call, estimate_tokens(opened.body))
-
-    def _estimate(self, call: Call, output_tokens: int) -> Usage | None:
-        """Returns an estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
-        if call.endpoint.tokens == "none":
-            return None
-        output_tokens = output_tokens if call.endpoint.tokens == "both" else 0
-        if call.large is not None and call.large.tokens >= 0:
-            return Usage(call.large.tokens, output_tokens, estimated=True)
-        return estimate_usage(call.body, output_tokens)
+        return told or estimated_usage(call, estimate_tokens(opened.body))

@@ -14,6 +14,7 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.flow.runs.table import RunTable
 from gateway.policy.health.target_health import CLIENT_GONE as CLIENT_GONE
+from gateway.policy.openai.usage import estimate_usage
 from gateway.policy.retry import budgets
 from gateway.policy.route_plan import upstream_model
 from gateway.policy.snapshot import Target
@@ -105,6 +106,8 @@ class Accounts:
         retries_usd = 0.0
         if len(call.attempts) > int(is_served):  # more than the one that served it
             retries_usd = known_usd(call.attempts[:-1] if is_served else call.attempts) or 0.0
+            if call.output_check is not None:
+                call.usage = call.output_check.total(usage)
         if last is not None and cost is not None:
             last.cost_usd = cost
         if call.key.budget_usd_per_day is not None and (cost or retries_usd or call.reserved is not None):
@@ -137,6 +140,16 @@ def cost_usd(call: Call, target: Target | None, usage: Usage | None) -> float | 
         return None
     rates = target.find_rates(upstream_model(call, target))
     return budgets.cost_usd(rates, usage.input, usage.output, usage.cached)
+
+
+def estimated_usage(call: Call, output_tokens: int) -> Usage | None:
+    """An estimate of the tokens that the provider did not report; None: the endpoint has no tokens."""
+    if call.endpoint.tokens == "none":
+        return None
+    output_tokens = output_tokens if call.endpoint.tokens == "both" else 0
+    if call.large is not None and call.large.tokens >= 0:
+        return Usage(call.large.tokens, output_tokens, estimated=True)
+    return estimate_usage(call.body, output_tokens)
 
 
 def known_usd(attempts: Sequence[Attempt]) -> float | None:

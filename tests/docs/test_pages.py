@@ -129,6 +129,7 @@ def test_examples_load(tmp_path: Path, example: str) -> None:
         "cache": "thrifty: {exact: {requests: always}}\nhelpdesk: {}",
     }.items():
         (folder / f"{file}.yaml").write_text(text)
+    (tmp_path / "invoice.json").write_text('{"type": "object"}')
     if first.startswith("policies/"):
         (tmp_path / first).parent.mkdir(exist_ok=True)
         (tmp_path / first).write_text(example)

@@ -166,6 +166,7 @@ class Recorder:
     began_count: int = 0
     waits: list[tuple[str, float]] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
+    outputs: list[tuple[str, str]] = field(default_factory=list)
     moves: list[tuple[str, str]] = field(default_factory=list)
 
     def began(self) -> None:
@@ -179,6 +180,9 @@ class Recorder:
 
     def grouped(self, model: str, calls: int) -> None:
         pass
+
+    def output_checked(self, model: str, result: str) -> None:
+        self.outputs.append((model, str(result)))
 
     def retry_denied(self, reason: str) -> None:
         self.denied.append(reason)

@@ -56,6 +56,9 @@ class Ledger:
     def settled(self, record: Settled) -> None:
         self.records.append(record)
 
+    def output_checked(self, model: str, result: str) -> None:
+        pass
+
     def grouped(self, model: str, calls: int) -> None:
         pass
 

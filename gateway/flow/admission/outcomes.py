@@ -129,6 +129,20 @@ class AttemptOutcomes:
             grant.settle(None, now)
             self._health.freed(grant.gate.name)
 
+    def used(self, call: Call, usage: Usage | None) -> None:
+        """The attempt was answered well, and the call goes on without that answer: corrects what it took to what it used."""
+        grant, call.grant = call.grant, None
+        if grant is None:
+            return
+        now = self._clock.monotonic()
+        if grant.headers is not None:
+            grant.finish(grant.headers, usage, now, self._clock.wall, thinks=call.thinks)
+        else:
+            grant.judge(None, now, self._draw())
+            grant.settle(usage, now)
+        grant.gate.health.tokens.refund(0.0 if grant.retry is None else grant.retry.tokens)
+        self._health.freed(grant.gate.name)
+
     def settle(self, call: Call, usage: Usage | None) -> None:
         """The call has ended: corrects what it took to what it used. None: nobody knows, or nothing."""
         grant, call.grant = call.grant, None
@@ -149,7 +163,8 @@ class AttemptOutcomes:
             if line is not None and (line.waiters.busy or self._gates.names.callers):
                 self._health.freed(gate.name)
         if call.key_cost is not None:
-            self._keys.settle(call, usage, self._clock.monotonic())
+            check = call.output_check
+            self._keys.settle(call, usage if check is None else check.total(usage), self._clock.monotonic())
 
     def _judge_unended(self, call: Call, grant: Grant, now: float) -> None:
         """Every attempt that ended by itself has been judged. Its client has left: mostly nobody's fault."""

@@ -82,7 +82,10 @@ def plan_reuse(call: Call, *, recognises: bool) -> ReusePlan | None:
     asked = ReusePlan(caching, directives, is_kept=is_kept)
     if parsed is not None and (is_shared or is_kept or means):
         asked.exact = exact_key(call, parsed, caching)
-        if means:
+        has_own_rule = call.output is not call.model.output  # the model's own is part of its version
+        if has_own_rule:
+            asked.exact = digest(asked.exact, b"" if call.output is None else call.output.digest)
+        if means and not has_own_rule:
             asked.semantic = _meaning(call, parsed)
         if is_shared and not asked.directives.no_cache:
             asked.flight = flight_key(call, parsed, asked.exact)

@@ -30,7 +30,7 @@ SAME_AGAIN = frozenset(
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 JSON = (b"content-type", b"application/json")
 OF_THE_ANSWER = frozenset(
-    b"content-type content-encoding content-disposition openai-model openai-version x-should-retry".split()
+    b"content-type content-encoding content-disposition openai-model openai-version x-gateway-output x-should-retry".split()
 )
 IDEMPOTENT = (b"idempotent-replayed", b"true")
 MOST_BYTES = 16 * 1024 * 1024
@@ -53,7 +53,7 @@ def is_terminal(call: Call, status: int) -> bool:
 
 def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
     """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
-    return is_success(call, reply.status) and ends_well(call.endpoint.name, reply.chunks is not None, body)
+    return is_success(call, reply.status) and ends_well(call.endpoint.name, is_stream(reply.shared), body)
 
 
 def keep_answer(call: Call, reply: Reply, body: bytes, wall: float) -> Kept:

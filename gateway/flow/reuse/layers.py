@@ -22,6 +22,7 @@ from gateway.flow.reuse import entries
 from gateway.flow.reuse.eligibility import ReusePlan
 from gateway.flow.reuse.records import claimed, result_or_default
 from gateway.policy.openai.sse import split_events
+from gateway.policy.output.rules import OutputResult
 from gateway.policy.reuse.cache_control import serves
 from gateway.ports import Claim, Store
 from gateway.semantic.question import SemanticQuery
@@ -189,6 +190,9 @@ class ReuseLayers:
         """Stores a complete answer in each layer that may give it again."""
         replay = call.replay
         if replay is not None and replay.result == "stale":
+            return
+        check = call.output_check
+        if check is not None and check.result is OutputResult.INVALID:
             return
         wall = self._clock.wall()
         if asked.fence and entries.is_terminal(call, reply.status) and len(body) <= asked.caching.max_record_bytes:

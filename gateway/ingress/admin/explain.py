@@ -15,6 +15,7 @@ from gateway.policy.health.rules import BreakerRules
 from gateway.policy.limits.rules import Limits
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.openai.sse import json_object
+from gateway.policy.output.rules import CHECKED, OutputRule
 from gateway.policy.retry.balancing import Choice
 from gateway.policy.retry.rules import Action, ClassRule, Retries
 from gateway.policy.reuse.rules import Caching, applies
@@ -69,6 +70,8 @@ def _lines(
     if model.grouping is not None and endpoint.name in RESULTS:
         told = f"{model.grouping.most} inputs, or {model.grouping.window_s * 1000:g} ms"
         yield f"grouped   with calls that differ in their inputs only: up to {told}"
+    if model.output is not None and endpoint.name in CHECKED:
+        yield f"output    {_output(model.output, is_stream=peeked.stream)}"
     yield from explain_job(policy, endpoint, key, peeked, model, body)
     yield f"plan      {_CHOICES[model.choice]}"
     strangers = list(strangers_of(model))
@@ -94,6 +97,25 @@ def _cache(endpoint: Endpoint, peeked: Peeked, caching: Caching) -> str:
     if caching.semantic is not None:
         told.append(f"to other words with similarity {caching.semantic.threshold:g} by {caching.semantic.embeddings}")
     return ", ".join(told)
+
+
+def _output(rule: OutputRule, *, is_stream: bool) -> str:
+    """Tells what an answer has to be, and what is done about one that is not."""
+    told = [
+        "keeps the schema that the request names, if it does"
+        if rule.schema is None
+        else "keeps the schema of its model"
+    ]
+    if is_stream and rule.stream == "relay":
+        return f"{told[0]}: a stream is relayed, and only counted as valid or not"
+    if rule.retry:
+        told.append(f"asked for again up to {rule.retry} times")
+    if rule.repair_with is not None:
+        told.append(f"repaired by {rule.repair_with}")
+    if rule.max_usd is not None:
+        told.append(f"for at most ${rule.max_usd:g}")
+    told.append("else 502 output_invalid" if rule.at_last == "fail" else "else given as it is")
+    return ", ".join(told) + ("; held back until then" if is_stream else "")
 
 
 def _plan(model: Model) -> Iterator[tuple[Target, str]]:

@@ -94,12 +94,11 @@ def with_texts(endpoint: str, answer: Json, texts: dict[int, str], usage: Json |
     told = copy.deepcopy(answer)
     for place, text in texts.items():
         if endpoint == "responses":
-            parts = told["output"][place]["content"]
-            first = next(part for part in parts if part.get("type") == "output_text")
-            first |= {"text": text} | ({"logprobs": []} if first.get("logprobs") else {})
-            first |= {"annotations": []} if "annotations" in first else {}
+            parts = told["output"][place].get("content") or []
+            others = [part for part in parts if part.get("type") != "output_text"]
             told["output"][place]["content"] = [
-                part for part in parts if part is first or part.get("type") != "output_text"
+                *others,
+                {"type": "output_text", "text": text, "annotations": [], "logprobs": []},
             ]
         else:
             choice = told["choices"][place]

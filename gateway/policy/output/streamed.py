@@ -56,7 +56,8 @@ class StreamedTexts:
             if not whole.get("output"):
                 whole = whole | {"output": [self._items[at] for at in sorted(self._items)]}
             return texts_of("responses", whole)
-        return [one.text(at) for at, one in sorted(self._choices.items())] or None
+        choices = [self._choices[at] for at in sorted(self._choices)]
+        return [one.text(place) for place, one in enumerate(choices)] or None
 
     def _read_chat(self, event: bytes) -> None:
         if b'"choices"' not in event:

@@ -1,0 +1,69 @@
+"""Checks of texts that take long, in a process of their own: bounded in time and memory, one at a time.
+
+The library holds Python's lock while it works, so that no thread would leave the loop its turn. A process costs a tenth of a
+second, which is little beside the answer that it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+import orjson
+
+from gateway.policy.output.rules import Violation
+from gateway.policy.output.schema import OutputSchema
+
+CPU_S = 2
+MEMORY_BYTES = 512 * 1024 * 1024
+log = logging.getLogger("gateway.flow")
+
+
+class CheckFailed(Exception):
+    """The check took too long, or could not be made."""
+
+
+class CheckerProcess:
+    """Runs `gateway.flow.output.child`."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def violation(self, schema: OutputSchema, text: bytes, within_s: float) -> Violation | None:
+        """Returns where the text breaks the schema. Raises CheckFailed."""
+        try:
+            async with asyncio.timeout(within_s), self._turn:
+                return await self._checked(schema, text)
+        except (TimeoutError, OSError) as error:
+            raise CheckFailed(str(error)) from error
+
+    async def _checked(self, schema: OutputSchema, text: bytes) -> Violation | None:
+        child = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "gateway.flow.output.child",
+                str(CPU_S),
+                str(MEMORY_BYTES),
+                str(len(schema.source)),
+            ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            told, _ = await child.communicate(schema.source + text)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await asyncio.shield(child.wait())
+        lines = told.splitlines()  # the verdict first, then its place, for which there may not have been time
+        if not lines:
+            log.warning("a check of %d bytes was given up: the process ended with %s", len(text), child.returncode)
+            raise CheckFailed("no verdict")
+        if orjson.loads(lines[0]):
+            return None
+        return Violation(*orjson.loads(lines[1])) if len(lines) > 1 else Violation("schema", "")

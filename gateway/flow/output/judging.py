@@ -1,0 +1,146 @@
+"""The verdict on the texts of an answer: at once where that is quick, by a process of its own where it is not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.call import Call
+from gateway.flow.output.apart import CheckerProcess, CheckFailed
+from gateway.policy.openai.sse import json_object
+from gateway.policy.output.answers import OutputText
+from gateway.policy.output.check import violation_of
+from gateway.policy.output.rules import CHECKED, OutputResult, OutputRule, Violation
+from gateway.policy.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema, SchemaUnusable, compile_schema
+
+MOST_SCHEMAS = 256
+MOST_SCHEMA_BYTES = 2 * 1024 * 1024
+"""Of all callers' schemas that are remembered."""
+
+
+class BadText(NamedTuple):
+    """A text that breaks the rule, and where."""
+
+    text: OutputText
+    violation: Violation
+
+
+class OutputVerdict(NamedTuple):
+    """What the check of one answer says: `valid`, `invalid` (then `bad` has why), `refused` or `skipped`."""
+
+    result: OutputResult
+    bad: Sequence[BadText] = ()
+
+
+class Schemas:
+    """The callers' own schemas, compiled; the least recently used go first."""
+
+    __slots__ = ("_bytes", "_known")
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[int, OutputSchema | None]] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, call: Call, rule: OutputRule) -> OutputSchema | OutputResult | None:
+        """Returns the schema of the call's answer; None: there is none; `skipped`: there is one, which cannot be used here."""
+        if call.endpoint.name not in CHECKED:
+            return None
+        if rule.schema is not None:
+            return rule.schema
+        if b"json_schema" not in call.body:
+            return None
+        parsed = call.parsed if call.large is None else None
+        if parsed is None and len(call.body) <= MOST_SCHEMA_BYTES:
+            parsed = json_object(call.body)
+        asked = None if parsed is None else _asked_schema(call.endpoint.name, parsed)
+        if parsed is not None and asked is None:
+            return None
+        schema = None if asked is None else self._compiled(asked)
+        return OutputResult.SKIPPED if schema is None else schema
+
+    def _compiled(self, asked: Any) -> OutputSchema | None:
+        try:
+            source = orjson.dumps(asked)
+        except TypeError:
+            return None  # too deep
+        if len(source) > MOST_BYTES:
+            return None
+        name = sha256(source).digest()
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known[1]
+        try:
+            schema = compile_schema(source)
+        except SchemaUnusable:
+            schema = None
+        self._known[name] = len(source), schema
+        self._bytes += len(source)
+        while len(self._known) > MOST_SCHEMAS or self._bytes > MOST_SCHEMA_BYTES:
+            _, (size, _gone) = self._known.popitem(last=False)
+            self._bytes -= size
+        return schema
+
+
+def _asked_schema(endpoint: str, parsed: dict[str, Any]) -> Any:
+    """Returns the schema that a request names; None: it names none."""
+    if endpoint == "responses":
+        text = parsed.get("text")
+        asked = text.get("format") if isinstance(text, dict) else None
+        inner = asked
+    else:
+        asked = parsed.get("response_format")
+        inner = asked.get("json_schema") if isinstance(asked, dict) else None
+    if not isinstance(asked, dict) or asked.get("type") != "json_schema" or not isinstance(inner, dict):
+        return None
+    return inner.get("schema")
+
+
+class Judge:
+    """Gives verdicts. One per process."""
+
+    __slots__ = ("_apart",)
+
+    def __init__(self) -> None:
+        self._apart = CheckerProcess()
+
+    async def verdict(self, schema: OutputSchema, texts: Sequence[OutputText] | None, within_s: float) -> OutputVerdict:
+        """Returns the verdict, after `within_s` seconds at the latest: what takes longer is skipped."""
+        at_once = self.verdict_at_once(schema, texts)
+        if at_once is not None:
+            return at_once
+        bad: list[BadText] = []
+        for one in texts or ():
+            if one.excuse is not None:
+                continue
+            text = one.text.encode("utf-8", "surrogatepass")
+            try:
+                violation = (
+                    await self._apart.violation(schema, text, within_s)
+                    if schema.is_dear(text)
+                    else violation_of(schema, text)
+                )
+            except CheckFailed:
+                return OutputVerdict(OutputResult.SKIPPED)
+            if violation is not None:
+                bad.append(BadText(one, violation))
+        return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)
+
+    def verdict_at_once(self, schema: OutputSchema, texts: Sequence[OutputText] | None) -> OutputVerdict | None:
+        """Returns the verdict; None: it would take long."""
+        if not texts:
+            return OutputVerdict(OutputResult.SKIPPED)
+        asked = [one for one in texts if one.excuse is None]
+        if not asked:
+            is_refused = any(one.excuse is OutputResult.REFUSED for one in texts)
+            return OutputVerdict(OutputResult.REFUSED if is_refused else OutputResult.SKIPPED)
+        written = [one.text.encode("utf-8", "surrogatepass") for one in asked]
+        if sum(map(len, written)) > INLINE_BYTES or any(map(schema.is_dear, written)):
+            return None
+        found = [(one, violation_of(schema, text)) for one, text in zip(asked, written, strict=True)]
+        bad = [BadText(one, violation) for one, violation in found if violation is not None]
+        return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)
