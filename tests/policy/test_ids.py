@@ -11,10 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.batches.chunks import lines_of, plan_chunks
-from gateway.policy.jobs.ids import BATCH, FILE, JOB, Mark, batches_of_file, derived_file_id, is_ours, line_id, new_id
+from gateway.policy.jobs.ids import (
+    BATCH,
+    FILE,
+    JOB,
+    RUN,
+    Mark,
+    batches_of_file,
+    derived_child_id,
+    derived_file_id,
+    is_ours,
+    line_id,
+    new_id,
+)
 from gateway.policy.jobs.rules import BatchRules
 
-MARKS: tuple[Mark, ...] = (FILE, BATCH, JOB)
+MARKS: tuple[Mark, ...] = (FILE, BATCH, JOB, RUN)
 
 
 @given(st.sampled_from(MARKS), st.binary(min_size=16, max_size=32))
@@ -31,6 +43,17 @@ def test_a_providers_id_passes_for_ours_by_no_chance_to_speak_of() -> None:
     draw = Random(7)
 
     assert not any(is_ours(FILE, FILE + "".join(draw.choices(ascii_letters + digits, k=22))) for _ in range(5000))
+
+
+def test_the_children_of_runs_have_ids_of_their_own() -> None:
+    """Always the same, by run, step and attempt; a step's name may look like the others' parts."""
+    asked = [("run_gw1", "a", 1), ("run_gw1", "a", 11), ("run_gw1", "a1", 1), ("run_gw2", "a", 1), ("run_gw1", "b", 1)]
+    ids = [derived_child_id(JOB, *one) for one in asked]
+
+    assert all(is_ours(JOB, id) for id in ids)
+    assert len(set(ids)) == len(ids)
+    assert ids == [derived_child_id(JOB, *one) for one in asked]
+    assert is_ours(BATCH, derived_child_id(BATCH, *asked[0]))
 
 
 def test_ids_of_other_forms_are_not_ours() -> None:
