@@ -68,7 +68,7 @@ ONLY_IN = {
     "sqlite3": {"store"},
     "standardwebhooks": {"jobs.webhooks.signing"},
     "jmespath": {"policy.pipelines.conditions"},
-    "jsonschema_rs": {"policy.output.schema", "policy.pipelines.schemas"},
+    "jsonschema_rs": {"policy.output.schema"},
 }
 NOT_IN_POLICY = {"asyncio", "time", "random", "secrets", "uuid", "datetime", "logging", "socket", "threading", "os"}
 """A decision gets time and draws as arguments, and does no I/O."""

@@ -12,11 +12,12 @@ from gateway.call import Call
 from gateway.clock import Clock
 from gateway.errors import NotFound
 from gateway.jobs.engine import JobEngine
+from gateway.jobs.pipelines.accepting import as_run
 from gateway.jobs.watchers import Watchers
 from gateway.jobs.webhooks.requested import refuse_request_url
 from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
-from gateway.policy.jobs.ids import DRAW_BYTES, JOB, new_id
+from gateway.policy.jobs.ids import DRAW_BYTES, JOB, RUN, new_id
 from gateway.policy.jobs.job import Accepted, Job, JobFlag, JobKind, JobPage, JobQuery, JobState, NewJob, StoredAnswer
 from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, QUERY, URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
@@ -57,8 +58,10 @@ class JobService:
         refuse_callers_credential(call)
         refuse_request_url(options.webhook, self._rules(), call.key)
         store = await self._engine.store()
-        job_id = job_id or new_id(JOB, self._draw(DRAW_BYTES))
-        (accepted,) = await store.accept([self._new_job(call, options, job_id, dedupes=dedupes)])
+        plan = call.model.pipeline
+        job_id = job_id or new_id(JOB if plan is None else RUN, self._draw(DRAW_BYTES))
+        new = self._new_job(call, options, job_id, dedupes=dedupes)
+        (accepted,) = await store.accept([new if plan is None else as_run(new, call, plan)])
         if accepted.is_conflict:
             said, param = ("Idempotency-Key",) * 2 if options.dedupe_key is None else ("dedupe key", "dedupe_key")
             raise DedupeConflict(
@@ -140,7 +143,7 @@ class JobService:
             tenant=call.tenant,
             key=call.key.name,
             lane=call.lane,
-            segment=segment_of(rules.segments, self._price_of(call)),
+            segment=segment_of(rules.segments, None if call.model.pipeline else self._price_of(call)),
             is_urgent=options.priority >= URGENT_FROM,
             model=call.model_name,
             state=JobState.SCHEDULED if run_at > now else JobState.QUEUED,

@@ -29,6 +29,9 @@ from gateway.jobs.job_service import JobService
 from gateway.jobs.native.charges import PartCharges
 from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
+from gateway.jobs.pipelines.children import RunChildren
+from gateway.jobs.pipelines.looking import RunLooks
+from gateway.jobs.pipelines.run import PipelineRuns
 from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
 from gateway.jobs.running import RunningWork
 from gateway.jobs.sweeping import BlobSweep
@@ -40,6 +43,9 @@ from gateway.jobs.worker import JobWorker
 from gateway.policy.batches.marks import MODELS
 from gateway.policy.jobs.job import CHECK, FINALISE, Job, JobKind, NewJob
 from gateway.policy.jobs.rules import DeadLines, JobRules, SegmentRules
+from gateway.policy.pipelines.carried import AT_ONCE
+from gateway.policy.pipelines.rules import count_of, rules_of_items, run_segment
+from gateway.policy.pipelines.splitting import Count
 from gateway.policy.snapshot import Policies
 
 
@@ -119,7 +125,8 @@ class JobWork:
         policy = self._policies.current
         models = [job.model] if job.model else job.marks.get(MODELS, ())
         model = policy.find_model(models[0]) if len(models) == 1 else None
-        return policy.jobs.default if model is None else model.jobs
+        rules = policy.jobs.default if model is None else model.jobs
+        return rules_of_items(rules, job.about) if AT_ONCE in job.about else rules
 
     def _default_rules(self) -> JobRules:
         return self._policies.current.jobs.default
@@ -138,11 +145,15 @@ class JobWork:
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
         replays = ReplayJobs(store, Again(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
+        steps = RunChildren(blobs, rules_of, self._usd_of)
+        runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, self.service.watchers.changed)
 
         async def run(running: RunningWork) -> None:
             work = running.work
             if work.job.kind is JobKind.CALL:
                 await calls.run(running)
+            elif work.job.kind is JobKind.RUN:
+                await runs.run(running)
             elif work.job.kind is JobKind.DELIVERY:
                 await deliveries.run(running)
             elif work.job.kind is JobKind.REPLAY:
@@ -158,7 +169,7 @@ class JobWork:
 
         def segments() -> Sequence[SegmentRules]:
             hooks = delivery_segments(self.hooks, self.hook_urls, store)
-            return [*hooks, *default().segments]
+            return [*hooks, run_segment(), *default().segments]
 
         def keep_s() -> float:
             return default().keep_jobs_s
@@ -183,6 +194,9 @@ class JobWork:
         policy = self._policies.current
         keys = policy.keys.values() if policy.keys else [policy.anonymous]
         return next((key.webhook_secrets for key in keys if key.name == name), ())
+
+    def _count_of(self, model: str) -> Count:
+        return count_of(self._policies.current, model)
 
     async def _usd_of(self, new: NewJob) -> float | None:
         """Returns what an attempt of a job is estimated to cost; None: its model has no price, or it would be refused."""

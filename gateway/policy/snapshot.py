@@ -24,7 +24,7 @@ from gateway.policy.limits.rules import CONTINUOUS, ChargeRule, Limits, Style
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.capabilities import Capabilities
 from gateway.policy.output.rules import OutputRule
-from gateway.policy.pipelines.plan import PipelinePlan
+from gateway.policy.pipelines.plan import PREFIX, PipelinePlan
 from gateway.policy.process import QueueBounds, Server, StoreBounds
 from gateway.policy.retry.balancing import Choice, Tiers
 from gateway.policy.retry.rules import Retries
@@ -185,6 +185,8 @@ class Model:
     """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
     """What its answers have to be; None: whatever they are."""
+    pipeline: PipelinePlan | None = field(default=None, repr=False)
+    """What its calls are runs of, which go to no target by themselves; None: they are calls."""
     include_usage: bool = True
     """Ask providers for usage in streams even when the caller did not."""
     for_callers: Model | None = None
@@ -301,6 +303,9 @@ class PolicySnapshot:
         model = self.models.get(name)
         if model is not None:
             return model
+        if self.pipelines and name.startswith(PREFIX):  # then no pattern is asked: a name that is misspelt is no model
+            plan = self.pipelines.get(name.removeprefix(PREFIX))
+            return None if plan is None else Model(name, (), (), jobs=self.jobs.default, pipeline=plan)
         return next((model for pattern, model in self.patterns if pattern.match(name)), None)
 
 

@@ -132,7 +132,7 @@ class Stage:
             index.append(pack_entry(IndexEntry(offset, len(line), self.model_of(number))))
             offset += len(line) + 1
         await self.write_blob("index", b"".join(index))
-        plan = plan_chunks(len(index), self.rules.batches)
+        plan = plan_chunks(len(index), self._rules_of(job).batches)
         marks = {INDEX: "index", LINES_PER_CHUNK: plan.lines_per_chunk, PARALLEL: plan.parallel}
         await self.store.begin_lines(work, plan, marks)
 

@@ -159,9 +159,9 @@ def test_a_plan_is_named_by_its_source_and_orders_its_steps() -> None:
 def test_schemas_are_checked_and_values_held_against_them() -> None:
     schema = {"type": "object", "required": ["document"], "properties": {"n": {"type": "integer", "default": 3}}}
     assert schema_problem(schema) == ""
-    assert "no valid JSON Schema" in schema_problem({"type": "objekt"})
-    assert "no valid JSON Schema" in schema_problem({"pattern": "(?=a)b"})
-    assert "same schema only" in schema_problem({"$ref": "https://example.com/x.json"})
+    assert "cannot be used" in schema_problem({"type": "objekt"})
+    assert "cannot be used" in schema_problem({"pattern": "(?=a)b"})
+    assert "not followed" in schema_problem({"$ref": "https://example.com/x.json"})
     assert misfit_of(schema, {}) == ("document", "is missing")
     assert misfit_of(schema, {"document": 1, "n": "x"}) == ("n", "does not fit the rule `type` of the schema")
     assert misfit_of(schema, with_defaults(schema, {"document": 1})) is None
@@ -175,7 +175,7 @@ def test_results_are_read_by_kind() -> None:
     assert values_of("responses", orjson.dumps({"output": said})) == {"text": "hi"}
     assert values_of("embeddings", orjson.dumps({"data": [{"embedding": [1.0]}]}))["embedding"] == [1.0]
     assert values_of("moderations", b'{"results": [{"flagged": true}]}') == {"results": [{"flagged": True}]}
-    many = values_of_many("chat", [chat, None], "-")
+    many = values_of_many("chat", [orjson.loads(chat), None], "-")
     assert (many["texts"][1], many["json"], many["total"], many["failed"]) == ("-", [{"a": 1}, "-"], 2, 1)
 
 

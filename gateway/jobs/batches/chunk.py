@@ -201,7 +201,7 @@ class _Chunk:
         if self._brake.is_on or not self._runner.may_begin():
             return int(self._brake.is_on and not self._tasks and not self._left.number)
         window = self._suspects.window(self._rules.batches.window)
-        window = max(1, window // max(1, self._runner.chunks))
+        window = max(1, min(window // max(1, self._runner.chunks), self._rules.batches.most_at_once or window))
         uncommitted = len(self._tasks) + len(self._commits)
         return min(window - uncommitted, max(1, window // HELD_PART) - self._waiting - self._calls.held())
 

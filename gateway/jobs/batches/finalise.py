@@ -30,6 +30,8 @@ from gateway.policy.jobs.lines import ChunkResult, LineResult
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.jobs.stored_file import StoredFile
 
+INTERNAL = ""
+"""The tenant of files that are a run's own."""
 LINES_AT_ONCE = 64
 """Lines without a result that are written before others are served."""
 log = logging.getLogger("gateway.jobs")
@@ -142,7 +144,8 @@ class BatchEnds:
         lasts_s = job.about.get(marks.OUTPUT_LASTS_S) or self._rules_of(job).keep_files_s
         filename = filename_of(job, role)
         expires_at = created_at + lasts_s
-        file = StoredFile(part.id, job.tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
+        tenant = INTERNAL if job.parent else job.tenant  # of a step's answers no tenant ever meets the file
+        file = StoredFile(part.id, tenant, "batch_output", filename, size, created_at, expires_at, part.blob)
         await self._store.files.add(file)
         return part.id
 

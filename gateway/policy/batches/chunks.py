@@ -12,7 +12,12 @@ LEAST_LINES, MOST_LINES = 16, 256
 
 
 def plan_chunks(total: int, rules: BatchRules) -> ChunkPlan:
-    """Returns the division of `total` lines: clamp(total / 64, 16, 256) in each chunk, the last one what is left."""
+    """Returns the division of `total` lines: clamp(total / 64, 16, 256) in each chunk, the last one what is left.
+
+    With a bound of lines at a time there is one chunk at a time, and it is as long as may be: its end waits for its last line.
+    """
+    if rules.most_at_once is not None:
+        return ChunkPlan(total, max(MOST_LINES, rules.most_at_once), 1)
     return ChunkPlan(total, min(max(total // CHUNKS, LEAST_LINES), MOST_LINES), rules.parallel_chunks)
 
 

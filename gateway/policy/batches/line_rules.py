@@ -51,6 +51,8 @@ def _fault_of_model(policy: PolicySnapshot, key: Key, name: str, *, is_callers: 
         return _fault("model_not_found", f"The model '{name}' does not exist; GET /v1/models lists those that do.")
     if key.allows is not None and not key.allows.match(name):
         return _fault("model_not_found", f"The key '{key.name}' may not use the model '{name}'.")
+    if model.pipeline is not None:
+        return _fault("model_not_found", f"'{name}' is a pipeline; a batch has calls to models: use POST /v1/jobs.")
     bare = bare_provider(policy, model) if is_callers else None
     if bare is not None:
         return _fault(

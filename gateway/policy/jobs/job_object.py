@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gateway.policy.jobs.job import Job, JobKind, JobPage, JobState
 from gateway.policy.jobs.list_page import list_page
+from gateway.policy.pipelines.carried import SETTLED
 
 POLL_AFTER_S: Final = 2.0
 """Told to those who poll a job that is not at its end."""
@@ -14,6 +15,8 @@ POLL_AFTER_S: Final = 2.0
 def show_job(job: Job) -> dict[str, Any]:
     """Returns the job object. Times are seconds since 1970, money is US dollars."""
     tally, error = job.tally, job.last_error
+    if job.kind is JobKind.RUN and not job.state.is_end:
+        tally = tally._replace(completed=job.marks.get(SETTLED, 0))
     done = tally.completed + tally.failed
     return {
         "id": job.id,
@@ -60,7 +63,7 @@ def show_page(page: JobPage) -> dict[str, Any]:
 
 def _may_have_answer(job: Job) -> bool:
     """Tells whether the job is of the kind that has an answer, and has come to its end by itself; a batch has files."""
-    return job.kind is JobKind.CALL and job.state in (JobState.SUCCEEDED, JobState.FAILED)
+    return job.kind in (JobKind.CALL, JobKind.RUN) and job.state in (JobState.SUCCEEDED, JobState.FAILED)
 
 
 def _whole(at: float | None) -> int | None:

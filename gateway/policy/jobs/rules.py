@@ -101,6 +101,8 @@ class BatchRules:
     group_embeddings: int = 0
     """Lines for embeddings or moderations go to the provider together, with at most so many inputs; 0: each by itself."""
     native: NativeRules = NativeRules()
+    most_at_once: int | None = None
+    """So many lines of a batch run at a time, whatever the window is, and one chunk; None: there is no such bound."""
 
     @property
     def goes_native(self) -> bool:

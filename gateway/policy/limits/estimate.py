@@ -37,7 +37,7 @@ def estimate_input_tokens(body: bytes, parsed: dict[str, Any], count: Count | No
 
     `count` is a tokenizer: the tokens of a text. Without one, texts are judged by their length and script.
     """
-    count = count or _text_tokens
+    count = count or text_tokens
     tokens = 0.0
     messages = parsed.get("messages")
     if messages is not None:
@@ -75,7 +75,7 @@ def _content_tokens(content: object, body: bytes, count: Count) -> float:
         kind = type(item)
         if kind is dict:
             text = item.get("content")
-            if count is _text_tokens and type(text) is str and text.isascii() and "tool_calls" not in item:
+            if count is text_tokens and type(text) is str and text.isascii() and "tool_calls" not in item:
                 tokens += _MESSAGE_TOKENS + len(text) / _BYTES_PER_TOKEN  # most messages, without a call for each
             else:
                 tokens += _item_tokens(item, count)
@@ -136,7 +136,8 @@ def _many_tokens(items: list[Any], body: bytes) -> float:
     return _body_tokens(body)
 
 
-def _text_tokens(text: str) -> float:
+def text_tokens(text: str) -> float:
+    """Tokens of a text, by its length and script."""
     if text.isascii():  # known without looking: strings remember it
         return len(text) / _BYTES_PER_TOKEN
     chars = len(text)
@@ -165,7 +166,7 @@ def _json_bytes(value: object, body: bytes) -> int:
 
 def _body_tokens(body: bytes) -> int:
     if len(body) <= 2 * _SLICES * _SLICE:
-        return ceil(_text_tokens(body.decode("utf-8", "replace")))
+        return ceil(text_tokens(body.decode("utf-8", "replace")))
     step = (len(body) - _SLICE) // (_SLICES - 1)
     sample = b"".join([body[start : start + _SLICE] for start in range(0, step * _SLICES, step)])
-    return ceil(_text_tokens(sample.decode("utf-8", "replace")) * len(body) / len(sample))
+    return ceil(text_tokens(sample.decode("utf-8", "replace")) * len(body) / len(sample))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from gateway.policy.pipelines.conditions import ConditionFailed
@@ -26,13 +26,13 @@ RUN_BUDGET_EXCEEDED: Final = "run_budget_exceeded"
 _BEYOND_REPAIR: Final = frozenset(("cancelled", "expired", RUN_BUDGET_EXCEEDED))
 
 
-class StepPart(StrEnum):
-    """The parts of a step, each of which is one child of the run, and begins once at most."""
+class StepPart(IntEnum):
+    """The parts of a step, each of which is one child of the run, and begins once at most; in this order."""
 
-    FIRST = "1"
-    REPAIR = "repair"
+    FIRST = 1
+    REPAIR = 2
     """A model is asked to change the request."""
-    SECOND = "2"
+    SECOND = 3
     """The changed request."""
 
 

@@ -17,11 +17,16 @@ _FENCED: Final = re.compile(r"\s*```[A-Za-z]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def values_of(endpoint: CallEndpoint, body: bytes) -> dict[str, Any]:
-    """Returns what one answer says; a field that it does not have is missing."""
+    """Returns what the body of one answer says; a field that it does not have is missing."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
+    return values_in(endpoint, answer)
+
+
+def values_in(endpoint: CallEndpoint, answer: object) -> dict[str, Any]:
+    """Returns what one answer says; a field that it does not have is missing."""
     if not isinstance(answer, dict):
         return {}
     if endpoint == "embeddings":
@@ -50,9 +55,9 @@ def text_of(endpoint: CallEndpoint, answer: Mapping[str, Any]) -> str | None:
     return "".join(texts) if texts else None
 
 
-def values_of_many(endpoint: CallEndpoint, answers: Sequence[bytes | None], stand_in: Any = None) -> dict[str, Any]:
+def values_of_many(endpoint: CallEndpoint, answers: Sequence[object], stand_in: Any = None) -> dict[str, Any]:
     """Returns what the answers to all items say, in lists with an entry for each item; `stand_in` for those without one."""
-    found = [None if body is None else values_of(endpoint, body) for body in answers]
+    found = [None if answer is None else values_in(endpoint, answer) for answer in answers]
     failed = sum(one is None for one in found)
     counts = {"total": len(found), "failed": failed}
     if endpoint == "embeddings":

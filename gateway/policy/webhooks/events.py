@@ -47,7 +47,7 @@ _CALL: Final = {
     JobState.EXPIRED: "job.expired",
     JobState.CANCELLED: "job.cancelled",
 }
-_BY_KIND: Final = {JobKind.CALL: _CALL, JobKind.BATCH: _BATCH}
+_BY_KIND: Final = {JobKind.CALL: _CALL, JobKind.BATCH: _BATCH, JobKind.RUN: _CALL}
 EVENTS: Final = (*_BATCH.values(), *_CALL.values())
 """All events that there are."""
 
@@ -57,6 +57,8 @@ def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
 
     Always the same for the same job and endpoints. Deliveries themselves end unheard.
     """
+    if ended.parent:
+        return ()  # a step: its run is what somebody waits for
     event = _BY_KIND.get(ended.kind, {}).get(ended.state)
     url = ended.about.get(REQUEST_URL)
     if event is None or not (webhooks or url):

@@ -276,7 +276,7 @@ async def test_a_refused_write_can_be_repeated_though_it_came_through(jobs: Faul
 
 async def test_a_file_that_may_not_grow_is_a_full_disk(jobs: FaultyJobs) -> None:
     """As sqlite itself says it: what is told to be there is there, the rest is not; with room it goes on."""
-    jobs.disk.most_pages = 100
+    jobs.disk.most_pages = 60
     accepted = []
     for number in range(20):
         try:

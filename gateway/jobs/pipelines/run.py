@@ -1,0 +1,170 @@
+"""The one piece of a run: it comes whenever one of its children has ended, and is parked until the next does.
+
+    look at the children -> decide -> park with new children, or finish
+
+All that it knows is in the store: a process that dies between any two steps leaves a run that the next one decides upon alike.
+Between its pieces a run is a row, without a task, a lease or a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.clock import Clock
+from gateway.job_ports.jobs import JobStore
+from gateway.jobs.pipelines.children import RunChildren
+from gateway.jobs.pipelines.looking import RunLook, RunLooks
+from gateway.jobs.running import LAST_RETRY_S, RunningWork
+from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.job import JobEnd, JobError, JobFlag, JobState, StoredAnswer
+from gateway.policy.pipelines.advance import (
+    RUN_BUDGET_EXCEEDED,
+    Decision,
+    RunFailed,
+    RunFinished,
+    RunStates,
+    Start,
+    StepError,
+    advance,
+)
+from gateway.policy.pipelines.answer import answer_body, failure_body, run_headers
+from gateway.policy.pipelines.carried import SETTLED, STEPS, CarriedRun, carried_by, plan_of
+from gateway.policy.pipelines.errors import PipelineFailed
+from gateway.policy.pipelines.plan import PipelinePlan
+from gateway.policy.pipelines.splitting import Count
+
+MOST_CRASHES = 3
+"""A run whose worker has died so often with it is not advanced again: it would take the gateway with it each time."""
+MOST_PLANS = 64
+"""That are remembered, compiled."""
+LARGE_BYTES = 262_144
+"""Runs that carry more are decided upon in a thread: to divide a long text takes its time."""
+HEADERS = (("content-type", "application/json"),)
+log = logging.getLogger("gateway.jobs")
+
+
+class PipelineRuns:
+    """Advances runs."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        looks: RunLooks,
+        children: RunChildren,
+        clock: Clock,
+        count: Callable[[str], Count],
+        changed: Callable[[str], None] = lambda _id: None,
+    ) -> None:
+        """`count` gives what counts the tokens of a model; `changed` hears the ids of children of which there is news."""
+        self._store = store
+        self._looks = looks
+        self._children = children
+        self._clock = clock
+        self._count = count
+        self._changed = changed
+        self._plans: dict[str, PipelinePlan] = {}
+
+    async def run(self, running: RunningWork) -> None:
+        """Advances a run, and ends the claim: it is parked, has ended, or is given back where the store cannot be read."""
+        try:
+            await self._run(running)
+        except JobsUnavailable:  # the log says why
+            at = self._clock.wall() + LAST_RETRY_S
+            await running.write(lambda: self._store.give_back(running.work, run_at=at, is_attempt=False))
+        except FileNotFoundError:
+            log.exception("run %s: answers of its steps are gone from the folder of files", running.work.job.id)
+            await self._fail(running, StepError("internal_error", "answers of its steps have been lost"))
+        except asyncio.CancelledError:
+            if running.is_ours and not running.is_over:
+                await asyncio.shield(self._give_back(running))
+            raise
+
+    async def _run(self, running: RunningWork) -> None:
+        work = running.work
+        if work.claims > MOST_CRASHES:
+            await self._fail(running, StepError("poison", f"its worker died {MOST_CRASHES} times with it"))
+            return
+        try:
+            carried = carried_by(work.payload)
+            plan = self._plan(carried, work.job.about.get("digest", ""))
+        except ValueError as error:
+            await self._fail(running, StepError("internal_error", f"its plan cannot be read here: {error}"))
+            return
+        look = await self._looks.look(plan, work.job)
+        if running.ends_as is not None:
+            await self._stop_children(look.running, work.job.tenant)
+            await running.finish(self._store, JobEnd(running.ends_as, tally=look.tally))
+            return
+        decision = await self._decide(plan, carried, look)
+        if isinstance(decision, RunFinished):
+            await self._finish(running, plan, carried, look, decision)
+        elif isinstance(decision, RunFailed):
+            await self._stop_children(look.running, work.job.tenant)
+            await self._fail(running, decision.why, look)
+        else:
+            await self._go_on(running, decision, look)
+
+    async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook) -> Decision:
+        states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
+        size = sum(len(state.answer) for state in look.steps.values()) + len(str(carried.input))
+        if size > LARGE_BYTES:
+            return await asyncio.to_thread(advance, plan, states)
+        return advance(plan, states)
+
+    async def _go_on(self, running: RunningWork, decision: Decision, look: RunLook) -> None:
+        """Parks the run, with what begins now."""
+        work, now = running.work, self._clock.wall()
+        starts = decision.steps if isinstance(decision, Start) else ()
+        children = [await self._children.make(work, start, now) for start in starts]
+        begun: Mapping[str, int] = work.job.marks.get(STEPS, {})
+        marks = {
+            STEPS: {**begun, **{start.step.name: int(start.part) for start in starts}},
+            SETTLED: look.tally.completed + look.tally.failed,
+        }
+        await running.write(lambda: self._store.park(work, children, marks))
+        for child in children:
+            self._changed(child.job.id)
+
+    async def _finish(
+        self, running: RunningWork, plan: PipelinePlan, carried: CarriedRun, look: RunLook, end: RunFinished
+    ) -> None:
+        job = running.work.job
+        tally = look.tally._replace(completed=len(plan.steps) - look.tally.failed)
+        body = answer_body(carried.endpoint, job.id, plan.model_name, end.output, tally, self._clock.wall())
+        answer = StoredAnswer(200, [*HEADERS, *run_headers(job.id, look.steps)], body)
+        marks = {SETTLED: len(plan.steps)}
+        await running.finish(self._store, JobEnd(JobState.SUCCEEDED, None, answer, tally, marks, is_attempt=True))
+
+    async def _fail(self, running: RunningWork, why: StepError, look: RunLook | None = None) -> None:
+        job = running.work.job
+        is_spent = why.error_class == RUN_BUDGET_EXCEEDED
+        told = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
+        error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, told, self._clock.wall())
+        headers = [*HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
+        answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
+        tally = None if look is None else look.tally
+        await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True))
+
+    async def _stop_children(self, ids: Sequence[str], tenant: str) -> None:
+        """Has children stop whose run has ended, or is about to. Raises JobsUnavailable."""
+        for id in ids:
+            await self._store.flag(id, tenant, JobFlag.CANCEL)
+            self._changed(id)
+
+    async def _give_back(self, running: RunningWork) -> None:
+        try:
+            await self._store.give_back(running.work, run_at=None, is_attempt=False)
+        except JobsUnavailable:
+            log.info("run %s: its claim ends by its lease, or with the process", running.work.job.id)
+
+    def _plan(self, carried: CarriedRun, digest: str) -> PipelinePlan:
+        """Returns the plan that a run carries. Raises ValueError."""
+        plan = self._plans.get(digest)
+        if plan is None:
+            plan = plan_of(carried)
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[plan.digest] = plan
+        return plan

@@ -1,0 +1,243 @@
+"""Runs of declared pipelines: paid once, finished once, whatever dies between which two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
+from gateway.policy.jobs.job import Job, JobFlag, JobQuery, JobState
+from tests.flow.virtual import LoopClock, run
+from tests.jobs.runs import CALL_USD, RUN_ID, STAGES, CountingView, Ledger, RunProcess, call, run_process, stages_say
+from tests.jobs.town import Town, Where, town
+from tests.store.redis_servers import RedisServer
+
+Story = Callable[[Town], Coroutine[Any, Any, None]]
+Tell = Callable[[Story], None]
+STORES = ["memory", "sqlite", "redis"]
+
+
+@pytest.fixture(params=STORES)
+def tell(request: pytest.FixtureRequest, tmp_path: Path, _redis_process: RedisServer) -> Tell:
+    """Tells a story of processes that share a store."""
+
+    def told(story: Story) -> None:
+        async def whole(clock: LoopClock) -> None:
+            async with town(request.param, clock, Where(tmp_path, _redis_process.url)) as one:
+                await story(one)
+
+        run(whole)
+
+    return told
+
+
+def tell_in_memory(story: Story) -> None:
+    async def whole(clock: LoopClock) -> None:
+        async with town("memory", clock, Where(Path(), "")) as one:
+            await story(one)
+
+    run(whole)
+
+
+def test_five_stages_with_a_branch_a_fan_out_and_a_repair(tell: Tell) -> None:
+    async def story(here: Town) -> None:
+        ledger = Ledger(stages_say(50, failing=5))
+        process = run_process(here, ledger)
+        await process.accept_run(STAGES, {"document": "un contrato"})
+        done = await process.end_of(RUN_ID)
+
+        assert await process.text_of(done) == "done: report short on 50"
+        assert (done.tally.total, done.tally.completed, done.tally.failed) == (5, 5, 0)
+        assert done.tally.cost_usd == pytest.approx(ledger.usd)
+        assert ledger.usd == pytest.approx(CALL_USD * (2 + 45 + 1 + 1 + 1))
+        assert set(ledger.asked.values()) == {1}
+        assert sum("c1\n\n" in prompt for prompt in ledger.asked) == 0  # those that failed are left out of the text
+        children = (await process.store.list_jobs(JobQuery("t", parent=RUN_ID, limit=100))).jobs
+        assert len(children) == 7
+        assert all(child.state.is_end for child in children)
+
+    tell(story)
+
+
+def test_items_run_so_many_at_a_time_and_a_parked_run_has_no_task(tell: Tell) -> None:
+    source = {"steps": {"x": {"for_each": "input", "max_concurrency": 3, **call("{{ item }}")}}}
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(lambda _prompt, _time: 5.0))
+        await process.accept_run(source, [f"i{number}" for number in range(10)])
+        await here.paid(3)
+        parked = await process.store.find(RUN_ID, "t")
+        assert parked is not None
+        assert parked.state is JobState.WAITING
+        assert RUN_ID not in {job_id for job_id, _ in process.worker._running}
+        await process.end_of(RUN_ID)
+
+        assert process.most_running == 3
+        assert process.advanced == 2  # to begin, and when the last child had ended
+
+    tell(story)
+
+
+def test_a_process_may_die_before_or_after_each_use_of_the_store() -> None:
+    """The run ends once, with the same text; what had its answer is not asked for again."""
+    uses: list[str] = []
+
+    async def undisturbed(here: Town) -> None:
+        view = CountingView(here)
+        process = run_process(here, Ledger(stages_say(2)), view)
+        await process.accept_run(STAGES, {"document": "d"})
+        await until_ended(process)
+        uses.extend(view.uses)
+
+    tell_in_memory(undisturbed)
+    assert {"park", "finish", "answer", "files.find", "commit", "complete_chunk"} <= set(uses)
+
+    for at in range(1, len(uses)):
+        for after in (False, True):
+
+            async def story(here: Town, at: int = at, *, after: bool = after) -> None:
+                ledger = Ledger(stages_say(2))
+                view = CountingView(here, at, after=after)
+                process = run_process(here, ledger, view)
+                await process.accept_run(STAGES, {"document": "d"})
+                while not view.is_dead and len(ledger.asked) < 8:  # noqa: ASYNC110 - the dead set no event
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                await here.kill(process)
+                other = run_process(here, ledger)
+                done = await until_ended(other)
+
+                assert await other.text_of(done) == "done: report short on 2", uses[at]
+                again = sum(ledger.asked.values()) - len(ledger.asked)
+                assert again <= 2, (uses[at], ledger.asked)  # what was in flight: as many as run at a time
+                children = (await other.store.list_jobs(JobQuery("t", parent=RUN_ID, limit=100))).jobs
+                assert len(children) == 7
+                assert all(child.state.is_end for child in children)
+
+            tell_in_memory(story)
+
+
+async def until_ended(process: RunProcess) -> Job:
+    """Waits for the end of the run without asking the process's own view of the store."""
+    kept = process.view._kept.store
+    for _ in range(10_000):
+        job = await kept.find(RUN_ID, "t")
+        if job is not None and job.state.is_end:
+            return cast("Job", job)
+        kept.tick()
+        await asyncio.sleep(0.05)
+    raise AssertionError("it has not ended")
+
+
+def test_kills_after_each_step_pay_each_step_once_more_at_most(tell: Tell) -> None:
+    steps = {f"s{n}": call(f"s{n}" + (f" {{{{ steps.s{n - 1}.text }}}}" if n else "")) for n in range(5)}
+
+    async def story(here: Town) -> None:
+        ledger = Ledger(lambda prompt, _time: prompt[:2])
+        process = run_process(here, ledger)
+        await process.accept_run({"steps": steps}, None)
+        for paid in range(1, 6):
+            await here.paid(paid + (paid - 1))
+            await here.kill(process)
+            process = run_process(here, ledger)
+        done = await process.end_of(RUN_ID)
+
+        assert await process.text_of(done) == "s4"
+        assert len(ledger.asked) == 5
+        assert sum(ledger.asked.values()) <= 5 + 5
+
+    tell(story)
+
+
+def test_to_cancel_a_run_stops_its_children(tell: Tell) -> None:
+    source = {
+        "steps": {"a": call("a"), "b": {"for_each": "input", **call("{{ item }}")}, "c": call("c", after=["a", "b"])}
+    }
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(lambda _prompt, _time: 50.0))
+        await process.accept_run(source, [f"i{number}" for number in range(30)])
+        await here.paid(10)
+        await process.store.flag(RUN_ID, "t", JobFlag.CANCEL)
+        done = await process.end_of(RUN_ID)
+        a = await process.end_of(derived_child_id(JOB, RUN_ID, "a", 1))
+        b = await process.end_of(derived_child_id(BATCH, RUN_ID, "b", 1))
+
+        assert done.state is JobState.CANCELLED
+        assert (a.state, b.state) == (JobState.CANCELLED, JobState.CANCELLED)
+        assert len(here.tries) <= 1 + 20
+        assert await process.store.find(derived_child_id(JOB, RUN_ID, "c", 1), "t") is None
+
+    tell(story)
+
+
+def test_deadlines_end_runs_and_steps(tell: Tell) -> None:
+    slow = {
+        "steps": {"a": call("slow", timeout=5.0), "b": call("b {{ steps.a.text }}", after=["a"])},
+        "output": "steps.b.text",
+    }
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(lambda prompt, _time: 500.0 if prompt == "slow" else "fine"))
+        await process.accept_run(slow, None)
+        failed = await process.end_of(RUN_ID, within_s=60)
+        assert failed.state is JobState.FAILED
+        assert failed.last_error is not None
+        assert "expired" in failed.last_error.message
+
+    tell(story)
+
+    async def late(here: Town) -> None:
+        process = run_process(here, Ledger(lambda _prompt, _time: 500.0))
+        await process.accept_run({"steps": {"a": call("slow")}}, None, deadline=here.clock.wall() + 30)
+        done = await process.end_of(RUN_ID, within_s=60)
+        child = await process.end_of(derived_child_id(JOB, RUN_ID, "a", 1))
+        assert (done.state, child.state) == (JobState.EXPIRED, JobState.EXPIRED)
+
+    tell_in_memory(late)
+
+
+def test_a_run_may_not_begin_a_step_with_its_money_spent(tell: Tell) -> None:
+    steps = {f"s{n}": call(f"s{n}", after=[f"s{n - 1}"] if n else []) for n in range(5)}
+
+    async def story(here: Town) -> None:
+        ledger = Ledger(lambda prompt, _time: prompt)
+        process = run_process(here, ledger)
+        await process.accept_run({"steps": steps, "usd_per_run": 2.5 * CALL_USD, "output": "steps.s4.text"}, None)
+        done = await process.end_of(RUN_ID)
+        answer = await process.store.answer(RUN_ID, "t")
+
+        assert done.state is JobState.FAILED
+        assert done.last_error is not None
+        assert done.last_error.error_class == "run_budget_exceeded"
+        assert answer is not None
+        assert answer.status == 429
+        assert list(ledger.asked) == ["s0", "s1", "s2"]
+        assert done.tally.cost_usd == pytest.approx(ledger.usd)
+
+    tell(story)
+
+
+def test_a_failed_step_ends_its_run_and_what_runs_beside_it(tell: Tell) -> None:
+    source = {
+        "steps": {"a": call("bad"), "b": call("slow"), "c": call("c", after=["a", "b"])},
+        "output": "steps.c.text",
+    }
+
+    async def story(here: Town) -> None:
+        process = run_process(here, Ledger(lambda prompt, _time: 400 if prompt == "bad" else 500.0))
+        await process.accept_run(source, None)
+        done = await process.end_of(RUN_ID, within_s=60)
+        beside = await process.end_of(derived_child_id(JOB, RUN_ID, "b", 1))
+        answer = await process.store.answer(RUN_ID, "t")
+
+        assert done.state is JobState.FAILED
+        assert beside.state is JobState.CANCELLED
+        assert answer is not None
+        assert (answer.status, b"The step 'a'" in answer.body) == (502, True)
+
+    tell(story)
