@@ -82,7 +82,7 @@ class Edge:
             call = self._intake.take(served) or await self._intake.wait(served)
             try:
                 if served.wait_s is not None and self._async_answers is not None:
-                    reply = await self._async_answers.respond(call, cycle.index, served.wait_s)
+                    reply = await self._respond(self._async_answers, served, call, served.wait_s)
                 elif (
                     call.idempotency_key is not None
                     and self._async_answers is not None
@@ -138,6 +138,18 @@ class Edge:
         finally:
             self._keepalive.end(call)
             call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector
+
+    async def _respond(self, answers: AsyncAnswers, served: ServedRequest, call: Call, wait_s: float) -> Reply:
+        """The answer of a call that is a job; a caller who wants the events of a pipeline's hears that it is alive."""
+        if call.model.pipeline is None or not call.stream:
+            return await answers.respond(call, served.cycle.index, wait_s)
+        call.comment = served.comment
+        self._keepalive.begin(call, call.received_at)
+        try:
+            return await answers.respond(call, served.cycle.index, wait_s)
+        finally:
+            self._keepalive.end(call)
+            call.comment = None
 
     async def _refuse(self, served: ServedRequest, error: GatewayError) -> None:
         """Answer with an error; when the answer has begun it is too late, and the connection breaks off."""

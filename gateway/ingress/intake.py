@@ -17,6 +17,7 @@ from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek
+from gateway.ingress.pipelines.answers import await_run
 from gateway.ingress.runs.parts import find_part, names_part, without_own_baggage
 from gateway.ingress.served import ServedRequest
 from gateway.policy.jobs.job_request import responds_async
@@ -165,7 +166,8 @@ class Intake:
         )
         if served.has_options:
             if b"prefer" in index and policy.jobs.is_on and endpoint.request != "any":
-                served.wait_s = responds_async(headers)
+                wait_s = responds_async(headers)
+                served.wait_s = served.wait_s if wait_s is None else wait_s
             call.sdk_retry = parse.sdk_retry(index)
             call.idempotency_key = parse.idempotency_key(index, endpoint)
             call.cache_control = parse.cache_control(headers) if b"cache-control" in index else None
@@ -187,15 +189,19 @@ class Intake:
         policy, key, endpoint = served.policy, served.key, served.cycle.endpoint
         is_callers = served.credential is not None
         if endpoint.request != "any" and name:
-            plan = plan_route(policy, key, parse.find_model(policy, key, name), endpoint, is_callers=is_callers)
+            model = parse.find_model(policy, key, name)
+            plan = plan_route(policy, key, model, endpoint, is_callers=is_callers)
+            if model.pipeline is not None:  # not remembered: each of its calls comes by here, and no other is asked
+                served.wait_s = await_run(policy, name)
+                return plan
             plans.remember((key.digest, name, endpoint.name, is_callers), plan)
             return plan
         scope = served.cycle.scope
-        model = None
+        unnamed = None
         if endpoint.request != "any":
-            model = passthrough.unnamed_model(policy, key)
+            unnamed = passthrough.unnamed_model(policy, key)
             # what nobody has named has no price
             passthrough.refuse_unpriced(key, passthrough.OTHER, scope["method"], endpoint.path)
-        if model is None:
-            endpoint, model = passthrough.OTHER, passthrough.relayed_by(policy, key, scope)
-        return plan_route(policy, key, model, endpoint, is_callers=is_callers)
+        if unnamed is None:
+            endpoint, unnamed = passthrough.OTHER, passthrough.relayed_by(policy, key, scope)
+        return plan_route(policy, key, unnamed, endpoint, is_callers=is_callers)

@@ -112,6 +112,11 @@ def model_routes(policies: Policies) -> list[BaseRoute]:
         policy = policies.current
         key, _ = parse.authenticate(policy, parse.index_headers(request.scope["headers"]))
         models = [_model_object(m.name, m, policy.loaded_at) for m in policy.models.values() if _may_use(key, m.name)]
+        models += [
+            _model_object(plan.model_name, None, policy.loaded_at)
+            for plan in policy.pipelines.values()
+            if _may_use(key, plan.model_name)
+        ]
         return json_response({"object": "list", "data": models})
 
     async def show_model(request: Request) -> Response:
@@ -133,8 +138,10 @@ def json_response(value: object, status: int = 200) -> Response:
     return WholeResponse(orjson.dumps(value), status, headers)
 
 
-def _model_object(name: str, model: Model, created: float) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": int(created), "owned_by": model.targets[0].provider}
+def _model_object(name: str, model: Model | None, created: float) -> dict[str, object]:
+    """A model as the API lists it; without one it is a pipeline."""
+    owner = model.targets[0].provider if model is not None and model.targets else "gateway"
+    return {"id": name, "object": "model", "created": int(created), "owned_by": owner}
 
 
 def _may_use(key: Key, name: str) -> bool:

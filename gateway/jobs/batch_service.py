@@ -91,7 +91,7 @@ class BatchService:
     async def list_batches(self, tenant: str, after: str | None, limit: int) -> JobPage:
         """Returns a page of the tenant's batches, newest first. Raises JobsUnavailable."""
         store = await self._read_store()
-        return await store.list_jobs(JobQuery(tenant, JobKind.BATCH, after=after, limit=limit))
+        return await store.list_jobs(JobQuery(tenant, JobKind.BATCH, after=after, limit=limit, parent=""))
 
     async def cancel(self, batch_id: str, tenant: str) -> Job:
         """Asks a batch to stop. Raises NotFound, BatchNotCancellable at its end, JobsUnavailable."""

@@ -17,7 +17,7 @@ from gateway.ingress.http.response import WholeResponse
 from gateway.ingress.jobs.events import EventReaders
 from gateway.ingress.jobs.job_body import Parts, split_job, split_large_job
 from gateway.ingress.jobs.own_routes import ObjectRoute, caller_of, limit_of, states_of, tenant_of
-from gateway.ingress.jobs.respond_async import accepted_headers, stored_headers
+from gateway.ingress.jobs.stored_answers import accepted_headers, stored_headers
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.routes import json_response
 from gateway.jobs.job_service import JobService
@@ -99,7 +99,7 @@ class JobRoutes:
         metadata = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name[-1] == "]"
         }
-        asked = JobQuery(tenant, None, states_of(request), query.get("after"), limit, metadata)
+        asked = JobQuery(tenant, None, states_of(request), query.get("after"), limit, metadata, parent="")
         return json_response(show_page(await self._jobs.list_jobs(asked)))
 
     async def show(self, request: Request) -> Response:

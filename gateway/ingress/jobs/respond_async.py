@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import ceil
 
 import orjson
 
@@ -16,12 +15,14 @@ from gateway.call import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import AdmissionDenied, GatewayError
 from gateway.flow.reuse.entries import IDEMPOTENT
+from gateway.ingress.jobs.stored_answers import accepted_headers, stored_headers
+from gateway.ingress.pipelines.answers import PipelineAnswers
 from gateway.jobs.degraded import DegradedCalls
 from gateway.jobs.job_service import JobService
 from gateway.jobs.ports import JobMeter
 from gateway.policy.jobs.errors import DedupeConflict, JobsUnavailable
 from gateway.policy.jobs.job import Job, StoredAnswer
-from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job
+from gateway.policy.jobs.job_object import show_job
 from gateway.policy.jobs.job_request import read_option_headers
 
 log = logging.getLogger("gateway.jobs")
@@ -34,11 +35,14 @@ class AsyncAnswers:
     def __init__(self, jobs: JobService, clock: Clock, meter: JobMeter | None = None) -> None:
         self._jobs = jobs
         self._degraded = DegradedCalls(jobs)
+        self._pipelines = PipelineAnswers(jobs, clock)
         self._meter = meter
         self._clock = clock
 
     async def respond(self, call: Call, index: Mapping[bytes, bytes], wait_s: float) -> Reply:
         """Takes the call as a job, and answers within `wait_s`. Raises GatewayError as `JobService.accept` does."""
+        if call.model.pipeline is not None:
+            return await self._pipelines.respond(call, index, wait_s)
         options = read_option_headers(index, self._clock.wall())
         accepted = await self._jobs.accept(call, options)
         job, answer = await self._wait(accepted.job, min(wait_s, max(0.0, call.deadline - self._clock.monotonic())))
@@ -95,21 +99,3 @@ class AsyncAnswers:
             return await self._jobs.answer(job.id, job.tenant) if job.state.is_end else (job, None)
         except JobsUnavailable:
             return job, None
-
-
-def accepted_headers(job: Job) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of a 202: where the job is, and when to look."""
-    return [
-        (b"content-type", b"application/json"),
-        (b"location", b"/v1/jobs/%b" % job.id.encode()),
-        (b"retry-after", b"%d" % ceil(POLL_AFTER_S)),
-        (b"openai-poll-after-ms", b"%d" % (POLL_AFTER_S * 1000)),
-        (b"x-gateway-job", job.id.encode()),
-        (b"x-request-id", job.id.encode()),
-    ]
-
-
-def stored_headers(job: Job, answer: StoredAnswer) -> list[tuple[bytes, bytes]]:
-    """Returns the headers with which a stored answer is given again."""
-    own = (b"x-gateway-job", job.id.encode()), (b"x-request-id", job.id.encode())
-    return [*((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers), *own]

@@ -29,9 +29,8 @@ from gateway.policy.pipelines.advance import (
     StepError,
     advance,
 )
-from gateway.policy.pipelines.answer import answer_body, failure_body, run_headers
+from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
 from gateway.policy.pipelines.carried import SETTLED, STEPS, CarriedRun, carried_by, plan_of
-from gateway.policy.pipelines.errors import PipelineFailed
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.pipelines.splitting import Count
 

@@ -10,15 +10,31 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.errors import GatewayError
 from gateway.policy.jobs.job import Tally
 from gateway.policy.pipelines.advance import RUN_BUDGET_EXCEEDED, StepError, StepPart, StepPhase, StepState
-from gateway.policy.pipelines.errors import PipelineFailed
 from gateway.policy.pipelines.plan import PATHS
 from gateway.policy.pipelines.templates import as_text
 
 RUN: Final = b"x-gateway-run"
 STEPS: Final = b"x-gateway-steps"
 MOST_HEADER_CHARS: Final = 2_000
+
+
+class PipelineFailed(GatewayError):
+    """A step has failed for good, and the plan does not accept that. To send the call again would pay for all steps again."""
+
+    status = 502
+    code = "run_failed"
+    should_retry = False
+
+
+class PipelineUnfinished(GatewayError):
+    """The caller's time is over before the run's; the run goes on."""
+
+    status = 504
+    code = "run_unfinished"
+    should_retry = False
 
 
 def answer_body(endpoint: str, run_id: str, model: str, output: Any, tally: Tally, now: float) -> bytes:

@@ -17,7 +17,7 @@ local function erase(job)
   if parent_of(job) ~= '' then
     redis.call('ZREM', BASE .. ':c:' .. parent_of(job), job.id)
   end
-  redis.call('UNLINK', job.at, BASE .. ':ev:' .. job.id)
+  redis.call('UNLINK', job.at)
 end
 
 -- A job is not open any more.

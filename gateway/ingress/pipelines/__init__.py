@@ -1,0 +1,1 @@
+"""Calls to declared pipelines at the edge."""

@@ -1,0 +1,143 @@
+"""Pipelines as models, over the wire: the SDK and bare HTTP against a real gateway, and what the provider was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import WEB, ask, end_of, new_job, policies, result_of, take, with_jobs
+from tests.e2e.harness import KEYS, Running, get, post
+
+CHAT = "/v1/chat/completions"
+REPORT: dict[str, Any] = {
+    "input": {"type": "object", "required": ["document"], "properties": {"words": {"type": "integer", "default": 5}}},
+    "steps": {
+        "parts": {
+            "for_each": "input.document | split(4)",
+            "call": {"endpoint": "embeddings", "model": "embedder", "input": "{{ item }}"},
+        },
+        "facts": {
+            "for_each": "input.document | split(4)",
+            "call": {"model": "gpt-4o", "messages": [{"role": "user", "content": "facts of {{ item }}"}]},
+        },
+        "report": {
+            "call": {
+                "model": "gpt-4o",
+                "messages": [{"role": "user", "content": "in {{ input.words }} words: {{ steps.facts.texts | join }}"}],
+            },
+            "after": ["parts"],
+        },
+    },
+    "output": "steps.report.text",
+}
+ONE = {"steps": {"only": {"call": {"model": "gpt-4o", "messages": [{"role": "user", "content": "{{ input }}"}]}}}}
+DOCUMENT = "The first part. The other part."
+KEYS_WITH_ONE = [*KEYS, {"name": "narrow", "key": "sk-narrow-0123456789abcdef", "models": ["pipelines/*"]}]
+
+
+@pytest.fixture
+async def gateway(start: StartGateway, tmp_path: Path) -> Running:
+    """A gateway with two pipelines."""
+    place = Path(policies(tmp_path)) / "pipelines"
+    place.mkdir()
+    for name, source in {"report": REPORT, "one": ONE}.items():
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(source))
+    return await start(with_jobs(tmp_path, policies=str(place.parent), keys=KEYS_WITH_ONE))
+
+
+def prompts(gateway: Running) -> list[str]:
+    bodies = [orjson.loads(one["body"]) if isinstance(one["body"], str) else one["body"] for one in gateway.received()]
+    return [body.get("input") or body["messages"][0]["content"] for body in bodies]
+
+
+def asking(words: str, name: str = "pipelines/one", **extra: Any) -> dict[str, Any]:
+    return {"model": name, "messages": [{"role": "user", "content": words}], **extra}
+
+
+async def test_a_pipeline_answers_as_a_model(gateway: Running) -> None:
+    answer = await ask(gateway.url, post(CHAT, asking(DOCUMENT, "pipelines/report"), WEB))
+    body = orjson.loads(answer.body)
+
+    assert answer.status == 200, answer.raw
+    assert body["model"] == "pipelines/report"
+    assert body["choices"][0]["message"]["content"]
+    assert body["usage"]["completion_tokens"] > 0
+    assert answer.header("x-gateway-steps") == "facts:2 parts:2 report:1"
+    run_id = answer.header("x-gateway-run")
+    assert run_id is not None
+    job = await end_of(gateway.url, run_id)
+    assert job["kind"] == "run"
+    assert job["progress"] == {"total": 3, "done": 3, "failed": 0, "percent": 100.0}
+    asked = prompts(gateway)
+    assert len(asked) == 5
+    assert asked[-1].startswith("in 5 words: ")
+    assert {"The first part. ", "The other part."} <= set(asked)
+    listed = orjson.loads((await ask(gateway.url, get("/v1/files", WEB))).body)
+    assert listed["data"] == []
+
+
+async def test_the_sdk_gets_it_whole_and_as_a_stream(gateway: Running) -> None:
+    async with gateway.sdk() as sdk:
+        names = {model.id async for model in sdk.models.list()}
+        assert {"pipelines/report", "pipelines/one"} <= names
+        whole = await sdk.chat.completions.create(**asking("hello"))
+        text = ""
+        async for chunk in await sdk.chat.completions.create(**asking("hello", stream=True)):
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        response = await sdk.responses.create(model="pipelines/one", input="hello")
+    assert whole.choices[0].message.content
+    assert text
+    assert response.output_text
+    assert prompts(gateway) == ["hello"] * 3
+
+
+async def test_an_input_that_does_not_fit_is_refused_by_name(gateway: Running) -> None:
+    metadata = {"input": orjson.dumps({"words": "x", "document": "d"}).decode()}
+    for body, param in (
+        (asking('{"words": 3}', "pipelines/report"), "input.document"),
+        (asking("", "pipelines/report", metadata=metadata), "input.words"),
+        ({"model": "pipelines/one", "messages": []}, "messages"),
+        (asking("x", "pipelines/oen"), "model"),
+    ):
+        answer = await ask(gateway.url, post(CHAT, body, WEB))
+        assert answer.status in (400, 404), answer.raw
+        assert answer.error["param"] == param
+    wrong = await ask(gateway.url, post("/v1/embeddings", {"model": "pipelines/one", "input": "x"}, WEB))
+    assert (wrong.status, wrong.error["code"]) == (400, "not_supported")
+    narrow = await ask(gateway.url, post(CHAT, asking("x"), "authorization: Bearer sk-narrow-0123456789abcdef"))
+    assert narrow.status == 403
+    assert "pipelines/one calls" in narrow.error["message"]
+    assert gateway.upstream_calls() == 0
+
+
+async def test_who_cannot_wait_is_told_of_the_run(gateway: Running) -> None:
+    gateway.script("slow_first_token;seconds=0.6")
+    late = await ask(gateway.url, post(CHAT, asking("one"), WEB, "x-gateway-deadline-ms: 300"))
+    error = orjson.loads(late.body)["error"]
+    assert (late.status, error["code"]) == (504, "run_unfinished")
+    assert (await result_of(gateway.url, error["run_id"])).status == 200
+    taken = await ask(gateway.url, post(CHAT, asking("two"), WEB, "prefer: respond-async"))
+    assert taken.status == 202
+    assert (await result_of(gateway.url, orjson.loads(taken.body)["id"])).status == 200
+    by_hand = await take(gateway.url, new_job(body=asking("three")))
+    assert orjson.loads((await result_of(gateway.url, by_hand["id"])).body)["model"] == "pipelines/one"
+    assert len(prompts(gateway)) == 3
+
+
+async def test_the_same_key_is_the_same_run(gateway: Running) -> None:
+    first = await ask(gateway.url, post(CHAT, asking("once"), WEB, "idempotency-key: k"))
+    again = await ask(gateway.url, post(CHAT, asking("once"), WEB, "idempotency-key: k"))
+    assert first.body == again.body
+    assert prompts(gateway) == ["once"]
+
+
+async def test_a_failed_step_is_named(gateway: Running) -> None:
+    gateway.script("context_length")
+    answer = await ask(gateway.url, post(CHAT, asking("bad"), WEB))
+    error = orjson.loads(answer.body)["error"]
+    assert (answer.status, error["code"], error["param"]) == (502, "run_failed", "only")
