@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import JobEnd, JobFlag, JobQuery, JobState, NewJob
+from gateway.policy.jobs.job import JobEnd, JobFlag, JobKind, JobQuery, JobState, NewJob
 from gateway.policy.jobs.lines import ChunkPlan
 from gateway.policy.jobs.stored_file import FileQuery
 from gateway.store.jobs.sqlite.store import SqliteJobStore
@@ -274,13 +274,42 @@ async def test_a_refused_write_can_be_repeated_though_it_came_through(jobs: Faul
     assert before.tally.completed == (name == "commit")
 
 
+@pytest.mark.parametrize("is_through", [False, True])
+async def test_a_refused_park_is_done_once(jobs: FaultyJobs, is_through: bool) -> None:
+    """With all its children, or none; so is the end of a child, which wakes the run once."""
+    await jobs.accept(jobs.new(id="run", kind=JobKind.RUN))
+    work = await jobs.claim()
+    fault = coming_through(jobs) if is_through else FULL
+
+    def park(child: str) -> Awaitable[object]:
+        return jobs.store.park(work, [jobs.new(id=child, parent="run")], {"child": child})
+
+    jobs.fail(fault)
+    with refused():
+        await park("a")
+    await jobs.heal()
+    assert ((await jobs.get("run")).state is JobState.WAITING) is is_through
+    assert (await jobs.store.find("a", None) is not None) is is_through
+    await park("a")
+    child = await jobs.claim()
+    jobs.fail(coming_through(jobs) if is_through else FULL)
+    with refused():
+        await jobs.finish(child)
+    await jobs.heal()
+    await jobs.finish(child)
+    await jobs.store.park(await jobs.claim(), [], {})
+
+    assert await jobs.claim_all() == []
+    assert (await jobs.get("run")).marks == {"child": "a"}
+
+
 async def test_a_file_that_may_not_grow_is_a_full_disk(jobs: FaultyJobs) -> None:
     """As sqlite itself says it: what is told to be there is there, the rest is not; with room it goes on."""
-    jobs.disk.most_pages = 60
+    jobs.disk.most_pages = 200
     accepted = []
     for number in range(20):
         try:
-            accepted.append((await jobs.call(id=f"j{number}", payload=os.urandom(30_000))).id)
+            accepted.append((await jobs.call(id=f"j{number}", payload=os.urandom(100_000))).id)
         except JobsUnavailable:
             jobs.clock.now += 0.3
     assert 0 < len(accepted) < 20
