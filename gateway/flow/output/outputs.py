@@ -176,7 +176,7 @@ class Outputs:
                 usage or estimated_usage(call, estimate_tokens(opened.body)) or Usage(0, 0, estimated=True)
             )
         attempt.cost_usd = cost_usd(call, opened.target, usage)
-        attempt.error_class, attempt.phase, attempt.detail = OUTPUT_INVALID, Phase.ANSWERED, str(check.violation)
+        _mark(attempt, str(check.violation))
         check.used.append((attempt, usage))
         self._admission.outcomes.used(call, usage)
 
@@ -239,7 +239,7 @@ class Outputs:
                 return None
             verdict = await self._judge.verdict(schema, [OutputText(0, repair.text)], LONGEST_CHECK_S)
             if verdict.result is not OutputResult.VALID:
-                repair.attempt.error_class, repair.attempt.phase = OUTPUT_INVALID, Phase.ANSWERED
+                _mark(repair.attempt, str(verdict.bad[0].violation) if verdict.bad else "a text that cannot be checked")
                 check.used.append((repair.attempt, repair.usage))
                 return None
             texts[one.place] = repair.text
@@ -293,6 +293,11 @@ def _is_read(call: Call, rule: OutputRule, opened: FirstAnswer) -> bool:
     if opened.relay is None:
         return True
     return call.stream and rule.stream == "buffer" and isinstance(opened.relay, SseRelay)
+
+
+def _mark(attempt: Attempt, why: str) -> None:
+    """Records an attempt as one whose answer breaks the rule, whatever its status was."""
+    attempt.status, attempt.error_class, attempt.phase, attempt.detail = None, OUTPUT_INVALID, Phase.ANSWERED, why
 
 
 def tell_result(reply: Reply, check: OutputCheck) -> None:

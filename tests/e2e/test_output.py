@@ -1,0 +1,107 @@
+"""Answers that have to keep a schema: the openai SDK, a real gateway, the emulator behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from tests.e2e.conftest import StartGateway
+from tests.e2e.harness import KEYS, Running, config_of, until
+
+QUESTION: Any = [{"role": "user", "content": "hello there"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+ASKED: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+
+
+def keeping(folder: Path, **rules: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
+    """A config with a model for each rule."""
+    (folder / "schema.json").write_bytes(orjson.dumps(SCHEMA))
+    models = {name: {"targets": ["main/gpt-4o"], "output": rule} for name, rule in rules.items()}
+    return lambda url: config_of(url, keys=[{**KEYS[0], "budget_usd_per_day": 5}], models=models)
+
+
+def checks(gateway: Running, model: str, result: str) -> float | None:
+    return gateway.gateway.registry.get_sample_value("gateway_output_checks_total", {"model": model, "result": result})
+
+
+async def test_the_requests_own_schema_is_checked_in_every_form(start: StartGateway, tmp_path: Path) -> None:
+    """Whole, relayed and held back; chat and responses. The SDK reads them all."""
+    asks = {"schema": "request"}
+    gateway = await start(keeping(tmp_path, plain=asks, held={**asks, "stream": "buffer"}))
+    async with gateway.sdk() as sdk:
+        raw = await sdk.chat.completions.with_raw_response.create(
+            model="plain", messages=QUESTION, response_format=ASKED
+        )
+        response = await sdk.responses.with_raw_response.create(
+            model="plain", input="hi", text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+        )
+        texts = []
+        for model in ("plain", "held"):
+            stream = await sdk.chat.completions.create(
+                model=model, messages=QUESTION, response_format=ASKED, stream=True
+            )
+            texts.append("".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]))
+        async with sdk.responses.stream(
+            model="held", input="hi", text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+        ) as events:
+            final = await events.get_final_response()
+        free = await sdk.chat.completions.with_raw_response.create(model="plain", messages=QUESTION)
+    assert (raw.headers["x-gateway-output"], response.headers["x-gateway-output"]) == ("valid", "valid")
+    assert "x-gateway-output" not in free.headers
+    for text in (*texts, final.output_text):
+        assert orjson.loads(text).keys() == {"name", "count"}
+    assert (checks(gateway, "plain", "valid"), checks(gateway, "held", "valid")) == (3, 2)
+    await gateway.stop()
+    assert [call.get("output") for call in gateway.records] == ["valid"] * 5 + [None]
+
+
+async def test_what_no_retry_mends_is_an_error_and_all_of_it_is_paid_once(start: StartGateway, tmp_path: Path) -> None:
+    """The emulator writes prose where no format is asked for. The key has paid what the emulator has counted."""
+    rule = {"schema": f"{tmp_path}/schema.json", "on_invalid": {"retry": 1, "repair_with": "passing"}}
+    passing = {"schema": f"{tmp_path}/schema.json", "on_invalid": {"then": "pass"}}
+    gateway = await start(keeping(tmp_path, strict=rule, passing=passing))
+    async with gateway.sdk() as sdk:
+        with pytest.raises(openai.InternalServerError) as told:
+            await sdk.chat.completions.create(model="strict", messages=QUESTION)
+        raw = await sdk.chat.completions.with_raw_response.create(model="passing", messages=QUESTION)
+    error = told.value
+    assert (error.status_code, error.code, error.response.headers["x-should-retry"]) == (502, "output_invalid", "false")
+    assert "rule `json`" in error.message
+    assert raw.headers["x-gateway-output"] == "invalid"
+    assert raw.parse().choices[0].message.content
+    received = gateway.received()
+    assert len(received) == 4
+    spent = gateway.gateway._admission.budgets._spent("web")
+    await gateway.stop()
+    failed, passed = gateway.records
+    assert (failed["outcome"], failed["output"], failed["output_rule"]) == (
+        "output_invalid",
+        "invalid",
+        "rule `json` at `/`",
+    )
+    assert [one.split(":")[1].split("(")[0] for one in failed["attempts"]] == ["output_invalid"] * 3
+    assert failed["retries_usd"] > 2 * passed["cost_usd"]
+    assert spent == pytest.approx(failed["retries_usd"] + passed["cost_usd"])
+
+
+async def test_a_changed_schema_is_read_again(start: StartGateway, tmp_path: Path) -> None:
+    """The file is watched as the config is."""
+    gateway = await start(keeping(tmp_path, filed={"schema": f"{tmp_path}/schema.json"}))
+    before = gateway.gateway._policies.current
+    (tmp_path / "schema.json").write_bytes(orjson.dumps({"type": "string"}))
+    gateway.gateway.reload()
+    await until(lambda: gateway.gateway._policies.current is not before)
+    after = gateway.gateway._policies.current
+    await gateway.stop()
+    assert before.models["filed"].output != after.models["filed"].output
+    assert before.models["filed"].caching.version != after.models["filed"].caching.version
