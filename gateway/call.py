@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.exchange import RawHeaders
+from gateway.policy.degrade.lower import LoweredCall
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.grant import Grant
 from gateway.policy.objects.objects import Concern
@@ -207,6 +208,8 @@ class Call:
     """So many inputs may go to the provider in one request with its own, as its batch has it; 0: as its model has it."""
     joined: tuple[Call, int] | None = None
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
+    lowered: LoweredCall | None = None
+    """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
     part: RunPart | None = None
     """Which part of which run it is; None: of none, as far as it has said."""
     objects: Concern | None = None

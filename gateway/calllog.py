@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.call import OutputCheck, Replay, Settled
+from gateway.call import Call, OutputCheck, Replay, Settled
 from gateway.policy.runs.workflow import RunPart
 from gateway.words import Attempt
 
@@ -118,6 +118,7 @@ def _fields(at: float, record: Settled | Refused) -> dict[str, Any]:
         "overhead_ms": round(record.overhead_s * 1000, 2),
         "policy": call.policy.version,
         **_run(call.part),
+        **_lowered(call),
         **_lossy(last),
         **_output(call.output_check),
         **_replay(call.replay),
@@ -130,6 +131,11 @@ def _run(part: RunPart | None) -> dict[str, str]:
         return {}
     said = {"workflow": part.workflow, "run": part.run, "task": part.task}
     return {name: value for name, value in said.items() if value}
+
+
+def _lowered(call: Call) -> dict[str, list[str]]:
+    """What was lowered because its model was slow."""
+    return {} if call.lowered is None else {"degraded": list(call.lowered.fields)}
 
 
 def _lossy(last: Attempt | None) -> dict[str, Any]:
@@ -202,11 +208,12 @@ class JsonLines:
             or call.replay is not None
             or record.retries_usd
             or call.denied
-            or call.part
+            or call.part is not None
         ):
             return self._any_line(at, record)
         (attempt,) = attempts
-        if attempt.error_class is not None or attempt.gaps or call.output_check is not None:
+        is_plain = attempt.error_class is None and call.output_check is None and call.lowered is None
+        if attempt.gaps or not is_plain:
             return self._any_line(at, record)
         second, millisecond = divmod(round(at * 1000), 1000)
         provided_id, cost_usd, first_byte_s = attempt.upstream_request_id, record.cost_usd, record.time_to_first_byte_s

@@ -232,6 +232,7 @@ class ModelEntry(Entry):
     jobs: Text = "default"
     group_embeddings: Section | None = None
     output: Section | None = None
+    degrade: Section | None = None
     thinks: Flag | None = None
 
 

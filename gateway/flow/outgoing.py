@@ -36,7 +36,9 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
         call.query,
         model,
         headers,
-        call.body if model == call.model_name and call.large is None and not call.stream else _body_for(call, model),
+        call.body
+        if model == call.model_name and call.large is None and not call.stream and call.lowered is None
+        else _body_for(call, model),
         credential,
         clocks,
         first_byte_s,
@@ -46,7 +48,7 @@ def outgoing_of(call: Call, target: Target, clocks: Clocks, attempt: Attempt) ->
 
 def _body_for(call: Call, model: str) -> bytes | Spliced:
     """Returns the client's bytes, changed only where a rule needs it: the model's name, and the request for usage."""
-    body, large = call.body, call.large
+    body, large = call.body if call.lowered is None else call.lowered.body, call.large
     if large is not None and large.model is not None and call.model_name:
         return _large_body(call, large, None if model == call.model_name else model)
     if model != call.model_name:

@@ -21,6 +21,7 @@ from gateway.flow.admission.deferred import Deferred
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.attempt import Attempts
 from gateway.flow.deadlines import AttemptDeadlines
+from gateway.flow.degrade.slow_models import SlowModels
 from gateway.flow.dispatch import FirstAnswer, clocks_of
 from gateway.flow.grouping.groups import Groups
 from gateway.flow.objects import Ownership
@@ -69,6 +70,7 @@ class Pipeline:
         "_returned",
         "_returned_as_is",
         "_running",
+        "_slow",
         "ownership",
         "replays",
     )
@@ -101,6 +103,7 @@ class Pipeline:
         self._outputs = Outputs(clock, meter, admission, self._attempts, watch)
         self._deferred = Deferred(admission)
         self._running = Running(clock)
+        self._slow = SlowModels(clock, admission.gates)
         self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
         self._returned = response_headers()
@@ -161,6 +164,8 @@ class Pipeline:
         original = self._running.enter(call)
         ended: Ended = None
         try:
+            if call.model.degrade is not None:
+                self._slow.degrade(call, call.model.degrade)
             if original is not None:
                 reply = await self._repeated(call, original)
                 if reply is not None:

@@ -15,6 +15,7 @@ from re import Pattern
 from typing import Literal
 
 from gateway.exchange import Clocks, Learn, Upstream
+from gateway.policy.degrade.lower import LatencyRules
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.grouping.rules import GroupRules
@@ -184,6 +185,8 @@ class Model:
     grouping: GroupRules | None = None
     """When calls for embeddings or moderations go to the provider together; None: never."""
     output: OutputRule | None = None
+    degrade: LatencyRules | None = field(default=None, repr=False)
+    """When its calls ask for less than their callers did; None: never."""
     """What its answers have to be; None: whatever they are."""
     pipeline: PipelinePlan | None = field(default=None, repr=False)
     """What its calls are runs of, which go to no target by themselves; None: they are calls."""

@@ -260,6 +260,9 @@ class Metrics:
     success: Counts = _counter(
         "success_ratio_total", "Calls of runs, runs, and runs told of, by whether they were good.", "level", "ok"
     )
+    degraded: Counts = _counter(
+        "degraded_calls_total", "Calls that asked for less because their model was slow.", "model"
+    )
     recovery: Distribution = _histogram(
         "recovery_seconds", "From a call's first failed attempt to its good end.", RUN_SECONDS, "lane"
     )

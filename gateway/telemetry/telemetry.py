@@ -105,6 +105,8 @@ class Telemetry(Collector):
                 self._calls.count(record)
                 if record.call.part is not None:
                     self.runs.count(record)
+                if record.call.lowered is not None:
+                    self._metrics.degraded.totals[(record.call.model.name,)] += 1
         if pending:
             self._log.put(pending)
 

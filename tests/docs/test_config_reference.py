@@ -15,6 +15,7 @@ import gateway.config
 from gateway.config.policies.admission import KINDS
 from gateway.config.policies.breakers import BreakersSet, HoldEntry
 from gateway.config.policies.cache import CacheSet, ExactEntry, IdempotencyEntry, SemanticEntry
+from gateway.config.policies.degrade import ModelDegradeEntry, SlowEntry
 from gateway.config.policies.error_rule import RuleEntry
 from gateway.config.policies.jobs import (
     BatchesEntry,
@@ -84,6 +85,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     ModelEntry: ("config", "## models"),
     TargetEntry: ("config", "## targets"),
     GroupEntry: ("config", "### group_embeddings"),
+    ModelDegradeEntry: ("config", "### degrade"),
     OutputEntry: ("config", "### output"),
     OnInvalidEntry: ("config", "### on_invalid"),
     CapabilitiesEntry: ("config", "### capabilities"),
@@ -136,6 +138,7 @@ IN_WORDS: dict[type[Entry], tuple[str, str]] = {
     ClassEntry: ("policies", "### What each class deserves"),
     HoldEntry: ("policies", "## breakers.yaml"),
     WorkflowsFile: ("policies", "## workflows.yaml"),
+    SlowEntry: ("config", "### degrade"),
     ClocksEntry: ("policies", "## timeouts.yaml"),
     ClockLanes: ("policies", "## timeouts.yaml"),
     ClockEndpoints: ("policies", "## timeouts.yaml"),
@@ -205,7 +208,7 @@ def test_other_fields_are_named_where_they_belong(kind: type[Entry]) -> None:
     """Names of lanes and endpoints, and what repeats another table."""
     page, heading = IN_WORDS[kind]
 
-    told = set(re.findall(r"[a-z_]+", section(reference(page), heading)))
+    told = set(re.findall(r"[a-z0-9_]+", section(reference(page), heading)))
 
     assert names_of(kind) <= told
 

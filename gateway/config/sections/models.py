@@ -13,6 +13,7 @@ from fnmatch import translate
 from graphlib import CycleError, TopologicalSorter
 
 from gateway.config.policies.cache import check_caching, with_routes
+from gateway.config.policies.degrade import read_degrade
 from gateway.config.policies.folder import PolicySets
 from gateway.config.reading.check import check, check_part
 from gateway.config.reading.fields import is_label, is_pattern
@@ -23,6 +24,7 @@ from gateway.config.sections.outputs import CompiledOutput, check_output
 from gateway.config.sections.shared_limits import check_fail_closed, share_limits
 from gateway.config.sections.targets import TargetParts, TargetPlace, build_targets
 from gateway.config.sections.vendors import bind_credentials
+from gateway.policy.degrade.lower import LatencyRules
 from gateway.policy.grouping.rules import GroupRules
 from gateway.policy.snapshot import Model, Target
 
@@ -36,6 +38,7 @@ class Route:
     places: tuple[TargetPlace, ...]
     grouping: GroupRules | None
     output: CompiledOutput | None
+    degrade: LatencyRules | None
 
 
 def compile_patterns(models: Mapping[str, Model]) -> tuple[tuple[re.Pattern[str], Model], ...]:
@@ -57,7 +60,8 @@ def check_routes(document: Document, config: ConfigFile, policies: PolicySets) -
         if entry is not None:
             places, grouping = _check_places(document, config, name), _check_grouping(document, name, entry)
             output = check_output(document, name, entry.output, config.models)
-            routes[name] = Route(name, entry, places, grouping, output)
+            degrade = None if entry.degrade is None else read_degrade(document, name)
+            routes[name] = Route(name, entry, places, grouping, output, degrade)
             _check_names(document, config, name, entry, policies)
     for field in ("fallbacks", "context_fallbacks"):
         _check_cycles(document, routes, field)
@@ -195,6 +199,7 @@ def _model(
         jobs=policies.jobs[entry.jobs],
         grouping=route.grouping,
         output=output,
+        degrade=route.degrade,
         include_usage=policies.admission[entry.admission].include_usage,
     )
     return bind_credentials(model, groups)

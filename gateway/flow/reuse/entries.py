@@ -53,6 +53,8 @@ def is_terminal(call: Call, status: int) -> bool:
 
 def is_worth_keeping(call: Call, reply: Reply, body: bytes) -> bool:
     """Returns whether other calls may get the answer: a complete one that is marked as complete itself."""
+    if call.lowered is not None:  # others did not ask for less
+        return False
     return is_success(call, reply.status) and ends_well(call.endpoint.name, is_stream(reply.shared), body)
 
 

@@ -37,6 +37,11 @@ class Latency:
         self._at = 0.0
         self._histogram = DecayingHistogram(SHORTEST_S, _OCTAVES, _HALF_LIFE)
 
+    @property
+    def heard_at(self) -> float:
+        """Returns when something was measured last, in monotonic seconds."""
+        return self._at
+
     def observe(self, seconds: float, now: float) -> None:
         """Takes in that the first byte of an answer came after so many seconds."""
         self.count = count = self.count + 1

@@ -1,0 +1,1 @@
+"""Knows when models are slow, and has their calls ask for less."""

@@ -1,0 +1,79 @@
+"""What a call asks for, lowered: shorter answers, less reasoning, never more than its caller asked for.
+
+Sources: the chat and responses pages of https://platform.openai.com/docs/api-reference.
+A body that bounds its answer in other words keeps them: two words for it are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gateway.policy.openai import json_edit
+
+SCALES: Final[Mapping[str, tuple[str, ...]]] = {
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),
+    "verbosity": ("low", "medium", "high"),
+}
+"""Fields whose values are words, the least first."""
+BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields that bound the tokens of an answer; a body has one of them."""
+FIELDS_AT: Final[Mapping[str, frozenset[str]]] = {
+    "chat": frozenset(("reasoning_effort", "verbosity", "max_completion_tokens", "max_tokens")),
+    "completions": frozenset(("max_tokens",)),
+    "responses": frozenset(("max_output_tokens",)),
+}
+"""Those that a body may have, by endpoint."""
+USUAL: Final = "medium"
+"""What a word is taken to be where the caller says none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRules:
+    """When the calls of a model ask for less, and for how much."""
+
+    first_byte_p95_above_s: float
+    set: Mapping[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredCall:
+    """What of a call was lowered."""
+
+    body: bytes
+    fields: tuple[str, ...]
+    max_tokens: int | None
+    """The most tokens that its answer may have now; None: nobody says."""
+
+
+def lowered(
+    endpoint: str, body: bytes, parsed: Mapping[str, Any], max_tokens: int | None, rules: LatencyRules
+) -> LoweredCall | None:
+    """Returns the call with its fields lowered; None: it asks for no more than that, or its endpoint has none of them."""
+    allowed = FIELDS_AT.get(endpoint, frozenset())
+    changed: dict[str, str | int] = {}
+    bounds = [field for field in BOUNDS if parsed.get(field) is not None]
+    for field, value in rules.set.items():
+        if isinstance(value, str):
+            if field in allowed and _is_above(field, parsed.get(field), value):
+                changed[field] = value
+        elif bounds:
+            changed.update({one: value for one in bounds if isinstance(parsed[one], int) and parsed[one] > value})
+        elif field in allowed and not any(one in changed for one in BOUNDS):
+            changed[field] = value
+    for field, value in changed.items():
+        edit = json_edit.replace_field if field in parsed else json_edit.insert_field
+        body = edit(body, field, orjson.dumps(value))
+    if not changed:
+        return None
+    told = [value for value in changed.values() if isinstance(value, int)]
+    return LoweredCall(body, tuple(changed), min([*told, *([] if max_tokens is None else [max_tokens])], default=None))
+
+
+def _is_above(field: str, said: object, value: str) -> bool:
+    """Tells whether a word is more than that; one that is not known is left alone."""
+    scale, asked = SCALES[field], USUAL if said is None else said
+    return asked in scale and scale.index(str(asked)) > scale.index(value)

@@ -1,0 +1,78 @@
+"""A slow model's calls ask for less, and never for more than their caller did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.degrade.lower import BOUNDS, SCALES, LatencyRules, lowered
+
+RULES = LatencyRules(10.0, {"reasoning_effort": "low", "max_completion_tokens": 512})
+
+
+def lower(body: dict[str, Any], endpoint: str = "chat", rules: LatencyRules = RULES) -> dict[str, Any] | None:
+    raw = orjson.dumps(body)
+    found = lowered(endpoint, raw, body, body.get("max_completion_tokens"), rules)
+    return None if found is None else {name: orjson.loads(found.body)[name] for name in found.fields}
+
+
+@pytest.mark.parametrize(
+    ("asked", "lower_to"),
+    [
+        ({}, {"reasoning_effort": "low", "max_completion_tokens": 512}),
+        (
+            {"reasoning_effort": "high", "max_completion_tokens": 4000},
+            {"reasoning_effort": "low", "max_completion_tokens": 512},
+        ),
+        ({"reasoning_effort": "minimal", "max_completion_tokens": 100}, None),
+        ({"reasoning_effort": "low"}, {"max_completion_tokens": 512}),
+        ({"reasoning_effort": "low", "max_tokens": 4000}, {"max_tokens": 512}),
+        ({"reasoning_effort": "low", "max_tokens": 100}, None),
+        ({"reasoning_effort": "of their own", "max_completion_tokens": "x"}, None),
+        (
+            {"reasoning_effort": None, "max_completion_tokens": None},
+            {"reasoning_effort": "low", "max_completion_tokens": 512},
+        ),
+    ],
+)
+def test_fields_are_only_lowered(asked: dict[str, Any], lower_to: dict[str, Any] | None) -> None:
+    assert lower({"model": "m", **asked}) == lower_to
+
+
+def test_an_endpoint_gets_only_fields_that_it_has() -> None:
+    assert lower({"model": "m"}, "embeddings") is None
+    assert lower({"model": "m"}, "responses") is None
+    assert lower({"model": "m", "max_output_tokens": 999}, "responses") == {"max_output_tokens": 512}
+    both = LatencyRules(1.0, {"max_completion_tokens": 9, "max_output_tokens": 7})
+    assert lower({"model": "m"}, "responses", both) == {"max_output_tokens": 7}
+    assert lower({"model": "m"}, "chat", both) == {"max_completion_tokens": 9}
+
+
+scalars = st.one_of(st.none(), st.integers(1, 9000), st.sampled_from(("none", "minimal", "low", "medium", "high", "x")))
+bodies = st.dictionaries(st.sampled_from((*SCALES, *BOUNDS, "messages", "metadata")), scalars)
+
+
+@given(
+    bodies,
+    st.fixed_dictionaries(
+        {}, optional={"verbosity": st.sampled_from(SCALES["verbosity"]), "max_tokens": st.integers(1, 9000)}
+    ),
+)
+def test_nothing_is_raised_and_nothing_else_touched(body: dict[str, Any], wanted: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    found = lowered("chat", raw, body, None, LatencyRules(1.0, wanted))
+    after = body if found is None else orjson.loads(found.body)
+    fields = () if found is None else found.fields
+    assert {name: value for name, value in after.items() if name not in fields} == {
+        name: value for name, value in body.items() if name not in fields
+    }
+    for name in fields:
+        before = body.get(name)
+        if name in SCALES:
+            assert SCALES[name].index(after[name]) < SCALES[name].index(before or "medium")
+        else:
+            assert before is None or after[name] < before
