@@ -24,6 +24,7 @@ from gateway.config.sections.jobs import job_notices, job_settings
 from gateway.config.sections.models import Route, build_models, check_routes, compile_patterns, places_of, schema_files
 from gateway.config.sections.notices import find_notices
 from gateway.config.sections.objects import object_notices, object_rules
+from gateway.config.sections.outputs import output_notices
 from gateway.config.sections.prices import price_finder
 from gateway.config.sections.sections import (
     key_section,
@@ -124,6 +125,7 @@ def load_snapshot(
         notices=(
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
+            *output_notices(models.values()),
             *object_notices(objects, state),
             *job_notices(jobs, policies.jobs, providers),
             *webhook_notices(webhooks, jobs, policies.jobs["default"], keys.values()),

@@ -981,3 +981,34 @@ def test_a_model_may_have_its_embeddings_go_together(tmp_path: Path) -> None:
     assert problems_of(tmp_path, models("{windows: 20ms}")) == [
         'config.yaml:4: models.gpt-4o.group_embeddings.windows: unknown field; did you mean "window"?'
     ]
+
+
+def test_a_models_output_is_compiled_and_every_mistake_is_told(tmp_path: Path) -> None:
+    """A schema that cannot be used, a helper that is none, a bound of money where nothing has a price."""
+    (tmp_path / "good.json").write_text('{"type": "object"}')
+    (tmp_path / "bad.json").write_text('{"$ref": "https://example.com/x.json"}')
+
+    def models(output: str) -> str:
+        return GOOD.replace("gpt-4o]}", f"gpt-4o], output: {output}}}")
+
+    rule = load_text(tmp_path, models("{schema: good.json, on_invalid: {retry: 2, repair_with: gpt-4o}}"))
+    compiled = rule.models["gpt-4o"].output
+    assert compiled is not None
+    assert (compiled.retry, compiled.repair_with, compiled.at_last, compiled.stream) == (2, "gpt-4o", "fail", "relay")
+    assert str(tmp_path / "good.json") in rule.files
+    assert load_text(tmp_path, models("{schema: request}")).digest != load_text(tmp_path, GOOD).digest
+    at = "config.yaml:4: models.gpt-4o.output"
+    for said, problem in (
+        ("{schema: none.json}", f'{at}.schema: the file "none.json" cannot be read: No such file or directory'),
+        ("{schema: good.json, on_invalid: {retry: 6}}", f"{at}.on_invalid.retry: must be at most 5"),
+        ("{schema: good.json, on_invalid: {repair_with: gpt-4}}", 'no model "gpt-4"; did you mean "gpt-4o"?'),
+        ("{shema: good.json}", f'{at}.shema: unknown field; did you mean "schema"?'),
+        ("{schema: bad.json}", "references to other documents are not followed"),
+    ):
+        assert any(problem in one for one in problems_of(tmp_path, models(said)))
+
+
+def test_without_the_extra_an_output_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.config.sections.outputs.is_installed", lambda: False)
+    text = GOOD.replace("gpt-4o]}", "gpt-4o], output: {schema: request}}")
+    assert any("pip install '.[output]'" in one for one in problems_of(tmp_path, text))

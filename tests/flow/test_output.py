@@ -13,6 +13,8 @@ import pytest
 from gateway.call import Reply
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.flow.output.invalid import OutputInvalid
+from gateway.policy.limits.cost import Cost
+from gateway.policy.limits.rules import Limits
 from gateway.policy.output.rules import OutputRule
 from gateway.policy.output.schema import compile_schema
 from gateway.policy.retry.rules import Backoff, Hedging, Retries
@@ -245,6 +247,15 @@ async def test_a_keys_budget_pays_for_all_of_it_and_for_no_more() -> None:
         await bench.serve(output=replace(RULE, retry=1, repair_with="helper"), body=BODY, key=poor, max_tokens=10)
     assert bench.account.call.denied == "key_budget"
     assert bench.admission.budgets._spent("team") == pytest.approx(280e-6)
+
+
+async def test_a_keys_own_tokens_are_those_of_all_that_was_tried() -> None:
+    key = Key("team", "team", b"k", limits=Limits(tokens_per_min=10_000))
+    bench = bench_of(whole(answer(BAD)), repairs=[whole(answer(GOOD, used=(300, 30)))], keys=[key])
+    await bench.serve(output=replace(RULE, repair_with="helper"), body=BODY, key=key)
+    levels = bench.admission.keys.sets["team"]
+    assert levels.reserve(Cost(1, 10_000 - 440 - 20, 0), bench.clock.now) == 0.0
+    assert levels.reserve(Cost(1, 40, 0), bench.clock.now) != 0.0
 
 
 async def test_nothing_is_tried_when_the_deadline_has_passed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from gateway.policy.output.schema import (
     compile_schema,
     is_installed,
 )
+from gateway.policy.snapshot import Model
 
 REQUEST = "request"
 """In place of a file: the schema that the request itself names."""
@@ -79,6 +81,16 @@ def check_output(document: Document, name: str, said: object, models: object) ->
     at_last: AtLast = on_invalid.then
     rule = OutputRule(schema, on_invalid.retry, helper, at_last, entry.max_usd, entry.stream)
     return CompiledOutput(rule, file)
+
+
+def output_notices(models: Iterable[Model]) -> Iterator[str]:
+    """Yields what rules cannot do: bound the money of what has no price."""
+    for model in models:
+        if model.output is None or model.output.max_usd is None:
+            continue
+        unpriced = [one.name for one in model.plan if one.model is not None and one.find_rates(one.model) is None]
+        if unpriced:
+            yield f"models.{model.name}.output.max_usd bounds nothing at targets without a price: {', '.join(unpriced)}"
 
 
 def _read_schema(document: Document, path: Path, name: str, place: str) -> OutputSchema | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
@@ -20,6 +21,8 @@ from gateway.policy.output.schema import INLINE_BYTES, MOST_BYTES, OutputSchema,
 MOST_SCHEMAS = 256
 MOST_SCHEMA_BYTES = 2 * 1024 * 1024
 """Of all callers' schemas that are remembered."""
+MOST_BODY = 1_048_576
+"""Bytes of a request or an answer that is read in one piece, in a few milliseconds; nothing is looked for in larger ones."""
 
 
 class BadText(NamedTuple):
@@ -53,8 +56,8 @@ class Schemas:
             return rule.schema
         if b"json_schema" not in call.body:
             return None
-        parsed = call.parsed if call.large is None else None
-        if parsed is None and len(call.body) <= MOST_SCHEMA_BYTES:
+        parsed = None if call.large is not None else call.parsed
+        if parsed is None and len(call.body) <= MOST_BODY:
             parsed = json_object(call.body)
         asked = None if parsed is None else _asked_schema(call.endpoint.name, parsed)
         if parsed is not None and asked is None:
@@ -113,19 +116,21 @@ class Judge:
         at_once = self.verdict_at_once(schema, texts)
         if at_once is not None:
             return at_once
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._verdict(schema, [one for one in texts or () if one.excuse is None])
+        except (CheckFailed, TimeoutError):
+            return OutputVerdict(OutputResult.SKIPPED)
+
+    async def _verdict(self, schema: OutputSchema, texts: Sequence[OutputText]) -> OutputVerdict:
         bad: list[BadText] = []
-        for one in texts or ():
-            if one.excuse is not None:
-                continue
+        for one in texts:
             text = one.text.encode("utf-8", "surrogatepass")
-            try:
-                violation = (
-                    await self._apart.violation(schema, text, within_s)
-                    if schema.is_dear(text)
-                    else violation_of(schema, text)
-                )
-            except CheckFailed:
-                return OutputVerdict(OutputResult.SKIPPED)
+            if schema.is_dear(text):
+                violation = await self._apart.violation(schema, text)
+            else:
+                violation = violation_of(schema, text)
+                await asyncio.sleep(0)  # an answer may have many choices: others have their turn between
             if violation is not None:
                 bad.append(BadText(one, violation))
         return OutputVerdict(OutputResult.INVALID, bad) if bad else OutputVerdict(OutputResult.VALID)

@@ -27,7 +27,7 @@ from gateway.flow.dispatch import FirstAnswer
 from gateway.flow.hedge import CANCELLED
 from gateway.flow.output.held import HeldStream, hold
 from gateway.flow.output.invalid import OutputInvalid
-from gateway.flow.output.judging import Judge, OutputVerdict, Schemas
+from gateway.flow.output.judging import MOST_BODY, Judge, OutputVerdict, Schemas
 from gateway.flow.output.overlong import OverlongStream
 from gateway.flow.output.repairs import Repairs
 from gateway.flow.relay import SseRelay
@@ -41,7 +41,7 @@ from gateway.policy.output.answers import OutputText, added_usage, texts_of, wit
 from gateway.policy.output.rules import OUTPUT_INVALID, OutputResult, OutputRule
 from gateway.policy.output.schema import OutputSchema
 from gateway.policy.output.steps import allows_retry, spent_usd
-from gateway.policy.output.streamed import MOST_CHARS, StreamedTexts
+from gateway.policy.output.streamed import StreamedTexts
 from gateway.policy.retry.retry import TryLater
 from gateway.policy.snapshot import Target
 from gateway.ports import Meter
@@ -49,8 +49,6 @@ from gateway.provider_errors import ErrorClass, Phase, UpstreamFailed
 from gateway.words import Attempt, Usage
 
 LONGEST_CHECK_S = 10.0
-MOST_REPAIRED = 1_048_576
-"""Bytes of an answer with a text to repair: to write a longer one again would hold everybody up."""
 
 
 @dataclass(slots=True)
@@ -222,8 +220,8 @@ class Outputs:
         if rule.repair_with is None:
             return None
         opened = bad.opened
-        if len(opened.body) > MOST_REPAIRED:
-            return None
+        if len(opened.body) > MOST_BODY:
+            return None  # to write it again would hold everybody up
         whole = as_whole(call.endpoint.name, opened.body, call.usage_event) if bad.is_stream else opened.body
         answer = None if whole is None else json_object(whole)
         if answer is None:
@@ -310,7 +308,7 @@ def tell_result(reply: Reply, check: OutputCheck) -> None:
 
 def _texts(call: Call, body: bytes) -> list[OutputText] | None:
     """Returns the texts of a whole answer; None: it is too long to be read in one piece."""
-    answer = json_object(body) if len(body) <= MOST_CHARS else None
+    answer = json_object(body) if len(body) <= MOST_BODY else None
     return None if answer is None else texts_of(call.endpoint.name, answer)
 
 
