@@ -253,6 +253,7 @@ class KeyEntry(LimitedEntry):
     critical: Flag = False
     names_tenants: Flag = False
     accepts_202: Flag = False
+    keeps_responses: Flag = True
     models: Names = ["*"]
     budget_usd_per_day: Amount | None = None
     allow_unpriced: Flag = False

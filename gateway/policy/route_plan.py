@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from gateway.policy.output.rules import CHECKED, OutputRule
 from gateway.policy.request import Request
+from gateway.policy.responses.asked import Keeping
+from gateway.policy.responses.keeping import keeping_of
 from gateway.policy.snapshot import Key, Model, PolicySnapshot, Target
 from gateway.words import Endpoint, Lane
 
@@ -41,6 +43,8 @@ class RoutePlan:
     """True if a stream that waits may be told so by comments."""
     takes_interim: bool
     """True if a call that is no stream and waits may be told so by interim responses."""
+    keeping: Keeping | None
+    """Who keeps the responses of its calls; None: they make none, or it is none of the gateway's business."""
     output: OutputRule | None
     """What the answers have to be, by the model's policy; None: whatever they are."""
 
@@ -63,6 +67,7 @@ def plan_route(policy: PolicySnapshot, key: Key, model: Model, endpoint: Endpoin
         is_restricted=key.allows is not None,
         takes_comments=endpoint.usage_option or endpoint.sse != "chat",
         takes_interim=model.holding.interim is not None,
+        keeping=keeping_of(policy, key, model, endpoint),
         output=model.output if endpoint.name in CHECKED else None,
     )
 

@@ -241,6 +241,8 @@ class Key:
     budget_usd_per_day: float | None = None
     allow_unpriced: bool = False
     """Beside a budget: its calls may use endpoints that are passed through and have no price."""
+    keeps_responses: bool = True
+    """False: the gateway keeps none of its responses, so none runs in the background."""
     workflow: str = ""
     """Whose part all its calls are, whatever they say; empty: as they say."""
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)

@@ -235,7 +235,7 @@ def test_the_file_beside_the_others_has_the_built_in_rules(tmp_path: Path) -> No
     assert load_rules(tmp_path, text) == JobRules()
     assert set(yaml.safe_load(text)["default"]) == {
         *("attempts", "deadline", "backoff", "by_cost", "segments", "keep", "dedupe_for", "dead_letters", "batches"),
-        *("degrade_to_job", "allow_request_urls"),
+        *("degrade_to_job", "allow_request_urls", "responses"),
     }
 
 

@@ -396,7 +396,8 @@ OPENAI = "dialect: openai, base_url: 'https://x'"
         (
             config(keys=f"[{{name: a, key: {KEY}, input_tpm: 5}}]"),
             "config.yaml:3: keys[0].input_tpm: unknown field; there are: rpm, tpm, rpd, max_concurrency, fail_closed, name, "
-            "key, tenant, lane, critical, names_tenants, accepts_202, models, budget_usd_per_day, allow_unpriced, "
+            "key, tenant, lane, critical, names_tenants, "
+            "accepts_202, keeps_responses, models, budget_usd_per_day, allow_unpriced, "
             "workflow, webhook_secrets",
         ),
         (

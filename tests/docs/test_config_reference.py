@@ -26,6 +26,7 @@ from gateway.config.policies.jobs import (
     JobsSet,
     KeepEntry,
     NativeEntry,
+    ResponsesEntry,
     SegmentEntry,
 )
 from gateway.config.policies.pipelines import (
@@ -122,6 +123,7 @@ TABLES: dict[type[Entry], tuple[str, str]] = {
     NativeEntry: ("policies", "### native"),
     BrakeEntry: ("policies", "### brake"),
     DegradeEntry: ("policies", "### degrade_to_job"),
+    ResponsesEntry: ("policies", "### responses"),
     WorkflowEntry: ("policies", "### A workflow"),
     PipelineFile: ("policies", "## pipelines/NAME.yaml"),
     StepEntry: ("policies", "### steps"),

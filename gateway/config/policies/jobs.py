@@ -38,9 +38,12 @@ from gateway.policy.jobs.rules import (
     DegradeRules,
     JobRules,
     NativeRules,
+    OnCrash,
+    ResponseRules,
     RunAs,
     SegmentRules,
 )
+from gateway.policy.responses.asked import StoreMode
 from gateway.policy.retry.rules import Backoff, CostRule
 from gateway.policy.webhooks.rules import SEGMENT
 from gateway.provider_errors import ErrorClass
@@ -61,6 +64,11 @@ def _part_of(value: object) -> float:
     return float(found[1]) / 100
 
 
+def _off(value: object) -> object:
+    """Returns what YAML makes of the bare word `off` as the word."""
+    return "off" if value is False else value
+
+
 PartOf = Annotated[float, BeforeValidator(_part_of)]
 
 
@@ -78,6 +86,7 @@ class JobsSet(Entry):
     allow_request_urls: Flag = _BUILT_IN.allow_request_urls
     batches: Section = Field(default_factory=dict)
     degrade_to_job: Section = Field(default_factory=dict)
+    responses: Section = Field(default_factory=dict)
 
 
 class JobBackoffEntry(Entry):
@@ -102,6 +111,8 @@ class KeepEntry(Entry):
     jobs: PositiveDuration = _BUILT_IN.keep_jobs_s
     files: PositiveDuration = _BUILT_IN.keep_files_s
     dead: PositiveDuration = _BUILT_IN.keep_dead_s
+    background: PositiveDuration = _BUILT_IN.keep_background_s
+    stored_responses: PositiveDuration = _BUILT_IN.keep_responses_s
 
 
 class DeadLettersEntry(Entry):
@@ -138,6 +149,11 @@ class BrakeEntry(Entry):
     classes: list[str] | None = None
 
 
+class ResponsesEntry(Entry):
+    store: Annotated[StoreMode | None, BeforeValidator(_off)] = None
+    on_crash: OnCrash = ResponseRules().on_crash
+
+
 class DegradeEntry(Entry):
     lanes: list[str] = Field(default_factory=list)
     when: list[str] | None = None
@@ -165,11 +181,14 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         keep_jobs_s=keep.jobs,
         keep_files_s=keep.files,
         keep_dead_s=keep.dead,
+        keep_background_s=keep.background,
+        keep_responses_s=keep.stored_responses,
         dedupe_for_s=entry.dedupe_for,
         dead_letters=DeadLetterRules(dead.max_bytes, dead.samples, dead.lines),
         allow_request_urls=entry.allow_request_urls,
         batches=_batches(document, name),
         degrade=_degrade(document, name),
+        responses=ResponseRules(**check_part(ResponsesEntry, document, (name, "responses")).model_dump()),
     )
 
 

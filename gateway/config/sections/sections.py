@@ -203,6 +203,7 @@ def _key(entry: KeyEntry) -> Key:
         critical=entry.critical,
         names_tenants=entry.names_tenants,
         accepts_202=entry.accepts_202,
+        keeps_responses=entry.keeps_responses,
         models=tuple(entry.models),
         allows=allows,
         limits=limits_of(entry),

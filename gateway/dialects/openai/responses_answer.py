@@ -12,30 +12,7 @@ import orjson
 from gateway.dialects.base import ConvertedRequest, Json, MalformedAnswer, object_of, objects, text_of
 from gateway.dialects.openai.responses_request import INPUT_NAME
 from gateway.policy.openai.sse import json_object
-
-_ECHOED: Final[Json] = {
-    "background": False,
-    "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
-"""What a response repeats of its request, with the values of a request that says nothing."""
+from gateway.policy.responses.response_object import ECHOED
 
 _UNSAID: Final[Json] = {"description": None, "parameters": None, "strict": None}
 """What a function's tool repeats where its request said nothing."""
@@ -78,11 +55,11 @@ def response(sent: ConvertedRequest, said: Json) -> Json:
         "output": [],
         "usage": None,
     }
-    for name, usual in _ECHOED.items():
+    for name, usual in ECHOED.items():
         asked = sent.asked.get(name)
         made[name] = usual if asked is None else asked
     for name in ("reasoning", "text"):
-        made[name] = {**_ECHOED[name], **object_of(made[name])}
+        made[name] = {**ECHOED[name], **object_of(made[name])}
     made["tools"] = [_UNSAID | tool if tool.get("type") == "function" else tool for tool in objects(made["tools"])]
     made["store"] = False  # nobody keeps it
     made["service_tier"] = said.get("service_tier") or sent.asked.get("service_tier") or "default"

@@ -1,4 +1,4 @@
-"""The ids of files, batches, jobs and events: ours are known by their looks, so those of a provider's can be left to it.
+"""The ids of files, batches, responses and jobs: ours are known by their looks, so those of a provider's can be left to it.
 
 An id is a mark and 22 letters and digits, of which the last three follow from the rest: a provider's own id passes for one of
 ours once in hundreds of millions, although OpenAI's files have just as many letters. The rest are 113 bits of a draw, or of the
@@ -15,12 +15,13 @@ from typing import Final, Literal, get_args
 
 FILE: Final = "file-gw"
 BATCH: Final = "batch_gw"
+RESPONSE: Final = "resp_gw"
 JOB: Final = "job_gw"
 EVENT: Final = "evt_gw"
 DELIVERY: Final = "msg_gw"
 DEAD_LETTER: Final = "dl_gw"
 RUN: Final = "run_gw"
-Mark = Literal["file-gw", "batch_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw", "run_gw"]
+Mark = Literal["file-gw", "batch_gw", "resp_gw", "job_gw", "evt_gw", "msg_gw", "dl_gw", "run_gw"]
 
 Role = Literal["output", "errors"]
 """What a file of a batch's own is to it."""
@@ -31,7 +32,7 @@ _PAIRS: Final = [low + high for high in _DIGITS for low in _DIGITS]
 """What two digits of a number are written as: half as many divisions."""
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BODY, _CHECK = 19, 3
-_ID = re.compile(r"(file-gw|batch_gw|job_gw|evt_gw|msg_gw|dl_gw|run_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
+_ID = re.compile(r"(file-gw|batch_gw|resp_gw|job_gw|evt_gw|msg_gw|dl_gw|run_gw)([0-9A-Za-z]{19})([0-9A-Za-z]{3})")
 _STEPS: Final = {
     role: int.from_bytes(blake2b(digest_size=DRAW_BYTES, person=f"batch {role}".encode()).digest())
     for role in get_args(Role)
@@ -87,6 +88,12 @@ def derived_child_id(mark: Mark, run_id: str, step: str, attempt: int) -> str:
     """Returns the id of the job that is the `attempt`-th one of a run's step, always the same."""
     told = f"{run_id}\0{step}\0{attempt}".encode()
     return new_id(mark, blake2b(told, digest_size=DRAW_BYTES, person=b"child").digest())
+
+
+def derived_response_id(tenant: str, provider_id: str) -> str:
+    """Returns the id under which the gateway keeps a response that a provider calls `provider_id`, always the same."""
+    told = f"{len(tenant)}:{tenant}{provider_id}".encode()
+    return new_id(RESPONSE, blake2b(told, digest_size=DRAW_BYTES, person=b"response").digest())
 
 
 def is_ours(mark: Mark, id: str) -> bool:

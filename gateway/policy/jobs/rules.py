@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.policy.fleet.shared_state import SharedState
+from gateway.policy.responses.asked import StoreMode
 from gateway.policy.retry.rules import Backoff, CostRule
 from gateway.words import Lane
 
@@ -153,6 +154,19 @@ class DeadLetterRules:
     lines: DeadLines = "poison"
 
 
+OnCrash = Literal["restart", "fail"]
+"""What becomes of a response whose model was broken off while it spoke: another run of it, or its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRules:
+    """Who keeps responses, and how those in the background run."""
+
+    store: StoreMode | None = None
+    """None: the provider where one account serves the model by Responses; else the gateway, those that ask for it."""
+    on_crash: OnCrash = "restart"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRules:
     """One set of jobs.yaml."""
@@ -171,12 +185,17 @@ class JobRules:
     keep_files_s: float = 30 * 86_400.0
     """Of files whose upload names no time of its own."""
     keep_dead_s: float = 30 * 86_400.0
+    keep_background_s: float = 600.0
+    """Of responses that ran in the background and did not ask to be stored, from their ends on."""
+    keep_responses_s: float = 30 * 86_400.0
+    """Of responses that are stored."""
     dedupe_for_s: float = 86_400.0
     dead_letters: DeadLetterRules = DeadLetterRules()
     allow_request_urls: bool = False
     """Requests may name URLs that are told of the ends of their jobs."""
     batches: BatchRules = BatchRules()
     degrade: DegradeRules = DegradeRules()
+    responses: ResponseRules = ResponseRules()
 
 
 @dataclass(frozen=True, slots=True)
