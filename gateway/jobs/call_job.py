@@ -67,7 +67,7 @@ class CallJobs:
             why = f"its worker died {MOST_CRASHES} times while it ran"
             died = JobError(POISON, why, self._clock.wall())
             defect = job.last_error or JobError("internal_error", "the gateway failed on it", self._clock.wall())
-            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=_tally(is_ok=False), is_dead=True)
+            end = JobEnd(JobState.FAILED, died if is_deadly else defect, tally=tally_of(is_ok=False), is_dead=True)
             await self._finish(running, end)
             return
         if work.claims >= MOST_CRASHES and not await running.write(lambda: self._store.note(work, {ALONE: alone + 1})):
@@ -97,7 +97,7 @@ class CallJobs:
         if outcome is Outcome.DONE or outcome is Outcome.PERMANENT:
             is_ok = outcome is Outcome.DONE
             state = JobState.SUCCEEDED if is_ok else JobState.FAILED
-            tally = _tally(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
+            tally = tally_of(is_ok=is_ok, usage=served.usage, cost_usd=served.cost_usd)
             is_dead = served.error is not None and served.error.error_class in self._rules_of(job).batches.brake_classes
             await self._finish(running, JobEnd(state, served.error, answer, tally, is_attempt=True, is_dead=is_dead))
         elif outcome is Outcome.INTERRUPTED:
@@ -110,7 +110,7 @@ class CallJobs:
             if attempts < min(job.max_attempts, attempts_allowed(rules, served.cost_usd)):
                 await self._give_back(running, now + wait_s, served.error, is_attempt=True)
             else:
-                tally = _tally(is_ok=False, cost_usd=served.cost_usd)
+                tally = tally_of(is_ok=False, cost_usd=served.cost_usd)
                 await self._finish(
                     running, JobEnd(JobState.FAILED, served.error, answer, tally, is_attempt=True, is_dead=True)
                 )
@@ -120,7 +120,7 @@ class CallJobs:
         if running.ends_as is None:
             await self._give_back(running, None, None, is_attempt=False)
         else:
-            await self._finish(running, JobEnd(running.ends_as, tally=_tally(is_ok=False)))
+            await self._finish(running, JobEnd(running.ends_as, tally=tally_of(is_ok=False)))
 
     async def _broken_off(self, running: RunningWork, serving: asyncio.Task[TryResult]) -> None:
         """This process stops, or another worker has the job: nothing came of it here."""
@@ -175,6 +175,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _tally(*, is_ok: bool, usage: Usage | None = None, cost_usd: float | None = None) -> Tally:
+def tally_of(*, is_ok: bool, usage: Usage | None = None, cost_usd: float | None = None) -> Tally:
+    """Returns what a job of one call has come to."""
     tokens = usage or Usage(0, 0)
     return Tally(1, int(is_ok), int(not is_ok), tokens.input, tokens.cached, tokens.output, cost_usd or 0.0)

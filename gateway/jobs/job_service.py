@@ -84,6 +84,9 @@ class JobService:
         job = await store.find(job_id, tenant)
         if job is None:
             raise NotFound(NOT_THERE)
+        if job.kind is JobKind.RESPONSE and job.state.is_end:
+            kept = await store.responses.find(job_id, tenant)
+            return job, None if kept is None else StoredAnswer(200, [("content-type", "application/json")], kept.body)
         return job, await store.answer(job_id, tenant) if job.state.is_end else None
 
     async def wait(self, job: Job, wait_s: float) -> Job:

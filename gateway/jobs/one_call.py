@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,8 +73,16 @@ class CallServer:
         self._serve = serve
         self._clock = clock
 
-    async def serve(self, request: StoredRequest, on_call: list[Call] | None = None) -> TryResult:
-        """Serves one request; cancelling it stops the call. `on_call` gets the call as soon as there is one."""
+    async def serve(
+        self,
+        request: StoredRequest,
+        on_call: list[Call] | None = None,
+        read: Callable[[Reply], Awaitable[ServedAnswer]] | None = None,
+    ) -> TryResult:
+        """Serves one request; cancelling it stops the call. `on_call` gets the call as soon as there is one.
+
+        `read` reads the reply in place of `read_reply`.
+        """
         call: Call | None = None
         try:
             call = await self._make_call(request)
@@ -82,12 +90,12 @@ class CallServer:
             if on_call is not None:
                 on_call.append(call)
             reply = await self._serve(call)
-            answer = await read_reply(reply)
+            answer = await (read_reply if read is None else read)(reply)
         except KeyReused as error:
             if request.idempotency_key is None:
                 return self._refused(call, error)
             # The key was another request's when this one was taken as a job, or has become it since: it was taken.
-            return await self.serve(request._replace(idempotency_key=None), on_call)
+            return await self.serve(request._replace(idempotency_key=None), on_call, read)
         except GatewayError as error:
             if isinstance(error, InternalError):
                 log.exception("defect while serving %s", request.id, exc_info=error.__cause__ or error)
@@ -103,6 +111,10 @@ class CallServer:
             why = failure_of(answer.status, bytes(answer.body))
             served.error = _placed(JobError(call.outcome, why, self._clock.wall()), call)
         return served
+
+    def refused(self, error: GatewayError) -> TryResult:
+        """Returns what a request has come to of which no call can be made."""
+        return self._refused(None, error)
 
     def _refused(self, call: Call | None, error: GatewayError) -> TryResult:
         told = _placed(JobError(error.code or error.type, error.message, self._clock.wall()), call)

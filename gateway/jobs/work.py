@@ -33,6 +33,11 @@ from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLooks
 from gateway.jobs.pipelines.run import PipelineRuns
 from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
+from gateway.jobs.responses.chores import ResponseChores
+from gateway.jobs.responses.foreground import ForegroundResponses
+from gateway.jobs.responses.live import LiveLogs
+from gateway.jobs.responses.runner import ResponseJobs
+from gateway.jobs.responses.service import ResponseService
 from gateway.jobs.running import RunningWork
 from gateway.jobs.sweeping import BlobSweep
 from gateway.jobs.webhooks.deliveries import Deliveries, delivery_segments
@@ -82,7 +87,6 @@ class JobWork:
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
-        self._server = CallServer(make_call, serve, clock, is_holding)
         self._blobs = blobs
         self._outwards = outwards
         self.hooks = Endpoints(lambda: policies.current.webhooks, clock.monotonic, outwards[0])
@@ -100,6 +104,13 @@ class JobWork:
         self.service = JobService(engine, clock, rules, price_of, draw)
         self.files = FileService(store, reader, blobs, clock, lambda: policies.current.jobs, draw)
         self.partial = PartialFiles(reader, blobs)
+        self._lives = LiveLogs()
+        self.responses = ResponseService(
+            engine, clock, self.service.watchers, self._lives, rules, self.rules_of, price_of, draw
+        )
+        self.foreground = ForegroundResponses(serve, self.responses, clock.wall)
+        self._server = CallServer(make_call, self.foreground.handle_stored, clock, is_holding)
+        self._response_server = CallServer(make_call, serve, clock, is_holding)
         self.batches = BatchService(store, reader, self.service.watchers, clock, rules, draw)
         self.dead = DeadLetterService(store, reader, blobs, clock, rules, draw, self._usd_of)
         self.retries = JobRetries(self.dead, reader)
@@ -147,6 +158,8 @@ class JobWork:
         parts = self._parts = self._make_parts(store, chunks)
         steps = RunChildren(blobs, rules_of, self._usd_of)
         runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, self.service.watchers.changed)
+        forgetting = ResponseChores(store, clock)
+        responses = ResponseJobs(store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended)
 
         async def run(running: RunningWork) -> None:
             work = running.work
@@ -154,6 +167,8 @@ class JobWork:
                 await calls.run(running)
             elif work.job.kind is JobKind.RUN:
                 await runs.run(running)
+            elif work.job.kind is JobKind.RESPONSE:
+                await responses.run(running)
             elif work.job.kind is JobKind.DELIVERY:
                 await deliveries.run(running)
             elif work.job.kind is JobKind.REPLAY:
@@ -178,7 +193,7 @@ class JobWork:
         cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         changed = self.service.watchers.changed
-        chores = (cleaning.run_always, sweep.run_always, keeping.run_always)
+        chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
         return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)
 
     def _make_parts(self, store: JobStore, chunks: ChunkRunner) -> NativeParts | None:

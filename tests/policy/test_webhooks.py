@@ -88,10 +88,12 @@ def test_only_a_2xx_is_taken_for_an_answer(status: int) -> None:
 def test_every_end_has_its_event() -> None:
     """Of calls and of batches; deliveries end unheard, and so does what has not ended."""
     hooks = {"crm": hook()}
-    ends = [replace(JOB, kind=kind, state=state) for kind in (JobKind.CALL, JobKind.BATCH) for state in ENDS]
+    kinds = JobKind.CALL, JobKind.BATCH, JobKind.RESPONSE
+    ends = [replace(JOB, kind=kind, state=state) for kind in kinds for state in ENDS]
+    ends.append(replace(JOB, kind=JobKind.RESPONSE, state=JobState.SUCCEEDED, marks={"status": "incomplete"}))
     events = [orjson.loads(new.payload)["type"] for end in ends for new in deliveries_of(end, hooks)]
 
-    assert sorted(events) == sorted(EVENTS)
+    assert sorted(events) == sorted([*EVENTS, "response.failed"])  # of one that expired, too
     assert not deliveries_of(replace(JOB, kind=JobKind.DELIVERY), hooks)
     assert not deliveries_of(replace(JOB, state=JobState.RUNNING), hooks)
 

@@ -63,7 +63,8 @@ def show_page(page: JobPage) -> dict[str, Any]:
 
 def _may_have_answer(job: Job) -> bool:
     """Tells whether the job is of the kind that has an answer, and has come to its end by itself; a batch has files."""
-    return job.kind in (JobKind.CALL, JobKind.RUN) and job.state in (JobState.SUCCEEDED, JobState.FAILED)
+    kinds = JobKind.CALL, JobKind.RUN, JobKind.RESPONSE
+    return job.kind in kinds and job.state in (JobState.SUCCEEDED, JobState.FAILED)
 
 
 def _whole(at: float | None) -> int | None:

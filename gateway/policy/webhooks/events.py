@@ -14,6 +14,7 @@ import orjson
 
 from gateway.policy.jobs.ids import derived_event_ids, derived_redelivery_id
 from gateway.policy.jobs.job import Job, JobKind, JobState, NewJob
+from gateway.policy.responses.response_object import STATUS
 from gateway.policy.webhooks.rules import REQUESTED, REQUESTED_SEGMENT, Webhooks
 from gateway.policy.webhooks.schedule import DEADLINE_S, SCHEDULE_S
 
@@ -47,8 +48,15 @@ _CALL: Final = {
     JobState.EXPIRED: "job.expired",
     JobState.CANCELLED: "job.cancelled",
 }
-_BY_KIND: Final = {JobKind.CALL: _CALL, JobKind.BATCH: _BATCH, JobKind.RUN: _CALL}
-EVENTS: Final = (*_BATCH.values(), *_CALL.values())
+_RESPONSE: Final = {
+    JobState.SUCCEEDED: "response.completed",
+    JobState.FAILED: "response.failed",
+    JobState.EXPIRED: "response.failed",
+    JobState.CANCELLED: "response.cancelled",
+}
+_INCOMPLETE: Final = "response.incomplete"
+_BY_KIND: Final = {JobKind.CALL: _CALL, JobKind.BATCH: _BATCH, JobKind.RESPONSE: _RESPONSE, JobKind.RUN: _CALL}
+EVENTS: Final = (*_BATCH.values(), *dict.fromkeys(_RESPONSE.values()), _INCOMPLETE, *_CALL.values())
 """All events that there are."""
 
 
@@ -60,6 +68,8 @@ def deliveries_of(ended: Job, webhooks: Webhooks) -> Sequence[NewJob]:
     if ended.parent:
         return ()  # a step: its run is what somebody waits for
     event = _BY_KIND.get(ended.kind, {}).get(ended.state)
+    if ended.kind is JobKind.RESPONSE and ended.marks.get(STATUS) == "incomplete":
+        event = _INCOMPLETE
     url = ended.about.get(REQUEST_URL)
     if event is None or not (webhooks or url):
         return ()

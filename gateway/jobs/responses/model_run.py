@@ -1,0 +1,51 @@
+"""One run of the model for a response: a generation of events, on their way to readers here and into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.clock import Clock
+from gateway.job_ports.jobs import JobStore
+from gateway.jobs.responses.live import LiveLogs
+from gateway.jobs.responses.writing import LogWriter
+from gateway.jobs.running import RunningWork
+from gateway.policy.responses.own_events import OwnEvents
+from gateway.policy.responses.response_object import GENERATION, begun, own_fields
+
+
+class ModelRun:
+    """Of a claim; its number is noted in the store before anybody sees an event of it."""
+
+    def __init__(self, store: JobStore, running: RunningWork, lives: LiveLogs, clock: Clock) -> None:
+        job = running.work.job
+        self.number = job.marks.get(GENERATION, -1) + 1
+        self.events = OwnEvents(own_fields(job), begun(job, "queued"), self.number)
+        self.is_seen = False
+        """There may be readers of it."""
+        self._store = store
+        self._running = running
+        self._writer = LogWriter(store, running, lives.begin(running, self.number), clock)
+
+    async def feed(self, chunk: bytes) -> None:
+        """Takes a chunk of the provider's stream."""
+        events = self.events.feed(chunk)
+        if events:
+            await self._begin()
+            await self._writer.add(events)
+
+    async def end(self, response: Mapping[str, Any]) -> None:
+        """Tells the end, and returns when all events are in the log."""
+        await self._begin()
+        await self._writer.add(self.events.end(response))
+        await self._writer.flush()
+
+    def abandon(self) -> None:
+        """Writes nothing more."""
+        self._writer.abandon()
+
+    async def _begin(self) -> None:
+        if not self.is_seen:
+            note = self._store.note
+            await self._running.write(lambda: note(self._running.work, {GENERATION: self.number}))
+            self.is_seen = True
