@@ -22,6 +22,8 @@ from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
 from gateway.ingress.admin.workflows import workflow_routes
+from gateway.ingress.jobs.events import EventReaders
+from gateway.ingress.jobs.response_door import ResponseDoor
 from gateway.ingress.jobs.routes import durable_routes
 from gateway.ingress.runs.routes import RunRoutes
 from gateway.job_ports.blobs import Blobs
@@ -159,11 +161,24 @@ def jobs_file_of(jobs: JobWork | None) -> Callable[[], Awaitable[KeptFile | None
     return find
 
 
+def response_door(jobs: JobWork | None, serve: ServeCall) -> ResponseDoor | None:
+    """Returns what serves calls of Responses that the gateway has a part in; None: it keeps nothing."""
+    return None if jobs is None else ResponseDoor(serve, jobs.responses, jobs.foreground, EventReaders())
+
+
 def caller_routes(
-    policies: Policies, jobs: JobWork | None, make_call: MakeCall, clock: Clock, serve: ServeCall, runs: RunTable
+    policies: Policies,
+    jobs: JobWork | None,
+    make_call: MakeCall,
+    clock: Clock,
+    serve: ServeCall,
+    runs: RunTable,
+    door: ResponseDoor | None,
 ) -> list[BaseRoute]:
-    """Returns the routes of what callers keep here: jobs, files, batches, runs."""
-    return [*durable_routes(policies, jobs, make_call, clock, serve), *RunRoutes(policies, runs, clock).routes()]
+    """Returns the routes of what callers keep here: jobs, files, batches, responses, runs."""
+    readers = EventReaders() if door is None else door.readers
+    durable = durable_routes(policies, jobs, make_call, clock, serve, readers)
+    return [*durable, *RunRoutes(policies, runs, clock).routes()]
 
 
 def store_routes(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from gateway.call import Call, Reply
@@ -26,8 +27,10 @@ from gateway.ingress.http.writing import answer_error, end_stream, write_whole
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.intake import Intake
 from gateway.ingress.jobs.respond_async import AsyncAnswers
+from gateway.ingress.jobs.response_door import ResponseDoor
 from gateway.ingress.render import error_event, error_object
 from gateway.ingress.served import ServedRequest
+from gateway.jobs.ports import ServeCall
 from gateway.policy.snapshot import Policies
 from gateway.ports import Meter
 from gateway.words import Endpoint
@@ -53,11 +56,13 @@ class Edge:
         overload: Shedding | None = None,
         keepalive: KeepAlive | None = None,
         async_answers: AsyncAnswers | None = None,
+        responses: ResponseDoor | None = None,
     ) -> None:
         """Whoever gives `overload` and `keepalive` also feeds and sweeps them; without, nothing is shed or kept alive.
 
-        Without `async_answers` nobody is answered with a job.
+        Without `async_answers` nobody is answered with a job; without `responses` none are kept here.
         """
+        self._responses = responses
         self._pipeline = pipeline
         self._async_answers = async_answers
         self._keepalive = KeepAlive() if keepalive is None else keepalive
@@ -81,6 +86,9 @@ class Edge:
         try:
             call = self._intake.take(served) or await self._intake.wait(served)
             try:
+                handle = self._pipeline.handle
+                if served.plan.keeping is not None and self._responses is not None:
+                    handle = partial(self._responses.handle, served)
                 if served.wait_s is not None and self._async_answers is not None:
                     reply = await self._respond(self._async_answers, served, call, served.wait_s)
                 elif (
@@ -91,13 +99,13 @@ class Edge:
                     reply = repeated
                 elif not call.stream:
                     if served.plan.takes_interim and cycle.http_version == "1.1":  # no 1xx to HTTP/1.0 (RFC 9110, 15.2)
-                        reply = await self._handle_alive(call, served.interim)
+                        reply = await self._handle_alive(call, served.interim, handle)
                     else:
-                        reply = await self._pipeline.handle(call)
+                        reply = await handle(call)
                 elif served.plan.takes_comments:
-                    reply = await self._handle_alive(call, served.comment)
+                    reply = await self._handle_alive(call, served.comment, handle)
                 else:
-                    reply = await self._pipeline.handle(call)
+                    reply = await handle(call)
             except AdmissionDenied as refusal:
                 if self._async_answers is None or served.kept_alive:
                     raise
@@ -129,12 +137,12 @@ class Edge:
             if not cycle.response_complete and not cycle.disconnected:
                 cycle.transport.close()
 
-    async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool]) -> Reply:
-        """As the pipeline's `handle`, and signs of life for the client who waits."""
+    async def _handle_alive(self, call: Call, comment: Callable[[bytes], bool], handle: ServeCall) -> Reply:
+        """As `handle`, and signs of life for the client who waits."""
         call.comment = comment
         self._keepalive.begin(call, call.received_at)
         try:
-            return await self._pipeline.handle(call)
+            return await handle(call)
         finally:
             self._keepalive.end(call)
             call.comment = None  # it leads back to the call: what goes round in a circle is left to the collector

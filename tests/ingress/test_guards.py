@@ -20,7 +20,7 @@ from starlette.routing import Route
 from gateway.ingress.http.server import HttpServer
 from gateway.ingress.jobs.own_routes import ObjectRoute, OwnRoute
 from gateway.ingress.routes import Front, PassThrough
-from gateway.policy.jobs.ids import BATCH, FILE, JOB, new_id
+from gateway.policy.jobs.ids import BATCH, FILE, JOB, RESPONSE, new_id
 from tests.e2e.conftest import StartGateway
 from tests.e2e.harness import ADMIN_KEY, KEYS, NIGHTLY_KEY, WEB_KEY, Peer, config_of, connect
 
@@ -105,7 +105,7 @@ def _hot() -> Iterator[tuple[str, Row]]:
 
 def _jobs() -> Iterator[tuple[str, Row]]:
     """Whoever is served learns that there is none: a stranger does not."""
-    job = new_id(JOB, bytes(16))
+    job, response = new_id(JOB, bytes(16)), new_id(RESPONSE, bytes(16))
     body = b'{"endpoint": "/v1/chat/completions", "body": %b}' % MODEL
     for prefix in ("", "/v1"):
         yield f"GET|HEAD {prefix}/jobs", Row("callers")
@@ -114,6 +114,9 @@ def _jobs() -> Iterator[tuple[str, Row]]:
         for below in ("result", "events"):
             yield f"GET|HEAD {prefix}/jobs/{{id}}/{below}", Row("callers", f"{prefix}/jobs/{job}/{below}", served=404)
         yield f"POST {prefix}/jobs/{{id}}/cancel", Row("callers", f"{prefix}/jobs/{job}/cancel", served=404)
+        for route, below in (("GET|HEAD", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET|HEAD", "/input_items")):
+            path = f"{prefix}/responses/{{id}}{below}"
+            yield f"{route} {path}", Row("callers", path.replace("{id}", response), served=404)
 
 
 def _runs() -> Iterator[tuple[str, Row]]:

@@ -8,7 +8,8 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -42,11 +43,23 @@ class EventReaders:
         headers = {"cache-control": "no-cache"}
         if request.method == "HEAD":
             return head_alone(headers, "text/event-stream")
-        self._refuse_more(tenant)
+        self.refuse_more(tenant)
         events = _events(event, changes(_last_seen(request)), show)
-        return FollowedEvents(self.open, tenant, events, headers=headers, media_type="text/event-stream")
+        return FollowedEvents(self, tenant, events, headers=headers, media_type="text/event-stream")
 
-    def _refuse_more(self, tenant: str) -> None:
+    @contextmanager
+    def counted(self, tenant: str) -> Iterator[None]:
+        """Counts a stream while it is open."""
+        self.open[tenant] += 1
+        try:
+            yield
+        finally:
+            self.open[tenant] -= 1
+            if not self.open[tenant]:
+                del self.open[tenant]
+
+    def refuse_more(self, tenant: str) -> None:
+        """Raises TooManyReaders where there is no room for one more."""
         if self.open.total() >= MOST_READERS:
             raise TooManyReaders(f"{MOST_READERS} streams of job events are open, which is the limit; poll instead.")
         if self.open[tenant] >= MOST_READERS_PER_TENANT:
@@ -59,20 +72,15 @@ class EventReaders:
 class FollowedEvents(StreamingResponse):
     """A stream that is counted while it is open."""
 
-    def __init__(self, readers: Counter[str], tenant: str, events: AsyncIterator[bytes], **options: Any) -> None:
+    def __init__(self, readers: EventReaders, tenant: str, events: AsyncIterator[bytes], **options: Any) -> None:
         super().__init__(events, **options)
         self._readers = readers
         self._tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it, to its end or until the client leaves."""
-        self._readers[self._tenant] += 1
-        try:
+        with self._readers.counted(self._tenant):
             await super().__call__(scope, receive, send)
-        finally:
-            self._readers[self._tenant] -= 1
-            if not self._readers[self._tenant]:
-                del self._readers[self._tenant]
 
 
 Changes = Callable[[int], AsyncIterator[Job | None]]

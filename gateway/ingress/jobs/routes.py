@@ -16,6 +16,7 @@ from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
 from gateway.ingress.jobs.merged_lists import MergedLists
 from gateway.ingress.jobs.own_routes import caller_of
+from gateway.ingress.jobs.responses import ResponseRoutes
 from gateway.jobs.ports import MakeCall, ServeCall
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.errors import JobsOff
@@ -25,13 +26,21 @@ ANY_METHOD = ("GET", "POST", "DELETE")
 
 
 def durable_routes(
-    policies: Policies, work: JobWork | None, make_call: MakeCall, clock: Clock, serve: ServeCall
+    policies: Policies,
+    work: JobWork | None,
+    make_call: MakeCall,
+    clock: Clock,
+    serve: ServeCall,
+    readers: EventReaders,
 ) -> list[BaseRoute]:
-    """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's."""
+    """Returns the routes, with and without `/v1`; without work they say that there is none. `serve` is the pipeline's.
+
+    `readers` are those of all streams of events.
+    """
     if work is None:
         return absent_routes(policies)
-    readers = EventReaders()
     routes = JobRoutes(policies, work.service, make_call, clock, readers).routes()
+    routes += ResponseRoutes(policies, work.responses, readers).routes()
     if policies.current.jobs.settings.takes_files:
         lists = MergedLists(policies, clock, serve)
         routes += FileRoutes(policies, work.files, work.partial, lists).routes()

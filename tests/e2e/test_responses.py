@@ -1,0 +1,245 @@
+"""Responses in the background, and kept ones, over the wire: the openai SDK, a real gateway with its jobs in a file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types.responses import Response
+
+from gateway.emulator.config import EmulatorConfig
+from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import NIGHTLY, WEB, ask, policies, with_jobs
+from tests.e2e.harness import NIGHTLY_KEY, PATIENCE_S, WEB_KEY, Running, get, post, until
+
+SLOW = EmulatorConfig(tokens_per_second=20.0, output_tokens=400)
+"""Twenty seconds, unless it is stopped."""
+
+
+def chat_only(folder: Path, **sections: Any) -> Any:
+    """A config with jobs, whose provider has no Responses."""
+    made = with_jobs(folder, **sections)
+
+    def make(url: str) -> Any:
+        config = {**made(url)}
+        config["providers"]["main"]["speaks"] = ["chat"]
+        return config
+
+    return make
+
+
+@pytest.fixture(params=["responses", "chat"])
+async def gateway(request: pytest.FixtureRequest, start: StartGateway, tmp_path: Path) -> Running:
+    """A gateway before a provider that has Responses, and before one that has not."""
+    return await start((with_jobs if request.param == "responses" else chat_only)(tmp_path))
+
+
+async def ended(sdk: openai.AsyncOpenAI, response: Response) -> Response:
+    """The response, polled to its end."""
+    async with asyncio.timeout(PATIENCE_S):
+        while response.status in ("queued", "in_progress"):
+            await asyncio.sleep(0.02)
+            response = await sdk.responses.retrieve(response.id)
+    return response
+
+
+async def test_created_polled_and_forgotten(gateway: Running) -> None:
+    """The whole life of one, to the SDK; the provider is asked once, and keeps nothing."""
+    async with gateway.sdk() as sdk:
+        raw = await sdk.responses.with_raw_response.create(
+            model="gpt-4o", input="hello there", background=True, instructions="Be short.", metadata={"order": "4711"}
+        )
+        queued = raw.parse()
+        done = await ended(sdk, queued)
+        items = await sdk.responses.input_items.list(queued.id)
+        await sdk.responses.delete(queued.id)
+        with pytest.raises(openai.NotFoundError) as gone:
+            await sdk.responses.retrieve(queued.id)
+
+    assert (queued.status, queued.background, queued.instructions) == ("queued", True, "Be short.")
+    assert raw.headers["openai-poll-after-ms"] == "2000"
+    assert queued.id.startswith("resp_gw")
+    assert (done.id, done.status, done.created_at) == (queued.id, "completed", queued.created_at)
+    assert done.output_text != ""
+    assert done.usage is not None
+    assert done.metadata == {"order": "4711"}
+    assert [item.to_dict()["content"] for item in items.data] == [[{"type": "input_text", "text": "hello there"}]]
+    assert gone.value.body == {
+        "message": f"Response with id '{queued.id}' not found.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+    (sent,) = gateway.received()
+    assert "background" not in str(sent["body"])
+    job = orjson.loads((await ask(gateway.url, get("/v1/jobs", WEB))).body)["data"][0]
+    assert (job["id"], job["kind"], job["status"]) == (queued.id, "response", "succeeded")
+
+
+async def test_streamed_and_streamed_again_from_any_event(gateway: Running) -> None:
+    """All who stream read one log: contiguous numbers from 0, one id, and the same end."""
+    async with gateway.sdk() as sdk:
+        stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
+        events = [event async for event in stream]
+        response_id = events[0].response.id  # type: ignore[union-attr]
+        from_4 = [event async for event in await sdk.responses.retrieve(response_id, stream=True, starting_after=4)]
+        async with sdk.responses.stream(response_id=response_id, starting_after=4) as helper:
+            helped = [event.sequence_number async for event in helper]
+        whole = await sdk.responses.retrieve(response_id)
+
+    assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert events[-1].type == "response.completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.model_dump() for event in from_4] == [event.model_dump() for event in events[5:]]
+    assert helped == [event.sequence_number for event in events[5:]]
+    assert events[-1].response.model_dump() == whole.model_dump()
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert {event.response.id for event in events if hasattr(event, "response")} == {response_id}
+
+
+async def test_a_client_that_leaves_touches_nothing(start: StartGateway, tmp_path: Path) -> None:
+    """It comes back for the rest, and gets what it would have got."""
+    gateway = await start(with_jobs(tmp_path), emulator=EmulatorConfig(tokens_per_second=300.0, output_tokens=60))
+    async with gateway.sdk() as sdk:
+        stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
+        seen = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 6:
+                break
+        await stream.close()
+        response_id = seen[0].response.id  # type: ignore[union-attr]
+        rest = [
+            event
+            async for event in await sdk.responses.retrieve(
+                response_id, stream=True, starting_after=seen[-1].sequence_number
+            )
+        ]
+        beside = [event async for event in await sdk.responses.retrieve(response_id, stream=True)]
+
+    assert [*seen, *rest] == beside
+    assert rest[-1].type == "response.completed"
+    assert gateway.upstream_calls() == 1
+
+
+async def test_cancelled_at_once_and_again(start: StartGateway, tmp_path: Path) -> None:
+    """The provider's connection ends; a second cancel, and one of a finished response, show it as it is."""
+    gateway = await start(with_jobs(tmp_path), emulator=SLOW)
+    async with gateway.sdk() as sdk:
+        stream = await sdk.responses.create(model="gpt-4o", input="hello there", background=True, stream=True)
+        events: list[Any] = [await anext(stream) for _ in range(10)]
+        cancelled = await sdk.responses.cancel(events[0].response.id)
+        events += [event async for event in stream]
+        again = await sdk.responses.cancel(cancelled.id)
+        job = orjson.loads((await ask(gateway.url, get(f"/v1/jobs/{cancelled.id}", WEB))).body)
+    await until(lambda: gateway.emulator.emulator.stats.active == 0)
+
+    assert (cancelled.status, again.status, job["status"]) == ("cancelled", "cancelled", "cancelled")
+    assert events[-1].type == "response.cancelled"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_strangers_get_the_same_404_as_for_what_never_was(gateway: Running) -> None:
+    """On every route, byte for byte but for the id."""
+    async with gateway.sdk() as sdk:
+        mine = await sdk.responses.create(model="gpt-4o", input="hello there", background=True)
+        await ended(sdk, mine)
+    never = mine.id[:-1] + ("A" if mine.id[-1] != "A" else "B")
+    for request in (
+        get("/v1/responses/ID", NIGHTLY),
+        get("/v1/responses/ID?stream=true", NIGHTLY),
+        get("/v1/responses/ID/input_items", NIGHTLY),
+        post("/v1/responses/ID/cancel", b"", NIGHTLY),
+        get("/v1/responses/ID", NIGHTLY).replace(b"GET", b"DELETE", 1),
+    ):
+        theirs, nobodys = [await ask(gateway.url, request.replace(b"ID", id.encode())) for id in (mine.id, never)]
+        assert theirs.status == nobodys.status == 404
+        assert theirs.body.replace(mine.id.encode(), b"ID") == nobodys.body.replace(never.encode(), b"ID")
+    async with gateway.sdk() as sdk:
+        assert (await sdk.responses.retrieve(mine.id)).status == "completed"
+
+
+async def test_a_conversation_that_the_gateway_keeps(start: StartGateway, tmp_path: Path) -> None:
+    """At a provider of chat completions: stored where it is asked for, and gone on from; instructions are each turn's own."""
+    gateway = await start(chat_only(tmp_path))
+    async with gateway.sdk() as sdk:
+        first = await sdk.responses.create(
+            model="gpt-4o", input="My name is Ada.", store=True, instructions="Only now."
+        )
+        async with sdk.responses.stream(model="gpt-4o", input="And?", previous_response_id=first.id) as stream:
+            second = await stream.get_final_response()
+        third = await sdk.responses.create(
+            model="gpt-4o", input="What is my name?", background=True, previous_response_id=second.id
+        )
+        third = await ended(sdk, third)
+        unasked = await sdk.responses.create(model="gpt-4o", input="Nothing to keep.")
+        kept = await sdk.responses.retrieve(second.id)
+        with pytest.raises(openai.BadRequestError, match=r"Cannot cancel a synchronous response\."):
+            await sdk.responses.cancel(second.id)
+        with pytest.raises(openai.BadRequestError) as unknown:
+            await sdk.responses.create(model="gpt-4o", input="x", previous_response_id=unasked.id)
+    async with gateway.sdk(NIGHTLY_KEY) as sdk:
+        with pytest.raises(openai.BadRequestError) as foreign:
+            await sdk.responses.create(model="gpt-4o", input="x", previous_response_id=first.id)
+
+    asked = [orjson.loads(one["body"])["messages"] for one in gateway.received()]
+    said = [[(message["role"], _text(message["content"])) for message in messages] for messages in asked]
+    assert said[0] == [("system", "Only now."), ("user", "My name is Ada.")]
+    assert said[1] == [("user", "My name is Ada."), ("assistant", first.output_text), ("user", "And?")]
+    assert said[2] == [*said[1], ("assistant", second.output_text), ("user", "What is my name?")]
+    assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
+    assert kept.model_dump() == second.model_dump(exclude={"output": {"__all__": {"content": {"__all__": {"parsed"}}}}})
+    for refused in (unknown, foreign):
+        assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+async def test_modes_of_keeping(start: StartGateway, tmp_path: Path) -> None:
+    """`gateway` keeps unless it is told not to; a key of which nothing is kept has none in the background."""
+    gateway = await start(
+        with_jobs(
+            tmp_path,
+            keys=[{"name": "web", "key": WEB_KEY}, {"name": "zdr", "key": NIGHTLY_KEY, "keeps_responses": False}],
+            policies=policies(tmp_path, jobs={"responses": {"store": "gateway"}}),
+        )
+    )
+    async with gateway.sdk() as sdk:
+        kept = await sdk.responses.create(model="gpt-4o", input="hello there")
+        loose = await sdk.responses.create(model="gpt-4o", input="hello there", store=False)
+        assert (await sdk.responses.retrieve(kept.id)).output_text == kept.output_text
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(loose.id)
+        with pytest.raises(openai.BadRequestError) as stranger:
+            await sdk.responses.create(model="gpt-4o", input="x", previous_response_id="resp_of_the_provider")
+    async with gateway.sdk(NIGHTLY_KEY) as sdk:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await sdk.responses.create(model="gpt-4o", input="hello there", background=True)
+        await sdk.responses.create(model="gpt-4o", input="hello there")
+
+    assert stranger.value.code == "previous_response_not_found"
+    assert refused.value.code == "background_not_allowed"
+    assert [orjson.loads(one["body"]).get("store") for one in gateway.received()] == [False, False, False]
+
+
+async def test_repeated_with_its_key(gateway: Running) -> None:
+    """An SDK that sends a request again gets the same response."""
+    async with gateway.sdk() as sdk:
+        headers = {"Idempotency-Key": "once"}
+        asked: Any = {"model": "gpt-4o", "input": "hello there", "background": True}
+        first = await sdk.responses.create(**asked, extra_headers=headers)
+        again = await sdk.responses.create(**asked, extra_headers=headers)
+        done = await ended(sdk, first)
+        late = await sdk.responses.create(**asked, extra_headers=headers)
+        with pytest.raises(openai.ConflictError):
+            await sdk.responses.create(**{**asked, "input": "else"}, extra_headers=headers)
+
+    assert first.id == again.id == late.id
+    assert late.output_text == done.output_text
+    assert gateway.upstream_calls() == 1
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
