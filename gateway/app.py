@@ -52,7 +52,7 @@ from gateway.telemetry import Telemetry
 from gateway.upstream.converting import Languages
 from gateway.upstream.pools import Pools
 from gateway.upstream.wire import Wire
-from gateway.wiring import build_jobs, build_runs, caller_routes, drain_jobs, semantic_news, store_routes
+from gateway.wiring import build_jobs, build_runs, caller_routes, drain_jobs, response_door, semantic_news, store_routes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -258,11 +258,10 @@ class Gateway:
     def _build_servers(self, policy: PolicySnapshot, host: str) -> list[HttpServer]:
         meter, jobs = self._telemetry, self._jobs
         state_file = None if self._sqlite is None else state_file_of(self._sqlite)
-        door = response_door(jobs, self._pipeline.handle)
         edge = Edge(
             *(self._pipeline, self._policies, meter, self._clock, self._inflight, self._overload, self._keepalive),
             async_answers=None if jobs is None else AsyncAnswers(jobs.service, self._clock, meter.jobs),
-            responses=door,
+            responses=response_door(jobs, self._pipeline.handle),
         )
         health = health_routes(
             self._inflight,
@@ -271,8 +270,7 @@ class Gateway:
             lambda: self._policies.current.emulated,
             None if jobs is None else jobs.engine.health,
         )
-        serve = self._pipeline.handle
-        durable = caller_routes(self._policies, jobs, self._make_call, self._clock, serve, self._runs, door)
+        durable = caller_routes(edge, self._policies, jobs, self._make_call, self._clock, self._pipeline, self._runs)
         admin = work_address(self._settings, policy) if self._only_works else policy.server.admin_listen
         is_local = is_loopback(host if admin is None else admin[0])
         operations = [

@@ -22,9 +22,10 @@ from gateway.ingress.admin.jobs import job_admin_routes
 from gateway.ingress.admin.objects import ObjectAdmin, object_routes
 from gateway.ingress.admin.webhooks import webhook_routes
 from gateway.ingress.admin.workflows import workflow_routes
+from gateway.ingress.edge import Edge
 from gateway.ingress.jobs.events import EventReaders
-from gateway.ingress.jobs.response_door import ResponseDoor
 from gateway.ingress.jobs.routes import durable_routes
+from gateway.ingress.responses.door import ResponseDoor
 from gateway.ingress.runs.routes import RunRoutes
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
@@ -167,17 +168,17 @@ def response_door(jobs: JobWork | None, serve: ServeCall) -> ResponseDoor | None
 
 
 def caller_routes(
+    edge: Edge,
     policies: Policies,
     jobs: JobWork | None,
     make_call: MakeCall,
     clock: Clock,
-    serve: ServeCall,
+    pipeline: Pipeline,
     runs: RunTable,
-    door: ResponseDoor | None,
 ) -> list[BaseRoute]:
-    """Returns the routes of what callers keep here: jobs, files, batches, responses, runs."""
-    readers = EventReaders() if door is None else door.readers
-    durable = durable_routes(policies, jobs, make_call, clock, serve, readers)
+    """Returns the routes of what callers keep here: jobs, files, batches, responses, runs; `edge` serves their calls."""
+    readers = EventReaders() if edge.responses is None else edge.responses.readers
+    durable = durable_routes(policies, jobs, make_call, clock, pipeline.handle, readers)
     return [*durable, *RunRoutes(policies, runs, clock).routes()]
 
 

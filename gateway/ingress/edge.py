@@ -27,8 +27,8 @@ from gateway.ingress.http.writing import answer_error, end_stream, write_whole
 from gateway.ingress.inflight import InFlight
 from gateway.ingress.intake import Intake
 from gateway.ingress.jobs.respond_async import AsyncAnswers
-from gateway.ingress.jobs.response_door import ResponseDoor
 from gateway.ingress.render import error_event, error_object
+from gateway.ingress.responses.door import ResponseDoor
 from gateway.ingress.served import ServedRequest
 from gateway.jobs.ports import ServeCall
 from gateway.policy.snapshot import Policies
@@ -62,7 +62,7 @@ class Edge:
 
         Without `async_answers` nobody is answered with a job; without `responses` none are kept here.
         """
-        self._responses = responses
+        self.responses = responses
         self._pipeline = pipeline
         self._async_answers = async_answers
         self._keepalive = KeepAlive() if keepalive is None else keepalive
@@ -87,8 +87,8 @@ class Edge:
             call = self._intake.take(served) or await self._intake.wait(served)
             try:
                 handle = self._pipeline.handle
-                if served.plan.keeping is not None and self._responses is not None:
-                    handle = partial(self._responses.handle, served)
+                if served.plan.keeping is not None and self.responses is not None:
+                    handle = partial(self.responses.handle, served)
                 if served.wait_s is not None and self._async_answers is not None:
                     reply = await self._respond(self._async_answers, served, call, served.wait_s)
                 elif (

@@ -16,7 +16,7 @@ from gateway.ingress.jobs.files import FileRoutes
 from gateway.ingress.jobs.jobs import JobRoutes
 from gateway.ingress.jobs.merged_lists import MergedLists
 from gateway.ingress.jobs.own_routes import caller_of
-from gateway.ingress.jobs.responses import ResponseRoutes
+from gateway.ingress.responses.kept import ResponseRoutes
 from gateway.jobs.ports import MakeCall, ServeCall
 from gateway.jobs.work import JobWork
 from gateway.policy.jobs.errors import JobsOff

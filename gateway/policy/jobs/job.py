@@ -1,8 +1,8 @@
 """A job as data: durable work that outlives the connection, and the process, by which it came.
 
 Plain, immutable and JSON-able: stores keep it, the worker runs it, routes show it. Times are wall-clock seconds. A job's work
-is claimed in pieces: a `call` or `response` is one; a `batch` is checked, then run in chunks of lines, then put together; a `run` is
-one piece that comes again whenever one of its children has ended.
+is claimed in pieces: a `call` or `response` is one; a `batch` is checked, then run in chunks of lines, then put together; a
+`run` is one piece that comes again whenever one of its children has ended.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from gateway.errors import InvalidRequest
 from gateway.ingress.http.response import WholeResponse
 from gateway.ingress.jobs.events import EventReaders, FollowedEvents
 from gateway.ingress.jobs.own_routes import limit_of, own_routes, tenant_of
-from gateway.ingress.jobs.response_door import COMMENT, LOOK_AGAIN
 from gateway.ingress.render import new_request_id
+from gateway.ingress.responses.door import COMMENT, LOOK_AGAIN
 from gateway.ingress.routes import json_response
 from gateway.jobs.responses.service import ResponseService
 from gateway.policy.jobs.ids import RESPONSE
