@@ -9,13 +9,15 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.call import Reply
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.flow.output.invalid import OutputInvalid
 from gateway.policy.limits.cost import Cost
 from gateway.policy.limits.rules import Limits
-from gateway.policy.output.rules import OutputRule
+from gateway.policy.output.rules import AtLast, OutputRule
 from gateway.policy.output.schema import compile_schema
 from gateway.policy.retry.rules import Backoff, Hedging, Retries
 from gateway.policy.reuse.rules import Caching, ExactRule
@@ -284,13 +286,95 @@ async def test_who_leaves_in_the_middle_of_a_repair_leaves_nothing_behind() -> N
     assert bench.admission.gates.lines["h/big"].gate.in_flight == 0
 
 
-async def test_a_retry_is_not_hedged_and_a_hedged_answer_is_checked() -> None:
-    hedging = replace(AT_ONCE, hedging=Hedging(min_samples=1, at_least_s=1.0))
-    bench = bench_of(whole(answer(BAD)), whole(answer(GOOD)), retries=hedging)
-    for _ in range(3):
-        bench.admission.gates.line(bench.policy.models["m"].targets[0], bench.call())
-    reply, _ = await bench.serve(output=replace(RULE, retry=1), body=BODY)
-    assert output_of(reply) == b"retried"
+async def test_a_hedged_answer_is_checked_and_its_retry_goes_along_the_plan() -> None:
+    """The first target hangs, the second one answers badly, and the retry finds the first one well again."""
+    hedging = replace(AT_ONCE, hedging=Hedging(min_samples=5, at_least_s=1.0))
+    hangs = Script(chunks=[asyncio.Event()])
+    bench = OutputBench(
+        [ScriptedUpstream(hangs, whole(answer(GOOD))), ScriptedUpstream(whole(answer(BAD)))], retries=hedging
+    )
+    heard = bench.admission.gates.line(bench.policy.models["m"].targets[0], bench.call()).gate.health.heard
+    for _ in range(10):
+        heard.whole_answer.observe(0.5, bench.clock.now)
+    task = asyncio.ensure_future(bench.serve(output=replace(RULE, retry=1), body=BODY))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    bench.clock.advance(3)
+    reply, body = await task
+    assert (text_of(body), output_of(reply)) == (GOOD, b"retried")
+    trail = [(one.target, one.error_class) for one in bench.account.call.attempts]
+    assert trail == [("p0/m", "cancelled"), ("p1/m", "output_invalid"), ("p0/m", None)]
+    assert all(line.gate.in_flight == 0 for line in bench.admission.gates.lines.values())
+
+
+answers_given = st.lists(st.sampled_from(["good", "bad", "cut", "fails"]), min_size=8, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    answers_given,
+    answers_given,
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(["fail", "pass"]),
+    st.sampled_from([None, 0.0004, 0.002]),
+    st.booleans(),
+)
+def test_whatever_happens_the_key_pays_what_the_providers_have_counted(
+    own: list[str],
+    repairs: list[str],
+    retry: int,
+    is_repaired: bool,
+    at_last: AtLast,
+    max_usd: float | None,
+    is_held: bool,
+) -> None:
+    """Their ledger is the sum over what they have answered; the client never gets a bad answer as a good one."""
+
+    def script(kind: str, *, is_stream: bool) -> Script:
+        if kind == "fails":
+            return failed()
+        text, finish = {"good": (GOOD, "stop"), "bad": (BAD, "stop"), "cut": (BAD, "length")}[kind]
+        if is_stream:
+            return streamed(*[one.replace(b'"stop"', b'"%b"' % finish.encode()) for one in events(text)])
+        return whole(answer(text, finish))
+
+    async def run() -> None:
+        bench = bench_of(
+            *[script(kind, is_stream=is_held) for kind in own],
+            repairs=[script(kind, is_stream=False) for kind in repairs],
+        )
+        helper = "helper" if is_repaired else None
+        rule = replace(RULE, retry=retry, repair_with=helper, at_last=at_last, max_usd=max_usd, stream="buffer")
+        key = Key("team", "team", b"", budget_usd_per_day=5.0)
+        try:
+            reply, _ = await bench.serve(output=rule, body=BODY, key=key, stream=is_held, max_tokens=50)
+            result = (output_of(reply) or b"").decode()
+        except OutputInvalid:
+            result = "invalid"
+        except GatewayError:
+            result = ""  # nobody has answered
+        answered = [kind != "fails" for kind in own[: len(bench.upstreams[0].sent)]]
+        helped = [kind != "fails" for kind in repairs[: len(bench.helper.sent)]]
+        paid = sum(answered) * 280e-6 + sum(helped) * 110e-6
+        assert bench.admission.budgets._spent("team") == pytest.approx(paid)
+        assert bench.admission.budgets._flying == {}
+        assert (bench.account.cost_usd or 0) + bench.account.retries_usd == pytest.approx(paid)
+        assert all(line.gate.in_flight == 0 for line in bench.admission.gates.lines.values())
+        kinds = [kind for kind in own[: len(bench.upstreams[0].sent)] if kind != "fails"]
+        last = kinds[-1] if kinds else ""
+        assert (
+            result
+            in {
+                "good": {"valid", "retried"},
+                "cut": {"skipped"},
+                "bad": {"invalid", "repaired"},
+                "": {""},
+            }[last]
+        )
+        assert [one for _, one in bench.meter.outputs] == ([result] if result else [])
+
+    asyncio.run(run())
 
 
 # --- the caller's own schema ---
