@@ -13,6 +13,8 @@ from gateway.policy.openai import sse
 
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
 """The longest event that is waited for."""
+TOO_LONG: Final = "malformed_response"
+"""The code of the error that a longer one is."""
 
 _LINE_END = re.compile(rb"\r\n?")
 

@@ -205,6 +205,8 @@ def test_what_is_lost_is_told(body: dict[str, Any], expected: dict[str, str]) ->
         ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0]"),
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{"type": "function"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": ["x"]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": ["x"]}], "messages[0].content"),
     ],
     ids=str,
 )

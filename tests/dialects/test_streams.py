@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.dialects import events as module
 from gateway.dialects.base import Reader, ServerFacts
 from gateway.dialects.openai.translators import ChatOverResponses, ResponsesOverChat
+from gateway.policy.openai.first_event import first_error
 from gateway.policy.openai.transcript import is_plain_chat
 from tests.dialects.cases import as_bytes, events_of
 from tests.dialects.grammar import check_chat, check_responses
@@ -134,6 +135,16 @@ def test_an_error_ends_the_stream_wherever_it_comes(at: int) -> None:
     assert (last["type"], last["message"], last["code"]) == ("error", "it broke", "server_error")
 
 
+@pytest.mark.parametrize("begun", [[], [delta(role="assistant", content="")]])
+def test_an_error_before_any_output_is_told_in_full(begun: list[dict[str, Any]]) -> None:
+    """Another target is looked for by it: its kind, its wait, what a router says of whoever stands behind it."""
+    raw = {"message": "m", "code": 429, "metadata": {"error_type": "rate_limit_exceeded", "raw": "x"}}
+    made = through(to_responses(), as_bytes("chat", [*begun, {"error": raw}]))
+    assert first_error(made.split(b"\n\n")[-2]) == raw
+    back = through(to_chat(), as_bytes("responses", [{"type": "error", **raw}]))
+    assert events_of(back)[-1]["error"].items() >= raw.items()
+
+
 def test_a_finish_reason_that_means_a_failure_is_an_error() -> None:
     """As some servers tell it."""
     last = check_responses(events_of(through(to_responses(), as_bytes("chat", [delta(content="a"), delta("error")]))))
@@ -177,8 +188,8 @@ def test_an_event_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "MOST_EVENT_BYTES", 1_000)
     for reader in (to_responses(), to_chat()):
         made = reader.feed(b"data: " + b"x" * 900) + reader.feed(b"x" * 900) + reader.feed(b"data: {}\n\n")
-        assert made.count(b"too long") == 1
-        assert events_of(made)[-1]
+        assert b"too long" in made
+        assert len(events_of(made)) == 1
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])

@@ -60,7 +60,7 @@ def _text(body: Json) -> Json:
 
 
 def _tools(body: Json) -> Json:
-    given = objects(body.get("tools"))
+    given = _all_objects(body.get("tools"), "tools")
     given += [{"type": "function", "function": one} for one in objects(body.get("functions"))]
     made: Json = {"tools": [_tool(tool) for tool in given]} if given else {}
     choice = body.get("tool_choice", body.get("function_call"))
@@ -130,7 +130,7 @@ def _said(message: Json, place: str) -> list[Json]:
     text = "".join((_text_at(message.get("content"), place), _text_at(message.get("refusal"), place)))
     if text:
         items.append({"role": "assistant", "content": text})
-    for call in objects(message.get("tool_calls")):
+    for call in _all_objects(message.get("tool_calls"), f"{place}.tool_calls"):
         if not isinstance(call.get("id"), str):
             raise InvalidRequest(f"'{place}.tool_calls' needs an 'id' for each call.", param=f"{place}.tool_calls")
         if call.get("type") == "custom":
@@ -177,9 +177,18 @@ def _text_at(content: Any, place: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise InvalidRequest(f"'{place}.content' must be a string or a list of parts.", param=f"{place}.content")
-    if any(part.get("type", "text") not in _WORDS for part in objects(content)):
+    parts = _all_objects(content, f"{place}.content")
+    if any(text_of(part.get("type", "text")) not in _WORDS for part in parts):
         raise InvalidRequest(f"'{place}.content' takes text only.", param=f"{place}.content")
-    return "".join(text_of(part.get("text", part.get("refusal"))) for part in objects(content))
+    return "".join(text_of(part.get("text", part.get("refusal"))) for part in parts)
+
+
+def _all_objects(value: Any, place: str) -> list[Json]:
+    """Returns the objects of a list; none where there is no list. Raises InvalidRequest where something else is in it."""
+    found = objects(value)
+    if value is not None and (not isinstance(value, list) or len(found) < len(value)):
+        raise InvalidRequest(f"'{place}' must be a list of objects.", param=place)
+    return found
 
 
 def _content(content: Any, place: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, Json, object_of, objects, text_of
-from gateway.dialects.events import EventReader, EventTooLong, data_of
+from gateway.dialects.events import TOO_LONG, EventReader, EventTooLong, data_of
 from gateway.dialects.openai import chat_answer as answer
 from gateway.policy.openai.sse import DONE, error_in, event_data, is_silent, json_object
 
@@ -58,7 +58,7 @@ class ResponsesAsChat:
         try:
             events = self._events.feed(chunk)
         except EventTooLong:
-            return self._fail({"message": "an event of the provider's is too long to be converted"})
+            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
         return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
 
     def close(self, *, is_clean: bool) -> bytes:
@@ -207,10 +207,10 @@ class ResponsesAsChat:
 
     def _fail(self, error: Json) -> bytes:
         self._is_over = True
-        code = error.get("code")
         type = error.get("type") if error.get("type") != "error" else None
         said = {"message": error.get("message") or "the provider reported an error", "type": type or "server_error"}
-        return b"data: %b\n\n" % orjson.dumps({"error": {**said, "param": error.get("param"), "code": code}})
+        rest = {name: value for name, value in error.items() if name not in ("sequence_number", "event_id")}
+        return b"data: %b\n\n" % orjson.dumps({"error": {"param": None, "code": None, **rest, **said}})
 
     def _delta(self, delta: Json, logprobs: list[Json] | None = None) -> bytes:
         told = {"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {}

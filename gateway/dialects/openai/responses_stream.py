@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.base import ConvertedRequest, Json, text_of
-from gateway.dialects.events import EventReader, EventTooLong, data_of
+from gateway.dialects.events import TOO_LONG, EventReader, EventTooLong, data_of
 from gateway.dialects.openai import responses_answer as answer
 from gateway.dialects.openai.open_items import Growing, OpenCall, OpenItem, OpenPart
 from gateway.policy.openai.first_event import first_error
@@ -49,7 +49,7 @@ class ChatAsResponses:
         try:
             events = self._events.feed(chunk)
         except EventTooLong:
-            return self._fail({"message": "an event of the provider's is too long to be converted"})
+            return self._fail({"message": "an event of the provider's is too long to be converted", "code": TOO_LONG})
         return self._read(events[0]) if len(events) == 1 else b"".join(map(self._read, events))
 
     def close(self, *, is_clean: bool) -> bytes:
@@ -251,7 +251,9 @@ class ChatAsResponses:
             "code": str(code) if code else None,
             "message": str(error.get("message") or "the provider reported an error"),
         }
-        return self._event("error", **said, param=error.get("param"))
+        # Before any output it is not for the caller yet: whoever looks for another target reads all that the provider said.
+        raw = {} if self._items or self._calls else {"error": error}
+        return self._event("error", **said, param=error.get("param"), **raw)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._number, **fields}

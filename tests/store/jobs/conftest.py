@@ -41,7 +41,7 @@ async def make_store(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall)
         if request.param == "memory":
             made.append(MemoryJobStore(wall, bounds, response_bounds=response_bounds))
         elif lends is not None:
-            made.append(lends.make(bounds, wall))
+            made.append(lends.make(bounds, wall, response_bounds=response_bounds))
         else:
             path = str(tmp_path / f"jobs-{len(made)}.db")
             made.append(SqliteJobStore(path, wall, bounds, response_bounds=response_bounds, connect=connect_hastily))

@@ -14,6 +14,7 @@ from gateway.policy.jobs.job import Following, Job, JobDepth, JobPage, JobQuery,
 from gateway.store.jobs.redis.durability import JobDurability
 from gateway.store.jobs.redis.opening import partitions_of
 from gateway.store.jobs.redis.store import RedisJobStore
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import Link
 from gateway.words import Lane
@@ -43,6 +44,13 @@ class PromptJobStore(RedisJobStore):
         return self.depth()
 
 
+class Hearing(Lent):
+    """One that hears what other replicas tell."""
+
+    async def subscribe(self, channel: bytes, heard: Callable[[bytes], None], joined: Callable[[], None]) -> None:
+        await self._lender.subscribe(channel, heard, joined)
+
+
 class JobLender:
     """Makes stores over one link: new ones, or replicas of the last."""
 
@@ -55,7 +63,7 @@ class JobLender:
         self._numbers = count()
 
     def lend(self, namespace: str) -> Lent:
-        self.links.append(Lent(self.link, SharedState(self.url, namespace=namespace, timeout_s=PATIENT_S)))
+        self.links.append(Hearing(self.link, SharedState(self.url, namespace=namespace, timeout_s=PATIENT_S)))
         return self.links[-1]
 
     def make(
@@ -64,6 +72,7 @@ class JobLender:
         wall: Callable[[], float] | None = None,
         following: Following = nothing_follows,
         *,
+        response_bounds: ResponseBounds | None = None,
         is_replica: bool = False,
         lease_s: float = 15.0,
     ) -> PromptJobStore:
@@ -75,8 +84,8 @@ class JobLender:
         durability = JobDurability(link, (), "fast")
         durability.calm_s, durability.promise = 0.0, "as told"
         store = PromptJobStore(
-            [link], self.partitions, f"replica-{number}", durability, bounds, following, wall=wall, lease_s=lease_s,
-            is_hasty=True,
+            [link], self.partitions, f"replica-{number}", durability, bounds, following, response_bounds=response_bounds,
+            wall=wall, lease_s=lease_s, is_hasty=True,
         )  # fmt: skip
         store.is_patient(yes=False)
         return store

@@ -13,8 +13,6 @@ from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import ERROR, HOUR_S, OURS, STALE, Jobs, MakeJobStore, part
 
-pytestmark = pytest.mark.parametrize("make_store", ["memory", "sqlite"], indirect=True)
-
 
 async def test_events_are_read_as_they_were_written(jobs: Jobs) -> None:
     """Bytes as they are, and more than a line of them."""
@@ -131,6 +129,8 @@ async def test_a_dropped_log_is_gone(jobs: Jobs) -> None:
     await jobs.store.events.drop("nobody's")
     assert await jobs.log("r1") == LogPage(0, [])
     assert (await jobs.log("r2")).parts == [part(0)]
+    await jobs.store.events.append(first, part(1))  # by a worker that has not heard of it
+    assert await jobs.log("r1") == LogPage(first.fence, [], is_cut=True)
 
 
 async def test_a_job_without_events_has_an_end_too(jobs: Jobs) -> None:

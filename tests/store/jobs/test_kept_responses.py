@@ -15,8 +15,6 @@ from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
 from tests.store.jobs.support import DAY_S, HOUR_S, Jobs, MakeJobStore
 
-pytestmark = pytest.mark.parametrize("make_store", ["memory", "sqlite"], indirect=True)
-
 
 async def there(responses: KeptResponses, *names: str, tenant: str = "t") -> list[str]:
     return [name for name in names if await responses.find(name, tenant) is not None]

@@ -12,7 +12,17 @@ from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobSta
 from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from tests.store.conformance import Wall
-from tests.store.jobs import test_accept, test_batches, test_dead_letters, test_fences, test_lists, test_runs
+from tests.store.jobs import (
+    test_accept,
+    test_batches,
+    test_dead_letters,
+    test_event_logs,
+    test_fences,
+    test_kept_responses,
+    test_lists,
+    test_parents,
+    test_runs,
+)
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, job_lender
 from tests.store.jobs.support import ANSWER, ERROR, OURS, Jobs, MakeJobStore, ids
 from tests.store.jobs.test_dead_letters import again, dead_call, letter
@@ -25,7 +35,17 @@ DIFFERENT = {
 }
 TENANTS = [f"tenant-{number}" for number in range(8)]
 """In several partitions."""
-for module in (test_accept, test_batches, test_dead_letters, test_fences, test_lists, test_runs):
+for module in (
+    test_accept,
+    test_batches,
+    test_dead_letters,
+    test_event_logs,
+    test_fences,
+    test_kept_responses,
+    test_lists,
+    test_parents,
+    test_runs,
+):
     globals().update({name: one for name, one in vars(module).items() if name[:5] == "test_" and name not in DIFFERENT})
 
 
@@ -38,7 +58,7 @@ async def cluster_lends(redis_cluster_url: str) -> AsyncIterator[JobLender]:
 @pytest.fixture
 async def make_store(cluster_lends: JobLender, wall: Wall) -> MakeJobStore:
     def make(bounds: OpenBounds, response_bounds: ResponseBounds | None = None) -> PromptJobStore:
-        return cluster_lends.make(bounds, wall)
+        return cluster_lends.make(bounds, wall, response_bounds=response_bounds)
 
     return make
 

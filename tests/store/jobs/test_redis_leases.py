@@ -28,7 +28,7 @@ from gateway.store.jobs.redis.acceptance import Sent
 from gateway.store.jobs.redis.partitions import job_script
 from tests.store.conformance import Wall
 from tests.store.jobs.redis_support import JobLender, PromptJobStore, end_leases
-from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, pieces
+from tests.store.jobs.support import ANSWER, DAY_S, ERROR, OURS, STALE, Jobs, chunk, ids, line, part, pieces
 from tests.store.jobs.test_following import TOLD, following
 
 
@@ -434,6 +434,13 @@ async def test_a_store_that_is_away_refuses_everything_and_comes_back(
         lambda: store.files.add(a.file("f1")),
         lambda: store.files.bytes_of("t"),
         lambda: store.dead.groups(1),
+        lambda: store.events.append(work, part(0)),
+        lambda: store.events.read(work.job.id, "t", -1),
+        lambda: store.events.drop(work.job.id),
+        lambda: store.responses.put(a.response("r1")),
+        lambda: store.responses.find("r1", "t"),
+        lambda: store.responses.remove("r1", "t"),
+        lambda: store.responses.trim(1),
         lambda: store.files.find_garbage(1),
         lambda: store.forget_ended(0.0, 1),
     ]

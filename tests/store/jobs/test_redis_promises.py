@@ -273,6 +273,7 @@ async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytes
             await jobs.call(id="there")
             work = await jobs.running_call()
             await jobs.store.files.add(jobs.file("kept"))
+            await jobs.store.responses.put(jobs.response("r1"))
         async with opened(server.url, wall, accept="replicated") as jobs:
             store = jobs.store
             for ask in (
@@ -281,6 +282,8 @@ async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytes
                 lambda: store.flag("there", None, JobFlag.CANCEL),  # it is done already, perhaps a moment ago
                 lambda: store.files.add(jobs.file("new")),
                 lambda: store.files.remove("kept", "t"),
+                lambda: store.responses.put(jobs.response("r2")),
+                lambda: store.responses.remove("r1", "t"),
                 lambda: store.note(work, {"a": 1}),
             ):
                 with pytest.raises(JobsUnavailable, match="copied it to a replica"):

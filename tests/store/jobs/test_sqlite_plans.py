@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.policy.jobs.dead_letters import LetterPage
-from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobQuery, JobState
+from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobKind, JobQuery, JobState
 from gateway.policy.runs.run import told
 from gateway.policy.runs.step import RunQuery, RunToChange
 from gateway.store.jobs.responses.bounds import ResponseBounds
@@ -82,6 +82,7 @@ async def test_no_query_scans_a_table(tmp_path: Path, wall: Wall, disk: Disk) ->
         await store.identity()
         await keep_responses(jobs)
         await jobs.tick(DAY_S)
+        await run_and_child(jobs)
         await store.list_jobs(JobQuery("t"))
         await use_runs(jobs)
         await jobs.finish(await jobs.running_call(), JobState.FAILED, error=ERROR, is_dead=True)
@@ -117,6 +118,20 @@ async def use_runs(jobs: Jobs) -> None:
     assert runs.early > 1
     await runs.forget("t", "order-9")
     await runs.trim(jobs.wall() + 1, 10)
+
+
+async def run_and_child(jobs: Jobs) -> None:
+    """A run that waits, is cancelled, and waits again for its children, which are listed."""
+    run = await jobs.accept(jobs.new(kind=JobKind.RUN))
+    for _ in range(2):
+        work = await jobs.claim()
+        await jobs.store.park(work, [jobs.new(parent=work.job.id)], {})
+        await jobs.finish(await jobs.claim())
+        await jobs.store.list_jobs(JobQuery("t", parent=work.job.id))
+    await jobs.store.park(await jobs.claim(), [], {})
+    await jobs.store.flag(run.job.id, "t", JobFlag.CANCEL)
+    await jobs.give_back(await jobs.claim())
+    await jobs.finish(await jobs.claim(), JobState.CANCELLED)
 
 
 def scans(path: str, disk: Disk) -> list[str]:

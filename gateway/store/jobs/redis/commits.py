@@ -1,13 +1,15 @@
-"""The results of lines on their way into the Redis: what chunks commit at the same moment is one script.
+"""Writes that come at the same moment, as one script: the results of lines that chunks commit, the parts of logs.
 
-While one is under way in a partition, what comes waits for the next. Invariant: each commit has its own answer, or
-JobsUnavailable; whoever leaves takes nobody's commit along.
+While one is under way in a partition, what comes waits for the next. Invariant: each write has its own answer, or
+JobsUnavailable; whoever leaves takes nobody's write along.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gateway.policy.jobs.dead_letters import DeadLetter
 from gateway.policy.jobs.errors import JobsUnavailable
@@ -17,32 +19,46 @@ from gateway.store.jobs.redis import records
 from gateway.store.jobs.redis.claims import read_result
 from gateway.store.jobs.redis.letters import LetterChange
 from gateway.store.jobs.redis.partitions import Argument, JobPartitions, job_script
-from gateway.store.redis_link.link import BackgroundTasks
+from gateway.store.redis_link.link import BackgroundTasks, Script
 
 COMMIT = job_script("commit", "letters")
 MOST_ARGUMENTS = 4000
 """About so many arguments of one script, which takes some milliseconds then."""
 
-_Waiting = tuple[list[Argument], "asyncio.Future[WriteResult]"]
+
+class WaitingWrite(NamedTuple):
+    """A write that waits for its script."""
+
+    arguments: Sequence[Argument]
+    weight: int
+    answer: asyncio.Future[WriteResult]
 
 
-class RedisCommits:
-    """Commits results."""
+class SharedScript:
+    """Runs a script for all writes that wait in a partition, up to a weight."""
 
-    def __init__(self, partitions: JobPartitions, background: BackgroundTasks) -> None:
+    def __init__(
+        self,
+        partitions: JobPartitions,
+        background: BackgroundTasks,
+        script: Script,
+        most_weight: int,
+        front: Callable[[], Sequence[Argument]] = tuple,
+    ) -> None:
+        """`front` gives the arguments that come before those of the writes."""
         self._partitions = partitions
         self._background = background
-        self._waiting: list[list[_Waiting]] = [[] for _ in range(partitions.number)]
+        self._script = script
+        self._most_weight = most_weight
+        self._front = front
+        self._waiting: list[deque[WaitingWrite]] = [deque() for _ in range(partitions.number)]
         self._is_running = [False] * partitions.number
 
-    async def commit(self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter]) -> WriteResult:
-        """Keeps the first result of each line, and counts it, and letters about such lines. Raises JobsUnavailable."""
+    async def write(self, work: ClaimedWork, arguments: Sequence[Argument], weight: int) -> WriteResult:
+        """Returns what the script says of this write. Raises JobsUnavailable."""
         partition = self._partitions.of_work(work)
-        letters = [part for letter in dead for part in (letter.line or 0, *LetterChange(letter).arguments())]
-        lines = [part for result in results for part in records.line_arguments(result)]
-        arguments = [*self._partitions.claim_of(work), len(dead), len(results), *letters, *lines]
         answer: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-        self._waiting[partition].append((arguments, answer))
+        self._waiting[partition].append(WaitingWrite(arguments, weight, answer))
         if not self._is_running[partition]:
             self._is_running[partition] = True
             self._background.start(self._run(partition))
@@ -53,27 +69,42 @@ class RedisCommits:
         try:
             while some := self._next(partition):
                 try:
-                    sent = [argument for arguments, _ in some for argument in arguments]
-                    _, _, told = await self._partitions.run(COMMIT, partition, *sent)
+                    sent = [argument for one in some for argument in one.arguments]
+                    _, _, told = await self._partitions.run(self._script, partition, *self._front(), *sent)
                 except JobsUnavailable as error:
-                    for _, answer in some:
-                        if not answer.done():
-                            answer.set_exception(JobsUnavailable(error.message))
+                    for one in some:
+                        if not one.answer.done():
+                            one.answer.set_exception(JobsUnavailable(error.message))
                 except Exception as defect:  # noqa: BLE001  # theirs all, who would wait for ever
-                    for _, answer in some:
-                        if not answer.done():
-                            answer.set_exception(defect)
+                    for one in some:
+                        if not one.answer.done():
+                            one.answer.set_exception(defect)
                 else:
-                    for (_, answer), one in zip(some, told, strict=True):
-                        if not answer.done():
-                            answer.set_result(read_result(one))
+                    for one, result in zip(some, told, strict=True):
+                        if not one.answer.done():
+                            one.answer.set_result(read_result(result))
         finally:
             self._is_running[partition] = False
 
-    def _next(self, partition: int) -> list[_Waiting]:
-        some: list[_Waiting] = []
-        size = 0
-        while self._waiting[partition] and size < MOST_ARGUMENTS:
-            some.append(self._waiting[partition].pop(0))
-            size += len(some[-1][0])
+    def _next(self, partition: int) -> list[WaitingWrite]:
+        some: list[WaitingWrite] = []
+        weight = 0
+        while self._waiting[partition] and weight < self._most_weight:
+            some.append(self._waiting[partition].popleft())
+            weight += some[-1].weight
         return some
+
+
+class RedisCommits:
+    """Commits results."""
+
+    def __init__(self, partitions: JobPartitions, background: BackgroundTasks) -> None:
+        self._partitions = partitions
+        self._script = SharedScript(partitions, background, COMMIT, MOST_ARGUMENTS)
+
+    async def commit(self, work: ClaimedWork, results: Sequence[LineResult], dead: Sequence[DeadLetter]) -> WriteResult:
+        """Keeps the first result of each line, and counts it, and letters about such lines. Raises JobsUnavailable."""
+        letters = [part for letter in dead for part in (letter.line or 0, *LetterChange(letter).arguments())]
+        lines = [part for result in results for part in records.line_arguments(result)]
+        arguments = [*self._partitions.claim_of(work), len(dead), len(results), *letters, *lines]
+        return await self._script.write(work, arguments, len(arguments))

@@ -45,9 +45,11 @@ from gateway.store.jobs.redis.files import RedisJobFiles
 from gateway.store.jobs.redis.heard_claims import HeardClaims
 from gateway.store.jobs.redis.partitions import JobPartitions
 from gateway.store.jobs.redis.places import JobPlaces
+from gateway.store.jobs.redis.responses.event_logs import RedisEventLogs
+from gateway.store.jobs.redis.responses.kept_responses import RedisKeptResponses
 from gateway.store.jobs.redis.steps import RedisSteps
 from gateway.store.jobs.redis.writes import RedisWrites
-from gateway.store.jobs.responses.absent import AbsentEventLogs, AbsentKeptResponses
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.store.jobs.transitions import OpenBounds
 from gateway.store.redis_link.link import BackgroundTasks, Link
 from gateway.store.runs.redis import RedisRuns
@@ -75,6 +77,7 @@ class RedisJobStore:
         bounds: OpenBounds | None = None,
         following: Following = nothing_follows,
         *,
+        response_bounds: ResponseBounds | None = None,
         wall: Callable[[], float] | None = None,
         lease_s: float = LEASE_S,
         is_hasty: bool = False,
@@ -97,9 +100,11 @@ class RedisJobStore:
         bounds = bounds or OpenBounds()
         self._acceptance = RedisAcceptance(self._partitions, bounds, elsewhere, self._stop, self._background)
         self.files = RedisJobFiles(self._partitions, self._refuse_if_unfit, lambda: durability.calm_s)
-        self.events, self.responses = AbsentEventLogs(), AbsentKeptResponses()
         self.runs = RedisRuns(self._partitions, self._refuse_if_unfit)
         self._places = JobPlaces(self._partitions)
+        response_bounds = response_bounds or ResponseBounds()
+        self.events = RedisEventLogs(self._partitions, self._places, self._background, replica, response_bounds)
+        self.responses = RedisKeptResponses(self._partitions, self._refuse_if_unfit, response_bounds)
         self._writes = RedisWrites(self._partitions, self._steps, self._places)
         self.dead = RedisDeadLetters(self._partitions, self._steps, self._writes)
         self._heard = HeardClaims(self._claims, self._writes, self._places, self._background)
@@ -239,6 +244,7 @@ class RedisJobStore:
     async def aclose(self) -> None:
         """Waits for what is under way, and takes nothing more."""
         if not self._partitions.is_closed:
+            await self.events.aclose()
             await self._background.aclose(LAST_S)
             self._partitions.is_closed = True
             await asyncio.gather(*[link.aclose() for link in self._links])

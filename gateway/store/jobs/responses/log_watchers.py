@@ -13,10 +13,9 @@ class LogWatchers:
     def __init__(self) -> None:
         self._wakes: dict[str, list[Callable[[], None]]] = {}
 
-    @property
-    def ids(self) -> frozenset[str]:
-        """Returns the jobs that somebody watches."""
-        return frozenset(self._wakes)
+    def has(self, job_id: str) -> bool:
+        """Tells whether somebody watches a job."""
+        return job_id in self._wakes
 
     def watch(self, job_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Has `wake` called at each `wake` of the job; returns what ends that, which may be called again."""
@@ -36,3 +35,8 @@ class LogWatchers:
         """Wakes all who watch a job."""
         for wake in tuple(self._wakes.get(job_id, ())):
             wake()
+
+    def wake_all(self) -> None:
+        """Wakes everybody: something may have been missed."""
+        for job_id in tuple(self._wakes):
+            self.wake(job_id)

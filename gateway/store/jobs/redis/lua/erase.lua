@@ -17,7 +17,7 @@ local function erase(job)
   if parent_of(job) ~= '' then
     redis.call('ZREM', BASE .. ':c:' .. parent_of(job), job.id)
   end
-  redis.call('UNLINK', job.at)
+  redis.call('UNLINK', job.at, BASE .. ':ev:' .. job.id)
 end
 
 -- A job is not open any more.

@@ -1,0 +1,1 @@
+"""The logs of responses and the kept responses in the Redis."""
