@@ -135,7 +135,7 @@ class Gateway:
         self._overload = Shedding(container_bytes())
         self._jobs = build_jobs(
             *(self._policies, self._kept_clock, self._pipeline, self._admission, self._make_call),
-            *(self._telemetry.jobs, self._overload, self._pools),
+            *(self._telemetry.jobs, self._overload, self._pools, self._runs),
             only_works=only_works,
         )
         self._keepalive = KeepAlive(self._admission.waiting.describe)

@@ -84,6 +84,7 @@ def build_jobs(
     meter: JobMeter,
     shedding: Shedding,
     pools: Pools,
+    runs: RunTable,
     *,
     only_works: bool,
 ) -> JobWork | None:
@@ -125,6 +126,7 @@ def build_jobs(
             admission.budgets,
             lambda call: admission.costs.price(call, 0.0).most,  # the usual price, where it is known
         ),
+        tell_run=partial(runs.add, is_durable=True),
     )
 
 

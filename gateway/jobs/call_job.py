@@ -11,6 +11,7 @@ from typing import Any
 from gateway.clock import Clock
 from gateway.job_ports.jobs import JobStore
 from gateway.jobs.one_call import CallServer, TryResult
+from gateway.jobs.pipelines.steps import step_of
 from gateway.jobs.ports import StoredRequest
 from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import POISON
@@ -166,6 +167,7 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
         deadline_s=max(0.0, job.deadline - now),
         idempotency_key=None if key is None else key.encode("latin-1"),
         query=job.about.get(QUERY, "").encode("latin-1"),
+        step=step_of(job),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.call import Call, Reply
@@ -38,6 +38,20 @@ class StoredRequest(NamedTuple):
     """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
     query: bytes = b""
     """What the caller had behind the path, which goes to a provider, too."""
+    step: StepOfRun | None = None
+    """None: it is no step."""
+
+
+class StepOfRun(NamedTuple):
+    """The step of a pipeline's run that a request is made for."""
+
+    run: str
+    workflow: str
+    """The pipeline, as a model."""
+    step: str
+    usd_per_run: float | None
+    output: Mapping[str, Any] | None
+    """The rule for its answer, as in the pipeline's source; None: whatever its model's policy says."""
 
 
 class MakeCall(Protocol):

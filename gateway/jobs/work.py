@@ -31,7 +31,7 @@ from gateway.jobs.native.parts import NativeParts
 from gateway.jobs.one_call import CallServer
 from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLooks
-from gateway.jobs.pipelines.run import PipelineRuns
+from gateway.jobs.pipelines.run import PipelineRuns, TellRun, tell_nobody
 from gateway.jobs.ports import JobMeter, MakeCall, NativeAccounts, ProviderBatches, ServeCall
 from gateway.jobs.responses.chores import ResponseChores
 from gateway.jobs.responses.foreground import ForegroundResponses
@@ -76,14 +76,17 @@ class JobWork:
         works: bool = True,
         waits: bool = True,
         native: tuple[ProviderBatches, NativeAccounts, Callable[[Call], float]] | None = None,
+        tell_run: TellRun = tell_nobody,
     ) -> None:
         """`serve` is the pipeline's `handle`, `may_begin` the worker's, `is_holding` the delay queue's; `open_store`,
         `has_jobs`, `nothing`, `waits` the engine's; `outwards` lead to endpoints of the config, and guarded to all others.
 
         `works` says whether jobs run here, or are only taken and shown. `native` are providers' own Batch APIs, who books
-        what is paid there, and what a call is reckoned with in a budget; None: all lines run here.
+        what is paid there, and what a call is reckoned with in a budget; None: all lines run here. `tell_run` hears what
+        becomes of runs of pipelines.
         """
         self._native = native
+        self._tell_run = tell_run
         self._may_begin = may_begin
         self._policies = policies
         self._clock = clock
@@ -156,8 +159,9 @@ class JobWork:
         deliveries = Deliveries(store, self.hooks, self.hook_urls, clock, draw)
         replays = ReplayJobs(store, Again(store, blobs, clock, default), clock)
         parts = self._parts = self._make_parts(store, chunks)
+        changed = self.service.watchers.changed
         steps = RunChildren(blobs, rules_of, self._usd_of)
-        runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, self.service.watchers.changed)
+        runs = PipelineRuns(store, RunLooks(store, blobs), steps, clock, self._count_of, changed, self._tell_run)
         forgetting = ResponseChores(store, clock)
         responses = ResponseJobs(store, self._response_server, clock, rules_of, draw, self._lives, forgetting.ended)
 
@@ -192,7 +196,6 @@ class JobWork:
         sweep = BlobSweep(store, blobs, clock)
         cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
-        changed = self.service.watchers.changed
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
         return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)
 

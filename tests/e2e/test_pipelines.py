@@ -78,7 +78,12 @@ async def test_a_pipeline_answers_as_a_model(gateway: Running) -> None:
     assert asked[-1].startswith("in 5 words: ")
     assert {"The first part. ", "The other part."} <= set(asked)
     listed = orjson.loads((await ask(gateway.url, get("/v1/files", WEB))).body)
-    assert listed["data"] == []
+    assert listed["data"] == []  # what steps have answered is the run's own
+    jobs = orjson.loads((await ask(gateway.url, get("/v1/jobs", WEB))).body)
+    assert [one["id"] for one in jobs["data"]] == [run_id]
+    told = orjson.loads((await ask(gateway.url, get(f"/v1/runs/{run_id}", WEB))).body)
+    assert (told["workflow"], told["outcome"], told["calls"]["all"]) == ("pipelines/report", "succeeded", 5)
+    assert {task["task"] for task in told["tasks"]} == {"parts", "facts", "report"}
 
 
 async def test_the_sdk_gets_it_whole_and_as_a_stream(gateway: Running) -> None:

@@ -15,6 +15,7 @@ from gateway.ingress import parse, passthrough
 from gateway.ingress.differences import refuse_other_readings
 from gateway.ingress.large_bodies import LargeBodies
 from gateway.ingress.peek import Peeked, peek, read_fields
+from gateway.ingress.pipelines.steps import StepRules, part_of_step
 from gateway.ingress.routes import ENDPOINTS
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
@@ -41,6 +42,7 @@ class CallMaker:
         self._clock = clock
         self._plans = RoutePlans(policies.current)
         self._large_bodies = LargeBodies()
+        self._steps = StepRules()
         self._keys: tuple[PolicySnapshot | None, dict[str, Key]] = None, {}
 
     async def __call__(self, request: StoredRequest) -> Call:
@@ -53,6 +55,7 @@ class CallMaker:
         if plan.is_restricted:
             refuse_other_readings(key, endpoint, peeked.parsed or (), request.body, dict(request.headers))
         now = self._clock.monotonic()
+        step = request.step
         return Call(
             id=request.id,
             endpoint=endpoint,
@@ -79,7 +82,8 @@ class CallMaker:
             large=peeked.large,
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
-            output=plan.output,
+            output=plan.output if step is None else self._steps.rule_of(step, plan),
+            part=None if step is None else part_of_step(policy, step),
         )
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:

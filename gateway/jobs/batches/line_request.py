@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.jobs.one_call import JSON
+from gateway.jobs.pipelines.steps import step_of
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.batches.marks import ENDPOINT
 from gateway.policy.batches.tier import with_tier
@@ -27,4 +28,5 @@ def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, pars
         deadline_s=max(0.0, left_s),
         group_most=rules.batches.group_embeddings,
         parsed=parsed if sent is body else None,
+        step=step_of(job),
     )

@@ -19,8 +19,8 @@ from gateway.policy.jobs.ids import BATCH, JOB, derived_child_id
 from gateway.policy.jobs.job import CHECK, ClaimedWork, Job, JobKind, JobState, NewJob, Stage
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.pipelines.advance import StepPart, StepStart
-from gateway.policy.pipelines.carried import AT_ONCE, ITEMS, OUTPUT, PART, RETRIES, STEP, UNASKED
-from gateway.policy.pipelines.plan import PATHS, Step
+from gateway.policy.pipelines.carried import AT_ONCE, ITEMS, MODEL, OUTPUT, PART, RETRIES, STEP, UNASKED, USD_PER_RUN
+from gateway.policy.pipelines.plan import PATHS, PipelinePlan, Step
 
 HEADERS = (("content-type", "application/json"),)
 FILES_LAST_S = 86_400.0
@@ -43,15 +43,15 @@ class RunChildren:
         self._rules_of = rules_of
         self._usd_of = usd_of
 
-    async def make(self, work: ClaimedWork, start: StepStart, now: float) -> NewJob:
+    async def make(self, work: ClaimedWork, plan: PipelinePlan, start: StepStart, now: float) -> NewJob:
         """Returns the child that is to begin; its blob, if it has one, is kept. Raises JobsUnavailable."""
         if start.step.for_each is not None:
-            return await self._batch(work, start, now)
-        return await self._call(work.job, start, now)
+            return await self._batch(work, plan, start, now)
+        return await self._call(work.job, plan, start, now)
 
-    async def _call(self, run: Job, start: StepStart, now: float) -> NewJob:
+    async def _call(self, run: Job, plan: PipelinePlan, start: StepStart, now: float) -> NewJob:
         (body,) = start.requests
-        about = {"endpoint": PATHS[start.endpoint], "headers": HEADERS, **_about(start)}
+        about = {"endpoint": PATHS[start.endpoint], "headers": HEADERS, **_about(plan, start)}
         job = replace(_child(run, start, now, JobKind.CALL), about=about, model=start.models[0])
         rules = self._rules_of(job)
         attempts = rules.attempts if start.step.retries is None else start.step.retries + 1
@@ -59,7 +59,7 @@ class RunChildren:
         usd = await self._usd_of(new)
         return replace(new, job=replace(new.job, segment=segment_of(rules.segments, usd)))
 
-    async def _batch(self, work: ClaimedWork, start: StepStart, now: float) -> NewJob:
+    async def _batch(self, work: ClaimedWork, plan: PipelinePlan, start: StepStart, now: float) -> NewJob:
         job = _child(work.job, start, now, JobKind.BATCH)
         blob = f"{marks.batch_folder(job.id)}/input.{work.fence}"
         await self._write(blob, start)
@@ -74,7 +74,7 @@ class RunChildren:
             ITEMS: len(start.requests),
             UNASKED: start.failed,
             AT_ONCE: start.step.max_concurrency,
-            **_about(start),
+            **_about(plan, start),
         }
         rules = self._rules_of(job)
         job = replace(job, about=about, stage=Stage.CHECK, segment=segment_of(rules.segments, None))
@@ -125,9 +125,11 @@ def _child(run: Job, start: StepStart, now: float, kind: JobKind) -> Job:
     )
 
 
-def _about(start: StepStart) -> Mapping[str, Any]:
+def _about(plan: PipelinePlan, start: StepStart) -> Mapping[str, Any]:
     step = start.step
-    told: dict[str, Any] = {STEP: step.name, PART: int(start.part)}
+    told: dict[str, Any] = {STEP: step.name, PART: int(start.part), MODEL: plan.model_name}
+    if plan.usd_per_run is not None:
+        told[USD_PER_RUN] = plan.usd_per_run
     if step.retries is not None:
         told[RETRIES] = step.retries
     if step.output is not None and start.part is not StepPart.REPAIR:

@@ -18,7 +18,7 @@ from gateway.jobs.pipelines.children import RunChildren
 from gateway.jobs.pipelines.looking import RunLook, RunLooks
 from gateway.jobs.running import LAST_RETRY_S, RunningWork
 from gateway.policy.jobs.errors import JobsUnavailable
-from gateway.policy.jobs.job import JobEnd, JobError, JobFlag, JobState, StoredAnswer
+from gateway.policy.jobs.job import Job, JobEnd, JobError, JobFlag, JobState, StoredAnswer
 from gateway.policy.pipelines.advance import (
     RUN_BUDGET_EXCEEDED,
     Decision,
@@ -33,6 +33,8 @@ from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure
 from gateway.policy.pipelines.carried import SETTLED, STEPS, CarriedRun, carried_by, plan_of
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.pipelines.splitting import Count
+from gateway.policy.runs.run import RunChange, told
+from gateway.policy.runs.workflow import RunOutcome
 
 MOST_CRASHES = 3
 """A run whose worker has died so often with it is not advanced again: it would take the gateway with it each time."""
@@ -42,6 +44,12 @@ LARGE_BYTES = 262_144
 """Runs that carry more are decided upon in a thread: to divide a long text takes its time."""
 HEADERS = (("content-type", "application/json"),)
 log = logging.getLogger("gateway.jobs")
+TellRun = Callable[[str, str, RunChange], None]
+"""Hears of a run: its tenant, its id, and what is to be added to it."""
+
+
+def tell_nobody(_tenant: str, _run: str, _change: RunChange) -> None:
+    """Counts nothing."""
 
 
 class PipelineRuns:
@@ -55,8 +63,13 @@ class PipelineRuns:
         clock: Clock,
         count: Callable[[str], Count],
         changed: Callable[[str], None] = lambda _id: None,
+        tell: TellRun = tell_nobody,
     ) -> None:
-        """`count` gives what counts the tokens of a model; `changed` hears the ids of children of which there is news."""
+        """`count` gives what counts the tokens of a model; `changed` hears the ids of children of which there is news.
+
+        `tell` hears what has become of runs.
+        """
+        self._tell = tell
         self._store = store
         self._looks = looks
         self._children = children
@@ -103,7 +116,7 @@ class PipelineRuns:
             await self._stop_children(look.running, work.job.tenant)
             await self._fail(running, decision.why, look)
         else:
-            await self._go_on(running, decision, look)
+            await self._go_on(running, plan, decision, look)
 
     async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook) -> Decision:
         states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
@@ -112,11 +125,11 @@ class PipelineRuns:
             return await asyncio.to_thread(advance, plan, states)
         return advance(plan, states)
 
-    async def _go_on(self, running: RunningWork, decision: Decision, look: RunLook) -> None:
+    async def _go_on(self, running: RunningWork, plan: PipelinePlan, decision: Decision, look: RunLook) -> None:
         """Parks the run, with what begins now."""
         work, now = running.work, self._clock.wall()
         starts = decision.steps if isinstance(decision, Start) else ()
-        children = [await self._children.make(work, start, now) for start in starts]
+        children = [await self._children.make(work, plan, start, now) for start in starts]
         begun: Mapping[str, int] = work.job.marks.get(STEPS, {})
         marks = {
             STEPS: {**begun, **{start.step.name: int(start.part) for start in starts}},
@@ -134,17 +147,24 @@ class PipelineRuns:
         body = answer_body(carried.endpoint, job.id, plan.model_name, end.output, tally, self._clock.wall())
         answer = StoredAnswer(200, [*HEADERS, *run_headers(job.id, look.steps)], body)
         marks = {SETTLED: len(plan.steps)}
-        await running.finish(self._store, JobEnd(JobState.SUCCEEDED, None, answer, tally, marks, is_attempt=True))
+        if await running.finish(self._store, JobEnd(JobState.SUCCEEDED, None, answer, tally, marks, is_attempt=True)):
+            self._tell_of(job, is_ok=True)
 
     async def _fail(self, running: RunningWork, why: StepError, look: RunLook | None = None) -> None:
         job = running.work.job
         is_spent = why.error_class == RUN_BUDGET_EXCEEDED
-        told = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
-        error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, told, self._clock.wall())
+        message = f"{why.step}: {why.error_class}: {why.message}" if why.step else f"{why.error_class}: {why.message}"
+        error = JobError(RUN_BUDGET_EXCEEDED if is_spent else PipelineFailed.code, message, self._clock.wall())
         headers = [*HEADERS, *run_headers(job.id, {} if look is None else look.steps), ("x-should-retry", "false")]
         answer = StoredAnswer(429 if is_spent else PipelineFailed.status, headers, failure_body(job.id, why))
         tally = None if look is None else look.tally
-        await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True))
+        if await running.finish(self._store, JobEnd(JobState.FAILED, error, answer, tally, is_attempt=True)):
+            self._tell_of(job, is_ok=False)
+
+    def _tell_of(self, job: Job, *, is_ok: bool) -> None:
+        """Says what has become of a run, for whoever counts runs."""
+        outcome = RunOutcome.SUCCEEDED if is_ok else RunOutcome.FAILED
+        self._tell(job.tenant, job.id, told(self._clock.wall(), workflow=job.model, outcome=str(outcome)))
 
     async def _stop_children(self, ids: Sequence[str], tenant: str) -> None:
         """Has children stop whose run has ended, or is about to. Raises JobsUnavailable."""

@@ -23,6 +23,7 @@ from gateway.errors import (
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.retry import retry
 from gateway.policy.retry.budgets import attempts_by_cost
+from gateway.policy.runs.errors import RunBudgetExceeded
 
 PUT_OFF_S: Final = 5.0
 """The wait of a call that was refused by somebody who could not say for how long."""
@@ -68,6 +69,8 @@ def verdict_of_error(error: GatewayError) -> WorkVerdict:
     """Returns what one of the gateway's own errors means for the work that met it."""
     if isinstance(error, ShuttingDown):
         return WorkVerdict(Outcome.INTERRUPTED)
+    if isinstance(error, RunBudgetExceeded) and not error.should_retry:
+        return WorkVerdict(Outcome.PERMANENT)  # its run has had enough, and gets no more
     if isinstance(error, AdmissionDenied | DeadlineExceeded | KeyInUse):  # the key's answer is being made elsewhere
         told_s = PUT_OFF_S if error.retry_after_s is None else error.retry_after_s
         return WorkVerdict(Outcome.PUT_OFF, min(max(told_s, 0.1), LONGEST_PUT_OFF_S))

@@ -34,6 +34,10 @@ RETRIES: Final = "retries"
 """In `about` of a child: how often it is tried again; absent: as its model's rules say."""
 OUTPUT: Final = "output"
 """In `about` of a child: the rule for its answers."""
+MODEL: Final = "pipeline_model"
+"""In `about` of a child: its run's pipeline, as a model."""
+USD_PER_RUN: Final = "usd_per_run"
+"""In `about` of a child: what its run may cost."""
 
 
 class CarriedRun(NamedTuple):

@@ -1,0 +1,27 @@
+"""Runs of pipelines in real processes: five stages, money by the provider's own ledger, and kill -9 on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.run_kills import run_through_kills
+
+
+async def test_five_stages_cost_what_the_providers_ledger_says(tmp_path: Path) -> None:
+    found = await run_through_kills(tmp_path, 50, kills=0, seed=1)
+
+    assert found.job["status"] == "succeeded", found.job
+    assert found.answer["choices"][0]["message"]["content"] == "done: report short: 5 of 50"
+    assert found.steps == "extract:1 language:1 clause:45/50 summary:1(repaired) report:1"
+    assert found.paid == found.least
+    assert found.job["cost_usd"] == pytest.approx(found.paid_usd, abs=1e-7)
+
+
+async def test_five_stages_survive_kill_9(tmp_path: Path) -> None:
+    found = await run_through_kills(tmp_path, 30, kills=3, seed=7)
+
+    assert found.answer["choices"][0]["message"]["content"] == "done: report short: 3 of 30"
+    assert "Traceback" not in found.said
+    assert found.paid <= found.least + 3 * 31, found.sentence()  # what was in flight at a kill
