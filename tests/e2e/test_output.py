@@ -10,8 +10,9 @@ import openai
 import orjson
 import pytest
 
+from gateway.emulator.faults import parse_script_entry
 from tests.e2e.conftest import StartGateway
-from tests.e2e.harness import KEYS, Running, config_of, until
+from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post, until
 
 QUESTION: Any = [{"role": "user", "content": "hello there"}]
 SCHEMA = {
@@ -105,3 +106,22 @@ async def test_a_changed_schema_is_read_again(start: StartGateway, tmp_path: Pat
     await gateway.stop()
     assert before.models["filed"].output != after.models["filed"].output
     assert before.models["filed"].caching.version != after.models["filed"].caching.version
+
+
+async def test_who_waits_for_a_held_stream_is_kept_alive_and_hears_of_its_end(
+    start: StartGateway, tmp_path: Path
+) -> None:
+    """Comments have taken the status with them: that no answer keeps the rule is an event then."""
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "queue.yaml").write_text("default: {keepalive_after: 50ms}\n")
+    make = keeping(tmp_path, held={"schema": f"{tmp_path}/schema.json", "stream": "buffer"})
+    gateway = await start(lambda url: {**make(url), "policies": f"{tmp_path}/policies"})
+    gateway.emulator.emulator.faults.script("*", [parse_script_entry({"fault": "slow_first_token", "seconds": 0.3})])
+    body = orjson.dumps({"model": "held", "stream": True, "messages": QUESTION})
+    async with connect(gateway.url) as peer:
+        peer.send(post("/v1/chat/completions", body, f"authorization: Bearer {WEB_KEY}"))
+        answer = await peer.response()
+    assert (answer.status, answer.body.startswith(b": waiting for main/gpt-4o")) == (200, True)
+    assert b'"code":"output_invalid"' in answer.body
+    assert b"emulated" not in answer.body
+    await gateway.stop()
