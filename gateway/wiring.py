@@ -47,6 +47,7 @@ from gateway.store.jobs.opening import (
     open_redis_blobs,
     open_redis_jobs,
 )
+from gateway.store.jobs.responses.bounds import ResponseBounds
 from gateway.upstream.outwards import open_outwards
 from gateway.upstream.pools import Pools
 from gateway.upstream.provider_batches import HttpProviderBatches
@@ -132,12 +133,12 @@ def build_jobs(
 
 async def _open_store(settings: JobSettings, wall: Callable[[], float], following: CountedEnds) -> JobStore:
     following.start()
-    bounds = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+    in_all, per_tenant = settings.max_open_jobs, settings.max_open_jobs_per_tenant
+    of_responses = ResponseBounds(tenant_bytes=settings.max_response_bytes_per_tenant)
     if settings.redis is None:
-        store = await asyncio.to_thread(open_jobs, settings.store, wall, *bounds, following)
+        store = await asyncio.to_thread(open_jobs, settings.store, wall, in_all, per_tenant, following, of_responses)
         forget_copies(settings.store)
         return store
-    in_all, per_tenant = bounds
     return await open_redis_jobs(
         settings.redis,
         replica=token_hex(8),
@@ -145,6 +146,7 @@ async def _open_store(settings: JobSettings, wall: Callable[[], float], followin
         per_tenant=per_tenant,
         accept=settings.accept,
         following=following,
+        response_bounds=of_responses,
     )
 
 

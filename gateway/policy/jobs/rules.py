@@ -37,6 +37,8 @@ class JobSettings:
     max_file_bytes: int = 512 * 1024 * 1024
     max_bytes: int = 50 * 1024**3
     max_bytes_per_tenant: int = 20 * 1024**3
+    max_response_bytes_per_tenant: int = 1024**3
+    """Of kept responses; those put first go early."""
     min_free_bytes: int = 1024**3
     max_open_jobs: int = 1_000_000
     max_open_jobs_per_tenant: int = 100_000

@@ -136,7 +136,7 @@ async def test_those_put_first_go_early_where_there_is_no_room(
     assert await there(responses, *[f"r{number}" for number in range(6)]) == ["r0", "r3", "r4", "r5"]
     assert await there(responses, "theirs", tenant="u") == ["theirs"]
     assert responses.early == 2
-    assert sum("max_bytes_per_tenant" in record.getMessage() for record in caplog.records) == 1
+    assert sum("max_response_bytes_per_tenant" in record.getMessage() for record in caplog.records) == 1
 
     await responses.put(jobs.response("large", body=b"x" * 700))
     assert await there(responses, *[f"r{number}" for number in range(6)], "large") == ["r5", "large"]

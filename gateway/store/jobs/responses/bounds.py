@@ -51,6 +51,6 @@ class EarlyResponses:
             self._has_warned = True
             log.warning(
                 "No room for all responses of a tenant: the oldest are forgotten early, and previous_response_id cannot go on "
-                "from them. Raise responses.max_bytes_per_tenant (now %d).",
+                "from them. Raise jobs.max_response_bytes_per_tenant (now %d).",
                 self._bounds.tenant_bytes,
             )
