@@ -17,9 +17,10 @@ from gateway.jobs.running import RunningWork
 from gateway.policy.jobs.dead_letters import POISON
 from gateway.policy.jobs.errors import JobsUnavailable
 from gateway.policy.jobs.job import Job, JobEnd, JobError, JobState, Tally, WriteResult
-from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY, QUERY
+from gateway.policy.jobs.job_request import IDEMPOTENCY_KEY, QUERY, RUN_WORDS
 from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.runs.workflow import RunWords
 from gateway.words import Usage
 
 MOST_CRASHES = 3
@@ -166,6 +167,7 @@ def request_of(job: Job, body: bytes, now: float) -> StoredRequest:
         lane=job.lane,
         deadline_s=max(0.0, job.deadline - now),
         idempotency_key=None if key is None else key.encode("latin-1"),
+        part=RunWords(*job.about.get(RUN_WORDS, ())),
         query=job.about.get(QUERY, "").encode("latin-1"),
         step=step_of(job),
     )

@@ -19,7 +19,7 @@ from gateway.policy.batches.line_rules import bare_provider
 from gateway.policy.jobs.errors import DedupeConflict, JobNeedsProviderKey
 from gateway.policy.jobs.ids import DRAW_BYTES, JOB, RUN, new_id
 from gateway.policy.jobs.job import Accepted, Job, JobFlag, JobKind, JobPage, JobQuery, JobState, NewJob, StoredAnswer
-from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, QUERY, URGENT_FROM, JobOptions
+from gateway.policy.jobs.job_request import FINGERPRINT, IDEMPOTENCY_KEY, QUERY, RUN_WORDS, URGENT_FROM, JobOptions
 from gateway.policy.jobs.rules import JobRules, SegmentRules
 from gateway.policy.reuse.keys import LARGE_BYTES, fingerprint
 from gateway.policy.webhooks.events import REQUEST_URL
@@ -139,6 +139,7 @@ class JobService:
         key = None if call.idempotency_key is None else call.idempotency_key.decode("latin-1")
         keyed = {} if key is None else {IDEMPOTENCY_KEY: key, FINGERPRINT: fingerprint_of(call)}
         dedupe_key = options.dedupe_key or (key if dedupes else None)
+        part = call.part
         endpoint, query = f"/v1{call.endpoint.path}", call.query.decode("latin-1")
         job = Job(
             id=job_id,
@@ -161,6 +162,7 @@ class JobService:
                 "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in call.headers],
                 **({REQUEST_URL: options.webhook} if options.webhook else {}),
                 **({QUERY: query} if query else {}),
+                **({} if part is None else {RUN_WORDS: [part.workflow, part.run, part.task]}),
                 **keyed,
             },
         )

@@ -10,6 +10,7 @@ from gateway.policy.jobs.dead_letters import DeadGroup
 from gateway.policy.jobs.job import Job, JobState
 from gateway.policy.jobs.lines import LineResult
 from gateway.policy.native.remote import RemoteBatch
+from gateway.policy.runs.workflow import RunWords
 from gateway.policy.snapshot import Key, Provider
 from gateway.words import Lane
 
@@ -36,6 +37,8 @@ class StoredRequest(NamedTuple):
     """The body, read, where it is known to be one that all parsers read alike: then nobody reads it again."""
     idempotency_key: bytes | None = None
     """It is served under the record of this key, as if its caller had sent it again: whoever runs first pays."""
+    part: RunWords = RunWords()
+    """Which part of which run its call is."""
     query: bytes = b""
     """What the caller had behind the path, which goes to a provider, too."""
     step: StepOfRun | None = None

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import end_of, with_jobs
 from tests.e2e.harness import (
     ADMIN_KEY,
     KEYS,
@@ -134,3 +135,17 @@ async def test_a_call_may_say_it_otherwise(start: StartGateway, tmp_path: Path, 
     await gateway.stop()
     (record,) = (one for one in gateway.records if one["event"] == "call")
     assert (record["workflow"], record["run"], record["task"]) == ("invoice", "r", "extract")
+
+
+async def test_a_job_is_a_part_of_the_run_that_its_caller_named(start: StartGateway, tmp_path: Path) -> None:
+    gateway = await start(with_jobs(tmp_path))
+    names = "x-gateway-run: by-night", "x-gateway-step: letter[7]"
+    for path, body in (
+        ("/v1/chat/completions", chat()),
+        ("/v1/jobs", {"endpoint": "/v1/chat/completions", "body": chat()}),
+    ):
+        taken = await exchange(gateway, post(path, body, WEB, *names, "prefer: respond-async"))
+        assert taken.status == 202
+        await end_of(gateway.url, orjson.loads(taken.body)["id"])
+    _, run = await look(gateway, "/v1/runs/by-night")
+    assert [(task["task"], task["calls"]["all"]) for task in run["tasks"]] == [("letter", 2)]

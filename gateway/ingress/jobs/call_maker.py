@@ -19,6 +19,7 @@ from gateway.ingress.pipelines.steps import StepRules, part_of_step
 from gateway.ingress.routes import ENDPOINTS
 from gateway.jobs.ports import StoredRequest
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.policy.runs.part import part_of
 from gateway.policy.snapshot import Key, Policies, PolicySnapshot
 from gateway.words import Endpoint
 
@@ -83,7 +84,7 @@ class CallMaker:
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
             output=plan.output if step is None else self._steps.rule_of(step, plan),
-            part=None if step is None else part_of_step(policy, step),
+            part=part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step),
         )
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:

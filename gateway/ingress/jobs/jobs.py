@@ -28,6 +28,7 @@ from gateway.policy.jobs.job_object import POLL_AFTER_S, show_job, show_page
 from gateway.policy.jobs.job_request import read_options
 from gateway.policy.openai.headers import request_headers
 from gateway.policy.process import Server
+from gateway.policy.runs.part import run_words
 from gateway.policy.snapshot import Key, Policies
 from gateway.words import Lane
 
@@ -82,6 +83,7 @@ class JobRoutes:
             tenant=tenant,
             lane=_lane(key, index, asked.get("lane")),
             deadline_s=parse.MAX_DEADLINE_S,
+            part=run_words(index),
         )
         call = await self._make_call(stored)
         call.credential = credential

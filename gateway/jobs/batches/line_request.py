@@ -10,7 +10,9 @@ from gateway.jobs.ports import StoredRequest
 from gateway.policy.batches.marks import ENDPOINT
 from gateway.policy.batches.tier import with_tier
 from gateway.policy.jobs.job import Job
+from gateway.policy.jobs.job_request import RUN_WORDS
 from gateway.policy.jobs.rules import JobRules
+from gateway.policy.runs.workflow import RunWords
 
 
 def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, parsed: dict[str, Any]) -> StoredRequest:
@@ -26,6 +28,7 @@ def request_of(job: Job, rules: JobRules, now: float, id: str, body: bytes, pars
         tenant=job.tenant,
         lane=job.lane,
         deadline_s=max(0.0, left_s),
+        part=RunWords(*job.about.get(RUN_WORDS, ())),
         group_most=rules.batches.group_embeddings,
         parsed=parsed if sent is body else None,
         step=step_of(job),

@@ -37,6 +37,8 @@ IDEMPOTENCY_KEY: Final = "idempotency_key"
 """In `about`: the key under whose record the job's call is served."""
 QUERY: Final = "query"
 """In `about`: what the caller had behind the path, where there was anything."""
+RUN_WORDS: Final = "run_words"
+"""In `about`: the workflow, run and task that the job's calls are parts of, where they are of any."""
 FINGERPRINT: Final = "fingerprint"
 """In `about` of a job with such a key: the digest of its request, in hexadecimal digits."""
 _HEADER_OF: Final = {
