@@ -21,6 +21,7 @@ from gateway.policy.output.rules import OutputResult, OutputRule, Violation
 from gateway.policy.output.schema import OutputSchema
 from gateway.policy.output.streamed import StreamedTexts
 from gateway.policy.retry.budgets import Reserved, Retry
+from gateway.policy.runs.step_request import StepAsk
 from gateway.policy.runs.workflow import RunPart
 from gateway.policy.snapshot import Key, Model, PolicySnapshot
 from gateway.words import Attempt, Endpoint, Kept, Lane, Usage
@@ -210,6 +211,8 @@ class Call:
     """The call that goes in place of this one and others, and how many they are together; None: it goes alone."""
     lowered: LoweredCall | None = None
     """What it asks its provider for instead, because its model is slow; None: what its caller asked for."""
+    step: StepAsk | None = None
+    """The step of its run that it is; None: it is none."""
     part: RunPart | None = None
     """Which part of which run it is; None: of none, as far as it has said."""
     objects: Concern | None = None

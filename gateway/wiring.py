@@ -105,7 +105,7 @@ def build_jobs(
     def following(ended: Job) -> Sequence[NewJob]:
         return deliveries_of(ended, policies.current.webhooks)
 
-    return JobWork(
+    work = JobWork(
         policies,
         clock,
         pipeline.handle,
@@ -129,6 +129,8 @@ def build_jobs(
         ),
         tell_run=partial(runs.add, is_durable=True),
     )
+    pipeline.steps.kept.open, work.engine.last_users = work.engine.store, pipeline.steps.drain
+    return work
 
 
 async def _open_store(settings: JobSettings, wall: Callable[[], float], following: CountedEnds) -> JobStore:

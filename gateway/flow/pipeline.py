@@ -38,6 +38,7 @@ from gateway.flow.reuse.stats import Savings
 from gateway.flow.runs.fuse import RunFuse
 from gateway.flow.runs.table import RunTable
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, estimated_usage
+from gateway.flow.steps.step_calls import StepCalls
 from gateway.policy.objects.rules import ObjectRules
 from gateway.policy.openai.headers import passthrough_response_headers, response_headers
 from gateway.policy.openai.usage import estimate_tokens
@@ -73,6 +74,7 @@ class Pipeline:
         "_slow",
         "ownership",
         "replays",
+        "steps",
     )
 
     def __init__(
@@ -106,6 +108,7 @@ class Pipeline:
         self._slow = SlowModels(clock, admission.gates)
         self.ownership = Ownership(store.objects)
         self.replays = Replays(clock if kept_clock is None else kept_clock, self._accounts, store, self._answer)
+        self.steps = StepCalls(self._clock if kept_clock is None else kept_clock, self._accounts, store, self._paid)
         self._returned = response_headers()
         self._returned_as_is = passthrough_response_headers()
 
@@ -115,7 +118,13 @@ class Pipeline:
         When the reply has `chunks`, the account is settled when they end; in all other cases before this returns.
         """
         self._accounts.opened()
-        if call.part is not None and call.part.run and self._fuse is not None:
+        if call.part is not None and call.part.run:
+            return self._paid(call) if call.step is None else self.steps.serve(call, call.step)
+        return self._begun(call)
+
+    def _paid(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        """Serves a call of a run that no kept step answers."""
+        if call.part is not None and self._fuse is not None:
             return self._in_run(call, call.part, self._fuse)
         return self._begun(call)
 

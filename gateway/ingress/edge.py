@@ -107,7 +107,7 @@ class Edge:
                 else:
                     reply = await handle(call)
             except AdmissionDenied as refusal:
-                if self._async_answers is None or served.kept_alive:
+                if self._async_answers is None or served.kept_alive or call.step is not None:
                     raise
                 reply = await self._async_answers.in_place_of(call, refusal)
             if reply.chunks is None and not call.stream and not cycle.flow.write_paused:

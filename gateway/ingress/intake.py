@@ -20,9 +20,12 @@ from gateway.ingress.peek import Peeked, peek
 from gateway.ingress.pipelines.answers import await_run
 from gateway.ingress.runs.parts import find_part, names_part, without_own_baggage
 from gateway.ingress.served import ServedRequest
+from gateway.policy.jobs.errors import JobsOff
 from gateway.policy.jobs.job_request import responds_async
 from gateway.policy.openai import headers as allow_lists
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
+from gateway.policy.runs.part import STEP
+from gateway.policy.runs.step_request import read_step
 from gateway.policy.snapshot import Policies, PolicySnapshot
 
 
@@ -175,6 +178,11 @@ class Intake:
                 call.headers = without_own_baggage(forwarded)
         if (served.has_options and names_part(index)) or peeked.metadata is not None or key.workflow:
             call.part = find_part(policy, key, index, peeked.metadata)
+            if STEP in index and call.method == "POST":
+                if not policy.jobs.is_on:
+                    raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
+                call.step = read_step(index, "" if call.part is None else call.part.run)
+                call.idempotency_key = None  # the step says what is the same
         return call
 
     def _plans_of(self, policy: PolicySnapshot) -> RoutePlans:

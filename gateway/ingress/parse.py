@@ -26,6 +26,7 @@ _JSON_TYPE = (b"content-type", b"application/json")
 _ONE_ONLY = frozenset(
     b"authorization x-api-key api-key content-type content-length content-encoding host x-request-id "
     b"x-gateway-deadline-ms x-gateway-lane x-gateway-tenant idempotency-key "
+    b"x-gateway-step x-gateway-step-on-change "
     b"x-gateway-webhook x-gateway-run-at x-gateway-priority x-gateway-dedupe x-gateway-debounce".split()
 ).union(run_parts.HEADERS)
 OPTIONS = frozenset(

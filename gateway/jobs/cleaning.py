@@ -12,6 +12,7 @@ from gateway.clock import Clock
 from gateway.job_ports.blobs import Blobs
 from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsUnavailable
+from gateway.policy.jobs.rules import JobRules
 
 EVERY_S = 60.0
 AT_ONCE = 500
@@ -32,8 +33,9 @@ class JobCleaning:
         keep_s: Callable[[], float],
         remembered: Callable[[], Sequence[str]] = tuple,
         forget: Callable[[str], None] = lambda _id: None,
+        keep_runs_s: Callable[[], float] = lambda: JobRules().keep_runs_s,
     ) -> None:
-        """`keep_s` tells for how many seconds jobs are kept after their end.
+        """`keep_s` tells for how many seconds jobs are kept after their end, `keep_runs_s` runs since they were last touched.
 
         `remembered` are the ids of jobs of which this process remembers something, `forget` does away with that.
         """
@@ -43,6 +45,7 @@ class JobCleaning:
         self._blobs = blobs
         self._clock = clock
         self._keep_s = keep_s
+        self._keep_runs_s = keep_runs_s
 
     async def run_always(self) -> None:
         """Clears away once a minute until it is cancelled."""
@@ -59,6 +62,9 @@ class JobCleaning:
         """Forgets old jobs and removes what nobody needs, as far as one minute's steps go. Raises JobsUnavailable."""
         for _ in range(MOST_STEPS):
             if await self._store.forget_ended(self._clock.wall() - self._keep_s(), AT_ONCE) < AT_ONCE:
+                break
+        for _ in range(MOST_STEPS):
+            if await self._store.runs.trim(self._clock.wall() - self._keep_runs_s(), AT_ONCE) < AT_ONCE:
                 break
         for _ in range(MOST_STEPS):
             garbage = await self._store.files.find_garbage(AT_ONCE)

@@ -53,6 +53,8 @@ class JobEngine:
         """There are jobs, or somebody has asked for some: a store that cannot be opened now is opened later."""
         self._is_closed = False
         self._tried_at: float | None = None
+        self.last_users: Callable[[float], Awaitable[None]] | None = None
+        """Waits for so long at most until nobody else needs the store: it closes after that."""
         self.problem = ""
         """Why there are no jobs at present; empty: there are, or nobody has asked for any yet."""
 
@@ -111,9 +113,12 @@ class JobEngine:
         self._is_closed = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        if self._worker is not None:
-            await self._worker.drain(grace_s)
-            await self._worker.aclose()
+        worker, users = self._worker, self.last_users
+        await asyncio.gather(
+            *([] if worker is None else [worker.drain(grace_s)]), *([] if users is None else [users(grace_s)])
+        )
+        if worker is not None:
+            await worker.aclose()
         if self._store is not None:
             await self._store.aclose()
 

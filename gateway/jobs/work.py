@@ -193,8 +193,11 @@ class JobWork:
         def keep_s() -> float:
             return default().keep_jobs_s
 
+        def keep_runs_s() -> float:
+            return default().keep_runs_s
+
         sweep = BlobSweep(store, blobs, clock)
-        cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget)
+        cleaning = JobCleaning(store, blobs, clock, keep_s, lambda: chunks.brakes.job_ids, chunks.forget, keep_runs_s)
         keeping = DeadLetterKeeping(store, clock, default, self._meter)
         chores = (cleaning.run_always, sweep.run_always, keeping.run_always, forgetting.run_always)
         return JobWorker(store, run, clock, segments, self._meter, changed, self._may_begin, chores)

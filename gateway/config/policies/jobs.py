@@ -113,6 +113,7 @@ class KeepEntry(Entry):
     dead: PositiveDuration = _BUILT_IN.keep_dead_s
     background: PositiveDuration = _BUILT_IN.keep_background_s
     stored_responses: PositiveDuration = _BUILT_IN.keep_responses_s
+    runs: PositiveDuration = _BUILT_IN.keep_runs_s
 
 
 class DeadLettersEntry(Entry):
@@ -183,6 +184,7 @@ def _rules(document: Document | None, name: str, entry: JobsSet) -> JobRules:
         keep_dead_s=keep.dead,
         keep_background_s=keep.background,
         keep_responses_s=keep.stored_responses,
+        keep_runs_s=keep.runs,
         dedupe_for_s=entry.dedupe_for,
         dead_letters=DeadLetterRules(dead.max_bytes, dead.samples, dead.lines),
         allow_request_urls=entry.allow_request_urls,

@@ -59,6 +59,7 @@ class SharedAnswer:
         "call",
         "error",
         "fingerprint",
+        "goes_on",
         "is_abandoned",
         "is_ended",
         "keys",
@@ -66,9 +67,10 @@ class SharedAnswer:
         "task",
     )
 
-    def __init__(self, call: Call, room: int) -> None:
-        """`room` is the number of bytes of a stream that the answer may buffer."""
+    def __init__(self, call: Call, room: int, *, goes_on: bool = False) -> None:
+        """`room` is the number of bytes of a stream that the answer may buffer; `goes_on`: also when nobody reads it."""
         self.call = call
+        self.goes_on = goes_on
         self.keys: tuple[bytes, ...] = ()
         """The keys under which other calls find the answer."""
         self.fingerprint = b""
@@ -169,10 +171,10 @@ class SharedAnswer:
         return reader
 
     def leave(self, reader: AnswerReader, why: str) -> bool:
-        """Removes a reader; the last one cancels the work, unless that is done. Returns whether it was the last."""
+        """Removes a reader; the last one cancels the work, unless that is done or goes on. Returns whether it was the last."""
         self._readers.discard(reader)
         self._resume()
-        if self._readers:
+        if self._readers or self.goes_on:
             return False
         if not self.is_ended and self.task is not None:
             self.is_abandoned = True

@@ -191,6 +191,8 @@ class JobRules:
     """Of responses that ran in the background and did not ask to be stored, from their ends on."""
     keep_responses_s: float = 30 * 86_400.0
     """Of responses that are stored."""
+    keep_runs_s: float = 7 * 86_400.0
+    """Of runs that have steps, and of each step, from when it was kept on."""
     dedupe_for_s: float = 86_400.0
     dead_letters: DeadLetterRules = DeadLetterRules()
     allow_request_urls: bool = False

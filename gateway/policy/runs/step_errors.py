@@ -18,3 +18,12 @@ class StepTooLarge(GatewayError):
     status = 502
     should_retry: bool | None = False
     code = "step_too_large"
+
+
+class StepRunning(CallerFault):
+    """The step is being run for somebody else; its answer is there later."""
+
+    status = 409
+    should_retry: bool | None = True
+    retry_after_s: float | None = 1.0
+    code = "step_in_progress"

@@ -1,0 +1,1 @@
+"""Steps of runs: what was paid for once is given again."""

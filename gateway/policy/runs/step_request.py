@@ -1,0 +1,68 @@
+"""What a call says of the step that it is: read from its headers, and under which ids the step is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.errors import InvalidRequest
+from gateway.policy.request import Request
+from gateway.policy.reuse.keys import digest, fingerprint, owner_of
+from gateway.policy.runs.part import ID_CHARS, STEP, is_id
+
+ON_CHANGE = b"x-gateway-step-on-change"
+REPLAYED = (b"x-gateway-step-replayed", b"true")
+
+
+@dataclass(frozen=True, slots=True)
+class StepAsk:
+    """The step that a call is."""
+
+    run: str
+    step: str
+    reruns: bool
+    """Asked another question than before, it is run again, and the new answer takes the place of the old one."""
+
+
+def read_step(index: Mapping[bytes, bytes], run: str) -> StepAsk:
+    """Returns the step of a call that names one; `run` is the run that it names, empty for none. Raises InvalidRequest."""
+    if b"prefer" in index and b"respond-async" in index[b"prefer"].lower():
+        raise InvalidRequest(
+            "A step is answered here, and no job: send 'Prefer: respond-async' with an Idempotency-Key, or 'x-gateway-step' "
+            "without it.",
+            param="prefer",
+            code="step_not_async",
+        )
+    step = index[STEP].decode("latin-1")
+    if not is_id(step):
+        raise InvalidRequest(
+            f"The header 'x-gateway-step' must have 1 to 128 of {ID_CHARS}.",
+            param="x-gateway-step",
+            code="invalid_value",
+        )
+    if not run:
+        raise InvalidRequest(
+            "The header 'x-gateway-step' needs the run whose step it is: send 'x-gateway-run', too.",
+            param="x-gateway-run",
+            code="missing_field",
+        )
+    on_change = index.get(ON_CHANGE, b"refuse")
+    if on_change not in (b"refuse", b"rerun"):
+        raise InvalidRequest(
+            "The header 'x-gateway-step-on-change' must be 'refuse' or 'rerun'.",
+            param=ON_CHANGE.decode(),
+            code="invalid_value",
+        )
+    return StepAsk(run, step, on_change == b"rerun")
+
+
+def step_record(tenant: str, ask: StepAsk) -> bytes:
+    """Returns the id of the record by which a step is claimed while it runs, as that of an `Idempotency-Key`."""
+    return (
+        digest(b"step", tenant.encode(), ask.run.encode(), ask.step.encode()) + digest(b"tenant", tenant.encode())[:8]
+    )
+
+
+def step_fingerprint(request: Request) -> bytes:
+    """Returns the digest of all that a repetition of a step must repeat: who asks, the path, and the whole body."""
+    return digest(fingerprint(request), owner_of(request))
