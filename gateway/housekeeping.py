@@ -221,6 +221,7 @@ class Housekeeping:
         if self.jobs is not None and self.jobs.engine.opened is not None:
             telemetry.jobs.set_depth(self.jobs.engine.opened.depth(), self.clock.wall())
             telemetry.jobs.set_native_parts(self.jobs.native_parts())
+            telemetry.jobs.set_early_runs(self.jobs.engine.opened.runs.early)
         if self.shared is not None:
             telemetry.set_state(self.shared.health())
         telemetry.set_shedding(self.shedding.level, self.shedding.shed_total)

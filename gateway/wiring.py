@@ -16,6 +16,7 @@ from gateway.flow.reuse.layers import ReuseLayers
 from gateway.flow.runs.meter import RunMeter
 from gateway.flow.runs.table import RunTable
 from gateway.flow.shedding import Shedding
+from gateway.flow.steps.durable_runs import DurableRuns
 from gateway.ingress.admin.backup import KeptFile, backup_routes, forget_copies
 from gateway.ingress.admin.dead_letters import dead_letter_routes
 from gateway.ingress.admin.jobs import job_admin_routes
@@ -105,6 +106,10 @@ def build_jobs(
     def following(ended: Job) -> Sequence[NewJob]:
         return deliveries_of(ended, policies.current.webhooks)
 
+    async def last_users(grace_s: float) -> None:
+        await pipeline.steps.drain(grace_s)
+        await runs.tick()  # what steps have cost is told to their runs
+
     work = JobWork(
         policies,
         clock,
@@ -129,7 +134,9 @@ def build_jobs(
         ),
         tell_run=partial(runs.add, is_durable=True),
     )
-    pipeline.steps.kept.open, work.engine.last_users = work.engine.store, pipeline.steps.drain
+    pipeline.steps.kept.open, work.engine.last_users = work.engine.store, last_users
+    runs.durable = durable = DurableRuns(work.engine.store, work.engine.reader)
+    runs.steps = durable.steps
     return work
 
 

@@ -182,6 +182,8 @@ class Intake:
                 if not policy.jobs.is_on:
                     raise JobsOff("This gateway remembers no steps; its operator names a file with `jobs.store`.")
                 call.step = read_step(index, "" if call.part is None else call.part.run)
+                if call.part is not None:
+                    call.part.is_durable = True
                 call.idempotency_key = None  # the step says what is the same
         return call
 

@@ -63,6 +63,10 @@ class JobCounter:
             if result.cost_usd:
                 cost[model, target, key] += result.cost_usd
 
+    def set_early_runs(self, number: int) -> None:
+        """Sets how many runs, and steps of runs that stay, were forgotten for want of room."""
+        self._metrics.runs_early.totals[()] = number
+
     def set_native_parts(self, parts: Mapping[str, int]) -> None:
         """Sets how many parts are at providers now, by how far they have come."""
         self._metrics.native_parts.values = {(state,): number for state, number in parts.items()}

@@ -222,6 +222,9 @@ class Metrics:
         "job_leases_lost_total", "Pieces of work that were taken over from this gateway."
     )
     brakes: Counts = _counter("batch_brakes_total", "Batches slowed down to single tries.", "class")
+    runs_early: Counts = _counter(
+        "run_records_early_total", "Runs with steps, and steps, that were forgotten before their time for want of room."
+    )
     native_parts: Levels = _gauge("native_parts", "Parts of batches at providers' own Batch APIs now.", "state")
     webhooks: Counts = _counter(
         "webhook_deliveries_total", "Attempts to tell webhooks something, by what they came to.", "endpoint", "result"

@@ -14,9 +14,9 @@ from gateway.flow.raw_relay import StreamBroken
 from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsOff, JobsUnavailable
 from gateway.policy.reuse.rules import Caching, ExactRule
+from gateway.policy.runs.part import OTHERS
 from gateway.policy.runs.step import StoredStep
 from gateway.policy.runs.step_errors import StepChanged, StepRunning, StepTooLarge
-from gateway.policy.runs.part import OTHERS
 from gateway.policy.runs.step_request import StepAsk
 from gateway.policy.runs.workflow import RunPart
 from gateway.store.jobs.memory.store import MemoryJobStore

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from gateway.call import Call
@@ -23,6 +23,7 @@ from gateway.flow.runs.shelf import MOST_RUNS, RunKey, RunShelf
 from gateway.policy.runs.errors import RunsUnavailable
 from gateway.policy.runs.outcome import count_once, outcome_of
 from gateway.policy.runs.run import RunChange, RunRecord, begun, merged
+from gateway.policy.runs.step import StepAbout
 from gateway.policy.runs.workflow import IDLE_S, OTHER, RunOutcome, RunPart, Workflows
 from gateway.ports import KeptRuns
 
@@ -52,6 +53,8 @@ class RunTable:
         self.kept = kept
         self.durable: KeptRuns | None = None
         """Where runs with steps or pipelines are, where there is such a place."""
+        self.steps: Callable[[str, str], Awaitable[Sequence[StepAbout]]] | None = None
+        """Finds the kept steps of a run there, or raises RunsUnavailable."""
 
     def __len__(self) -> int:
         return len(self._shelf)

@@ -19,6 +19,7 @@ from gateway.policy.jobs.list_page import list_page
 from gateway.policy.runs.part import ID_CHARS, is_id, read_outcome
 from gateway.policy.runs.run import RunChange, told
 from gateway.policy.runs.run_object import show_run
+from gateway.policy.runs.step import show_step
 from gateway.policy.snapshot import Policies
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
@@ -68,7 +69,10 @@ class RunRoutes:
         found = await self._runs.get(tenant, run)
         if found is None:
             raise _no_run(run)
-        return json_response(show_run(found, self._runs.outcome(found)))
+        shown = show_run(found, self._runs.outcome(found))
+        if self._runs.steps is not None and (steps := await self._runs.steps(tenant, run)):
+            shown["steps"] = [show_step(about) for about in steps]
+        return json_response(shown)
 
     async def tell(self, request: Request) -> Response:
         """Takes the caller's word on a run; the last one holds."""

@@ -75,6 +75,22 @@ def stays_open(_record: RunRecord) -> None:
     """A run that nobody counts."""
 
 
+def show_step(about: StepAbout) -> dict[str, object]:
+    """Returns a step as its caller sees it."""
+    usage = about.usage
+    return {
+        "step": about.step,
+        "status": about.status,
+        "model": about.model,
+        "target": about.target or None,
+        "usage": None if usage is None else {"input_tokens": usage.input, "output_tokens": usage.output},
+        "cost_usd": about.cost_usd,
+        "bytes": about.bytes,
+        "kept_at": about.created_at,
+        "kept_until": about.keep_until,
+    }
+
+
 class RunToChange(NamedTuple):
     """What is to be added to a run."""
 
