@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import NIGHTLY, WEB, ask, with_jobs
-from tests.e2e.harness import KEYS, NIGHTLY_KEY, Running, chat, config_of, get, post
+from tests.e2e.harness import KEYS, NIGHTLY_KEY, WEB_KEY, Running, chat, config_of, get, post
 from tests.e2e.replaying import hold
 
 
@@ -26,6 +26,12 @@ def step(name: str, run: str = "order-4711", **more: str) -> dict[str, str]:
     return {"x-gateway-run": run, "x-gateway-step": name, **more}
 
 
+async def create(gateway: Running, headers: dict[str, str], key: str = WEB_KEY, **asked: Any) -> Any:
+    """The raw answer to a chat, over a connection of its own."""
+    async with gateway.sdk(key) as sdk:
+        return await sdk.chat.completions.with_raw_response.create(**(asked or chat()), extra_headers=headers)
+
+
 async def run_of(gateway: Running, run: str = "order-4711", key: str = WEB) -> dict[str, Any]:
     answer = await ask(gateway.url, get(f"/v1/runs/{run}", key))
     assert answer.status == 200, answer.raw
@@ -35,22 +41,20 @@ async def run_of(gateway: Running, run: str = "order-4711", key: str = WEB) -> d
 
 async def test_an_sdk_pays_for_a_step_once(gateway: Running) -> None:
     """Whole, streamed, and at another endpoint; another tenant's run of the same name is another."""
-    sdk = gateway.sdk()
-    create = sdk.chat.completions.with_raw_response.create
-    answers = [await create(**chat(), extra_headers=step("extract")) for _ in range(2)]
+    answers = [await create(gateway, step("extract")) for _ in range(2)]
     assert answers[0].content == answers[1].content
     assert [one.headers.get("x-gateway-step-replayed") for one in answers] == [None, "true"]
     assert [float(one.headers["x-gateway-cost-usd"]) > 0 for one in answers] == [True, False]
 
     texts = []
     for _ in range(2):
-        stream = await sdk.chat.completions.create(**chat(), stream=True, extra_headers=step("stream"))
-        texts.append([chunk.model_dump() async for chunk in stream])
+        async with gateway.sdk() as sdk:
+            stream = await sdk.chat.completions.create(**chat(), stream=True, extra_headers=step("stream"))
+            texts.append([chunk.model_dump() async for chunk in stream])
+            await sdk.embeddings.create(model="text-embedding-3-small", input="x", extra_headers=step("embed"))
     assert texts[0] == texts[1] != []
-    for _ in range(2):
-        await sdk.embeddings.create(model="text-embedding-3-small", input="x", extra_headers=step("embed"))
     assert gateway.upstream_calls() == 3
-    await gateway.sdk(NIGHTLY_KEY).chat.completions.create(**chat(), extra_headers=step("extract"))
+    await create(gateway, step("extract"), NIGHTLY_KEY)
     assert gateway.upstream_calls() == 4
 
     shown = await run_of(gateway)
@@ -69,21 +73,20 @@ async def test_an_sdk_pays_for_a_step_once(gateway: Running) -> None:
 async def test_steps_outlive_the_process_until_they_are_forgotten(start: StartGateway, tmp_path: Path) -> None:
     """So does what their run adds up to; forgotten, they are paid for again."""
     first = await start(with_jobs(tmp_path))
-    await first.sdk().chat.completions.create(**chat(), extra_headers=step("a/b[3]", "2026/order:1"))
+    await create(first, step("a/b[3]", "2026/order:1"))
     await first.gateway.stop()
     second = await start(with_jobs(tmp_path))
-    await second.sdk().chat.completions.create(**chat(), extra_headers=step("a/b[3]", "2026/order:1"))
-    assert (second.upstream_calls(), (await run_of(second, "2026/order:1"))["calls"]) == (0, 2)
+    await create(second, step("a/b[3]", "2026/order:1"))
+    assert (second.upstream_calls(), (await run_of(second, "2026/order:1"))["calls"]["cached"]) == (0, 1)
     gone = get("/v1/runs/2026/order:1", WEB).replace(b"GET ", b"DELETE ", 1)
     assert (await ask(second.url, gone)).status == 204
-    await second.sdk().chat.completions.create(**chat(), extra_headers=step("a/b[3]", "2026/order:1"))
+    await create(second, step("a/b[3]", "2026/order:1"))
     assert second.upstream_calls() == 1
 
 
 async def test_what_is_wrong_with_a_step_is_said(gateway: Running, start: StartGateway) -> None:
     """Naming the header and the remedy, before anything is asked of a provider."""
-    sdk = gateway.sdk()
-    await sdk.chat.completions.create(**chat(), extra_headers=step("x"))
+    await create(gateway, step("x"))
     other = {**chat(), "temperature": 0.3}
     for asked, headers, status, code, param in (
         (chat(), {"x-gateway-step": "x"}, 400, "missing_field", "x-gateway-run"),
@@ -95,15 +98,15 @@ async def test_what_is_wrong_with_a_step_is_said(gateway: Running, start: StartG
         (other, step("x"), 422, "step_changed", "x-gateway-step"),
     ):
         with pytest.raises(openai.APIStatusError) as refusal:
-            await sdk.chat.completions.create(**asked, extra_headers=headers)
+            await create(gateway, headers, **asked)
         assert (refusal.value.status_code, refusal.value.code, refusal.value.param) == (status, code, param)
-    await sdk.chat.completions.create(**other, extra_headers={**step("x"), "x-gateway-step-on-change": "rerun"})
-    await sdk.chat.completions.create(**other, extra_headers={**step("x"), "idempotency-key": "k"})
+    await create(gateway, {**step("x"), "x-gateway-step-on-change": "rerun"}, **other)
+    await create(gateway, {**step("x"), "idempotency-key": "k"}, **other)
     assert gateway.upstream_calls() == 2
 
     bare = await start(lambda url: config_of(url, keys=KEYS, jobs={"store": "off"}))
     with pytest.raises(openai.NotFoundError) as off:
-        await bare.sdk().chat.completions.create(**chat(), extra_headers=step("x"))
+        await create(bare, step("x"))
     assert (off.value.code, bare.upstream_calls()) == ("jobs_off", 0)
 
 
@@ -111,13 +114,13 @@ async def test_who_leaves_finds_the_answer_when_it_comes_back(gateway: Running) 
     """It was paid for, and is given without another call; so it is to twins meanwhile."""
     may_end = hold(gateway)
     await gateway.emulator.configure(ttft_s=1.0)
-    leaving = asyncio.create_task(gateway.sdk().chat.completions.create(**chat(), extra_headers=step("slow")))
+    leaving = asyncio.create_task(create(gateway, step("slow")))
     while gateway.upstream_calls() < 1:  # noqa: ASYNC110 - a counter of another task
         await asyncio.sleep(0.001)
     leaving.cancel()
-    twin = asyncio.create_task(gateway.sdk().chat.completions.create(**chat(), extra_headers=step("slow")))
+    twin = asyncio.create_task(create(gateway, step("slow")))
     await asyncio.sleep(0.01)
     may_end.set()
     first = await twin
-    again = await gateway.sdk().chat.completions.create(**chat(), extra_headers=step("slow"))
-    assert (first.id, gateway.upstream_calls()) == (again.id, 1)
+    again = await create(gateway, step("slow"))
+    assert (first.content, gateway.upstream_calls()) == (again.content, 1)

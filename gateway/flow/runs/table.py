@@ -76,6 +76,8 @@ class RunTable:
         if part is None or not part.run:
             return
         live = self._shelf.live((call.tenant, part.run))
+        if part.is_durable:  # a replayed step did not enter
+            self._make_durable(live)
         if part.is_in:
             part.is_in = False
             if live.in_flight:
