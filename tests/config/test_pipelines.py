@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.describe import describe
 from gateway.config.reload import Reloader
-from tests.config.support import ENVIRON, GOOD, load, load_text, problems_of
+from tests.config.support import ENVIRON, GOOD, ROOT, load, load_text, problems_of
 
 CONFIG = f"policies: policies\n{GOOD}"
 REPORT = """\
@@ -107,6 +107,14 @@ def test_a_missing_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert all("pip install '.[pipelines]'" in line for line in problems)
     write(folder, 'steps: {a: {call: {model: gpt-4o, messages: [{role: user, content: "{{ input }}"}]}}}')
     assert problems_of(folder, CONFIG) == []  # it needs neither
+
+
+def test_the_example_that_is_shipped_can_be_used(folder: Path) -> None:
+    write(
+        folder, (ROOT / "policies" / "pipelines" / "contract-report.yaml.example").read_text(), "contract-report.yaml"
+    )
+    policy = load_text(folder, f"{CONFIG}  gpt-4o-mini: {{targets: [openai/gpt-4o-mini]}}\n")
+    assert list(policy.pipelines["contract-report"].steps) == ["extract", "language", "clause", "report"]
 
 
 def test_a_changed_pipeline_or_schema_is_loaded_again(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import orjson
 import pytest
 import yaml
 
+from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
 from tests.e2e.durable import WEB, ask, end_of, new_job, policies, result_of, take, with_jobs
-from tests.e2e.harness import KEYS, Running, get, post
+from tests.e2e.harness import KEYS, WEB_KEY, Running, get, post, until
 
 CHAT = "/v1/chat/completions"
 REPORT: dict[str, Any] = {
@@ -146,3 +149,46 @@ async def test_a_failed_step_is_named(gateway: Running) -> None:
     answer = await ask(gateway.url, post(CHAT, asking("bad"), WEB))
     error = orjson.loads(answer.body)["error"]
     assert (answer.status, error["code"], error["param"]) == (502, "run_failed", "only")
+
+
+async def test_the_command_line_runs_one(
+    gateway: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def command(*arguments: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(main, ["pipelines", *arguments])
+        return code, *capsys.readouterr()
+
+    where = ("--url", gateway.url, "--api-key", WEB_KEY)
+    given = tmp_path / "given.txt"
+    given.write_text(DOCUMENT)
+    code, output, errors = await command("run", "report", "--input", str(given), *where)
+    assert (code, bool(output.strip())) == (0, True), errors
+    assert "3 steps" in errors
+    run_id = re.findall(r"run_gw\w+", errors)[-1]
+    assert (await command("run", run_id, *where))[:2] == (0, output)
+    given.write_text("{}")
+    code, _, errors = await command("run", "report", "--input", str(given), *where)
+    assert (code, "'input.document' is missing" in errors) == (2, True), errors
+    gateway.script("context_length")
+    code, _, errors = await command("run", "one", "--input", str(given), *where)
+    assert (code, "has ended as failed: only: " in errors) == (1, True), errors
+
+
+async def test_a_run_keeps_to_the_plan_that_it_began_with(gateway: Running, tmp_path: Path) -> None:
+    place = tmp_path / "policies" / "pipelines" / "one.yaml"
+
+    async def write(words: str) -> None:
+        last = {"call": {"model": "gpt-4o", "messages": [{"role": "user", "content": words}]}, "after": ["only"]}
+        place.write_text(yaml.safe_dump({"steps": {**ONE["steps"], "last": last}}))
+        gateway.gateway.reload()
+        plans = gateway.gateway._policies
+        await until(lambda: words in str(plans.current.pipelines["one"].source))
+
+    await write("old")
+    gateway.script("slow_first_token;seconds=1")
+    job = await take(gateway.url, new_job(body=asking("first")))
+    await until(lambda: gateway.upstream_calls() > 0)
+    await write("new")
+    await result_of(gateway.url, job["id"])
+    await ask(gateway.url, post(CHAT, asking("second"), WEB))
+    assert prompts(gateway) == ["first", "old", "second", "new"]

@@ -70,12 +70,12 @@ def run(options: argparse.Namespace) -> int:
 def _begin(client: CallerClient, options: argparse.Namespace, progress: ProgressLine) -> dict[str, Any]:
     """Uploads the file, and makes the batch; one that is named instead of a file is gone on with."""
     if _BATCH_ID.fullmatch(str(options.file)) and not options.file.exists():
-        return _patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
+        return patiently(lambda: client.ask("GET", f"batches/{options.file}").fields, progress)
     progress.tell(f"uploading {safe(options.file)}")
     file = client.upload(options.file)
     asked = {"input_file_id": file["id"], "endpoint": options.endpoint, "completion_window": options.window}
     once = {"idempotency-key": str(uuid.uuid4())}  # asked again, it is the same batch
-    return _patiently(lambda: client.ask("POST", "batches", asked, once).fields, progress)
+    return patiently(lambda: client.ask("POST", "batches", asked, once).fields, progress)
 
 
 class FollowedBatch:
@@ -124,7 +124,7 @@ class FollowedBatch:
     def _end(self) -> dict[str, Any]:
         """Polls until the batch has ended."""
         while True:
-            answer = _patiently(self._look, self._progress)
+            answer = patiently(self._look, self._progress)
             batch = answer.fields
             self._progress.tell(showing.batch_progress(batch, answer.paused))
             if batch["status"] in ENDS:
@@ -136,7 +136,7 @@ class FollowedBatch:
 
     def _cancel(self) -> None:
         try:
-            _patiently(lambda: self._client.ask("POST", f"batches/{self._id}/cancel"), self._progress)
+            patiently(lambda: self._client.ask("POST", f"batches/{self._id}/cancel"), self._progress)
         except AdminRefused as error:
             if not error.is_misuse:  # else it has ended meanwhile, as the next look tells
                 raise
@@ -161,7 +161,7 @@ class FollowedBatch:
         """Writes a file of the batch, whole or not at all, and returns its path; None: there is none."""
         if file_id is None:
             return None
-        _patiently(lambda: save(self._client.content(file_id), place, lambda _: None), self._progress)
+        patiently(lambda: save(self._client.content(file_id), place, lambda _: None), self._progress)
         return safe(place)
 
     def _ways_on(self) -> str:
@@ -173,7 +173,7 @@ class FollowedBatch:
         )
 
 
-def _patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
+def patiently(ask: Callable[[], Answer], progress: ProgressLine) -> Answer:
     """Asks until it is answered. Raises AdminRefused for what is no use, or when the patience is at its end."""
     until: float | None = None
     while True:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+
+from gateway.cli.values import DEFAULT_URL
 
 
 def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -24,3 +27,22 @@ def add_pipelines(command: argparse.ArgumentParser, add_config: Callable[[argpar
     add_config(action)
     action.add_argument("--json", action="store_true", help="print it as JSON")
     action.set_defaults(command="pipelines.commands:explain")
+
+    action = actions.add_parser(
+        "run",
+        help="run a pipeline once, and print what it comes to",
+        description="Run a pipeline on an input, wait for its end, and print its answer. The run goes on if this command is"
+        " stopped. Where no gateway runs, this process is one as long as it takes. Exit code: 0 if it has succeeded, 1 if"
+        " not, 2 if the input does not fit.",
+    )
+    action.add_argument("name", metavar="NAME", help="the name of its file, or pipelines/NAME; or the id of a run")
+    action.add_argument("--input", type=Path, metavar="FILE", help="the input, JSON or text; - reads standard input")
+    action.add_argument(
+        "--config", type=Path, help="of the gateway that this process is where none runs (default: config.yaml)"
+    )
+    action.add_argument(
+        "--url", help=f"the gateway's address (default: {DEFAULT_URL}, or this process where none answers there)"
+    )
+    action.add_argument("--api-key", help="the key that calls (default: $OPENAI_API_KEY)")
+    action.add_argument("--json", action="store_true", help="print the answer as it came")
+    action.set_defaults(command="pipelines.run:run")

@@ -63,6 +63,11 @@ def _lines(
     )
     yield f"lane      {_lane(key, model)}"
     yield f"deadline  {policy.lane_deadline_s[key.lane]:g} s to start, from the lane; a caller's own header wins"
+    if model.pipeline is not None:
+        steps = ", ".join(model.pipeline.steps)
+        yield f"pipeline  a run of its steps, each a job: {steps}"
+        yield f"          gateway pipelines explain {model.pipeline.name} shows them"
+        return
     if not peeked.stream and model.holding.interim is None and policy.lane_deadline_s[key.lane] > PROXY_PATIENCE_S:
         yield "proxy     one in front has to wait as long for the first byte (nginx: proxy_read_timeout, 60 s unless it is set)"
     yield f"cache     {_cache(endpoint, peeked, model.caching)}"
