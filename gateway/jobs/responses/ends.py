@@ -64,6 +64,7 @@ class ResponseEnds:
             body=orjson.dumps(response),
             input_items=orjson.dumps(items_of(orjson.loads(running.work.payload).get("input"))),
         )
+        await model.flush()  # of what is kept nothing is missing in the log but its end, which any reader can make
         await until_done(lambda: self._store.responses.put(kept), self._clock)
         await model.end(response)
         self._on_end(job.id, kept.keep_until)

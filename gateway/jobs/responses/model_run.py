@@ -34,6 +34,10 @@ class ModelRun:
             await self._begin()
             await self._writer.add(events)
 
+    async def flush(self) -> None:
+        """Returns when all events so far are in the log."""
+        await self._writer.flush()
+
     async def end(self, response: Mapping[str, Any]) -> None:
         """Tells the end, and returns when all events are in the log."""
         await self._begin()

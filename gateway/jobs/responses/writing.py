@@ -39,7 +39,7 @@ class LogWriter:
         self._waiting += events
         self._bytes += sum(map(len, events))
         self._live.add(events)
-        if self._writing is None:
+        if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_always())
         if self._bytes >= PART_BYTES:
             self._wake.set()
