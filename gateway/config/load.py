@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 
 from gateway.config.policies.cache import store_bounds
 from gateway.config.policies.folder import PolicySets, read_policies
-from gateway.config.policies.pipelines import compile_pipelines
+from gateway.config.policies.pipelines import compile_pipelines, pipeline_notices
 from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.fields import is_loopback, is_pattern
@@ -125,6 +125,7 @@ def load_snapshot(
         notices=(
             *find_notices(document, config, providers, models, keys, shared, jobs.redis),
             *sharing,
+            *pipeline_notices(plans, models),
             *output_notices(models.values()),
             *object_notices(objects, state),
             *job_notices(jobs, policies.jobs, providers),

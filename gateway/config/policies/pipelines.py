@@ -25,6 +25,7 @@ from gateway.config.schema import Entry
 from gateway.policy.pipelines.compiling import compile_plan, models_with_paths
 from gateway.policy.pipelines.plan import PREFIX, PipelinePlan
 from gateway.policy.pipelines.schemas import MOST_SCHEMA_BYTES, schema_problem
+from gateway.policy.snapshot import Model, Target
 from gateway.words import Lane
 
 PIPELINES: Final = "pipelines"
@@ -127,6 +128,21 @@ def compile_pipelines(documents: tuple[Document, ...], models: Mapping[str, obje
         if plan is not None:
             plans[name] = plan
     return plans
+
+
+def pipeline_notices(plans: Mapping[str, PipelinePlan], models: Mapping[str, Model]) -> list[str]:
+    """Returns what is worth a word: money is bounded, and some model has no price."""
+    told = []
+    for plan in plans.values() if models else ():
+        found = [models[name] for name in plan.models if name in models] if plan.usd_per_run is not None else []
+        bare = [model.name for model in found if not any(_is_priced(target) for target in model.targets)]
+        if bare:
+            told.append(f"{plan.model_name}: usd_per_run counts nothing for {', '.join(bare)}: there is no price")
+    return told
+
+
+def _is_priced(target: Target) -> bool:
+    return target.model is None or target.find_rates(target.model) is not None
 
 
 def _compile(document: Document, name: str, models: Mapping[str, object]) -> PipelinePlan | None:

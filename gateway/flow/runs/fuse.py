@@ -37,7 +37,7 @@ class RunFuse:
             self.table.enter(call.tenant, part)
             return
         _check(await self.table.known(call.tenant, part), part, rules)
-        if rules.usd_per_run is not None:
+        if rules.usd_per_run is not None and rules.reserves:
             part.reserved = units(self._costs.price(call, rules.usd_per_run).most)
         self.table.enter(call.tenant, part).flying += part.reserved
 

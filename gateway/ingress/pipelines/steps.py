@@ -44,12 +44,15 @@ class StepRules:
 
 
 def part_of_step(policy: PolicySnapshot, step: StepOfRun) -> RunPart:
-    """Returns the part of its run that a step's call is. The pipeline is a workflow, and may be declared as one."""
+    """Returns the part of its run that a step's call is. The pipeline is a workflow, and may be declared as one.
+
+    What has begun of a run is paid for: its calls are let in while it has cost less than it may, and reserve nothing.
+    """
     declared = policy.workflows.get(step.workflow)
     rules = WorkflowRules(step.workflow) if declared is None else declared
     bounds = [one for one in (rules.usd_per_run, step.usd_per_run) if one is not None]
     if bounds:
-        rules = replace(rules, usd_per_run=min(bounds))
+        rules = replace(rules, usd_per_run=min(bounds), reserves=False)
     labels = OTHERS if declared is None else declared.labels.get(step.step) or (step.workflow, OTHERS[1])
     return RunPart(step.workflow, step.run, step.step, labels, rules, is_durable=True)
 

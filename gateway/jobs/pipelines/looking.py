@@ -14,7 +14,14 @@ from gateway.jobs.batches.finalise import INTERNAL
 from gateway.jobs.pipelines.children import child_id
 from gateway.policy.batches import marks
 from gateway.policy.jobs.job import Job, JobState, Tally
-from gateway.policy.pipelines.advance import StepError, StepPart, StepPhase, StepState, wanted_values
+from gateway.policy.pipelines.advance import (
+    RUN_BUDGET_EXCEEDED,
+    StepError,
+    StepPart,
+    StepPhase,
+    StepState,
+    wanted_values,
+)
 from gateway.policy.pipelines.carried import ITEMS, STEPS, UNASKED
 from gateway.policy.pipelines.plan import PipelinePlan, Step
 from gateway.policy.pipelines.results import values_of, values_of_many
@@ -127,9 +134,11 @@ def _values_of_lines(step: Step, lines: bytes, state: StepState, stand_in: Any) 
 
 
 def _first_error(step: Step, lines: bytes) -> StepError | None:
-    """Returns the error of the first line of an error file; None: there is none that could be read."""
+    """Returns the error of the first line of an error file, or of the first that its run had no money for; None: of none."""
+    spent = lines.find(b'"%b"' % RUN_BUDGET_EXCEEDED.encode())
+    begin = 0 if spent < 0 else lines.rfind(b"\n", 0, spent) + 1
     try:
-        one = orjson.loads(lines.partition(b"\n")[0])
+        one = orjson.loads(lines[begin:].partition(b"\n")[0])
     except orjson.JSONDecodeError:
         return None
     error = one.get("error") or ((one.get("response") or {}).get("body") or {}).get("error") or {}

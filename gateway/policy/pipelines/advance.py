@@ -236,6 +236,8 @@ def _accepted(step: Step, state: StepState) -> Mapping[str, Any]:
     """Returns the values of a step with items, if the plan accepts how many have failed. Raises _StepFailed."""
     if step.on_failure.accepts(state.failed, state.total):
         return state.values
+    if state.error is not None and state.error.error_class == RUN_BUDGET_EXCEEDED:
+        raise _StepFailed(state.error)
     told = f"{state.failed} of {state.total} items have failed, more than the plan accepts"
     such = f"; such as: {state.error.message}" if state.error is not None else ""
     raise _StepFailed(StepError(TOO_MANY_FAILED, told + such, step.name))

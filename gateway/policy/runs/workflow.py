@@ -44,6 +44,8 @@ class WorkflowRules:
     usd_per_run: float | None = None
     """What the calls of one run may cost together, in US dollars."""
     max_calls_per_run: int | None = None
+    reserves: bool = True
+    """Calls in flight count towards `usd_per_run` with what they may cost; False: only what was spent does."""
     labels: Mapping[str, tuple[str, str]] = field(init=False, repr=False, compare=False)
     """By task: how the metrics name it."""
 
