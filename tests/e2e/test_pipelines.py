@@ -13,7 +13,7 @@ import yaml
 
 from gateway.cli.main import main
 from tests.e2e.conftest import StartGateway
-from tests.e2e.durable import WEB, ask, end_of, new_job, policies, result_of, take, with_jobs
+from tests.e2e.durable import WEB, ask, end_of, look, new_job, policies, result_of, take, with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, get, post, until
 
 CHAT = "/v1/chat/completions"
@@ -188,6 +188,8 @@ async def test_a_run_keeps_to_the_plan_that_it_began_with(gateway: Running, tmp_
     gateway.script("slow_first_token;seconds=1")
     job = await take(gateway.url, new_job(body=asking("first")))
     await until(lambda: gateway.upstream_calls() > 0)
+    seen = await look(gateway.url, job["id"])
+    assert (seen["status"], seen["stage"], seen["progress"]["total"]) == ("waiting", "only", 2)
     await write("new")
     await result_of(gateway.url, job["id"])
     await ask(gateway.url, post(CHAT, asking("second"), WEB))

@@ -27,10 +27,11 @@ from gateway.policy.pipelines.advance import (
     RunStates,
     Start,
     StepError,
+    StepPhase,
     advance,
 )
 from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
-from gateway.policy.pipelines.carried import SETTLED, STEPS, CarriedRun, carried_by, plan_of
+from gateway.policy.pipelines.carried import CURRENT, SETTLED, STEPS, CarriedRun, carried_by, plan_of
 from gateway.policy.pipelines.plan import PipelinePlan
 from gateway.policy.pipelines.splitting import Count
 from gateway.policy.runs.run import RunChange, told
@@ -131,7 +132,9 @@ class PipelineRuns:
         starts = decision.steps if isinstance(decision, Start) else ()
         children = [await self._children.make(work, plan, start, now) for start in starts]
         begun: Mapping[str, int] = work.job.marks.get(STEPS, {})
+        under_way = [name for name, state in look.steps.items() if state.phase is StepPhase.RUNNING]
         marks = {
+            CURRENT: sorted({*under_way, *(start.step.name for start in starts)}),
             STEPS: {**begun, **{start.step.name: int(start.part) for start in starts}},
             SETTLED: look.tally.completed + look.tally.failed,
         }

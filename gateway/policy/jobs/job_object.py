@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.policy.jobs.job import Job, JobKind, JobPage, JobState
 from gateway.policy.jobs.list_page import list_page
-from gateway.policy.pipelines.carried import SETTLED
+from gateway.policy.pipelines.carried import CURRENT, SETTLED
 
 POLL_AFTER_S: Final = 2.0
 """Told to those who poll a job that is not at its end."""
@@ -23,7 +23,7 @@ def show_job(job: Job) -> dict[str, Any]:
         "object": "job",
         "kind": str(job.kind),
         "status": str(job.state),
-        "stage": str(job.stage) if job.kind is JobKind.BATCH else None,
+        "stage": _stage(job),
         "is_paused": job.is_paused,
         "endpoint": job.about.get("endpoint"),
         "model": job.model or None,
@@ -54,6 +54,15 @@ def show_job(job: Job) -> dict[str, Any]:
         "cost_usd": round(tally.cost_usd, 8),
         "metadata": job.about.get("metadata") or {},
     }
+
+
+def _stage(job: Job) -> str | None:
+    """Returns the part of its life that a batch is in, or the steps of a run that are under way."""
+    if job.kind is JobKind.BATCH:
+        return str(job.stage)
+    if job.kind is JobKind.RUN and not job.state.is_end:
+        return ", ".join(job.marks.get(CURRENT, ())) or None
+    return None
 
 
 def show_page(page: JobPage) -> dict[str, Any]:
