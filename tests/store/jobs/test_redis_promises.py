@@ -13,6 +13,8 @@ from gateway.errors import StoreUnusable
 from gateway.policy.fleet.shared_state import SharedState
 from gateway.policy.jobs.errors import JobsUnavailable, OutcomeUnknown
 from gateway.policy.jobs.job import ClaimAsk, JobFlag, JobState
+from gateway.policy.runs.run import told
+from gateway.policy.runs.step import RunToChange
 from gateway.store.jobs.opening import open_redis_jobs
 from gateway.store.jobs.redis import durability, opening
 from gateway.store.jobs.redis.durability import JobDurability
@@ -20,6 +22,7 @@ from gateway.store.jobs.redis.store import CHECK_S, RECHECK_S, RedisJobStore
 from gateway.store.redis_link.link import Link, StoreGone
 from tests.store.conformance import Wall
 from tests.store.jobs.support import OURS, Jobs
+from tests.store.jobs.test_runs import step
 from tests.store.redis_servers import RedisServer, proxied, redis_server, redis_watched
 
 
@@ -285,6 +288,10 @@ async def test_what_is_acknowledged_is_waited_for(wall: Wall, monkeypatch: pytes
                 lambda: store.responses.put(jobs.response("r2")),
                 lambda: store.responses.remove("r1", "t"),
                 lambda: store.note(work, {"a": 1}),
+                lambda: store.runs.keep_step(step(jobs)),
+                lambda: store.runs.keep_step(step(jobs)),  # the first is there, perhaps only since a moment ago
+                lambda: store.runs.change([RunToChange("t", "r", told(jobs.wall(), outcome="succeeded"))]),
+                lambda: store.runs.forget("t", "r"),
             ):
                 with pytest.raises(JobsUnavailable, match="copied it to a replica"):
                     await ask()
