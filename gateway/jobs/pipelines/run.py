@@ -28,6 +28,7 @@ from gateway.policy.pipelines.advance import (
     Start,
     StepError,
     StepPhase,
+    StepState,
     advance,
 )
 from gateway.policy.pipelines.answer import PipelineFailed, answer_body, failure_body, run_headers
@@ -43,6 +44,8 @@ MOST_PLANS = 64
 """That are remembered, compiled."""
 LARGE_BYTES = 262_144
 """Runs that carry more are decided upon in a thread: to divide a long text takes its time."""
+ITEM_BYTES = 200
+"""What an item of a list is taken for."""
 HEADERS = (("content-type", "application/json"),)
 log = logging.getLogger("gateway.jobs")
 TellRun = Callable[[str, str, RunChange], None]
@@ -121,7 +124,7 @@ class PipelineRuns:
 
     async def _decide(self, plan: PipelinePlan, carried: CarriedRun, look: RunLook) -> Decision:
         states = RunStates(carried.input, look.steps, look.tally.cost_usd, self._count)
-        size = sum(len(state.answer) for state in look.steps.values()) + len(str(carried.input))
+        size = len(str(carried.input)) + sum(map(_size_of, look.steps.values()))
         if size > LARGE_BYTES:
             return await asyncio.to_thread(advance, plan, states)
         return advance(plan, states)
@@ -190,3 +193,10 @@ class PipelineRuns:
                 self._plans.clear()
             self._plans[plan.digest] = plan
         return plan
+
+
+def _size_of(state: StepState) -> int:
+    """Returns about how many bytes there are to a step's values."""
+    texts = [value for value in state.values.values() if isinstance(value, str)]
+    items = [value for value in state.values.values() if isinstance(value, list)]
+    return len(state.answer) + sum(map(len, texts)) + ITEM_BYTES * sum(map(len, items))
