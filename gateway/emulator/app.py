@@ -180,7 +180,10 @@ class Emulator:
                 if refusal is not None:
                     await call.reply(refusal)
                     return
-            await perform(call, self._answer(endpoint, request), fault, self._pace(), account)
+            answer = self._answer(endpoint, request)
+            if call.recorded is not None:
+                call.recorded.tokens = request.prompt_tokens, answer.tokens
+            await perform(call, answer, fault, self._pace(), account)
         finally:
             account.in_flight -= 1
 

@@ -88,6 +88,8 @@ class Recorded:
     """The status of the answer that was begun; None: none, so far."""
     is_left: bool = False
     """The peer left before the end of the answer."""
+    tokens: tuple[int, int] | None = None
+    """Of its input, and of the answer that it was to get; None: it got none, or its kind has no tokens."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns JSON values: header bytes as latin-1, the body as text for reading and as base64 for comparing."""
@@ -104,6 +106,7 @@ class Recorded:
             "body_bytes": self.body_bytes,
             "status": self.status,
             "left": self.is_left,
+            "tokens": None if self.tokens is None else {"input": self.tokens[0], "output": self.tokens[1]},
         }
 
 

@@ -208,15 +208,18 @@ async def test_recorded_requests_can_be_compared_byte_for_byte() -> None:
 
 
 async def test_the_ledger_says_what_became_of_each_request() -> None:
-    """Its status; and looking at it leaves no trace in the counters."""
+    """Its status and its tokens; and looking at it leaves no trace in the counters."""
     async with client_of(create_app(EmulatorConfig())) as client:
         await client.post("/__emulator/script", json={"faults": ["e500", "ok"]})
-        for _ in range(2):
-            await client.post("/v1/chat/completions", json=chat_body())
+        await client.post("/v1/chat/completions", json=chat_body())
+        answer = await client.post("/v1/chat/completions", json=chat_body())
         recorded = (await client.get("/__emulator/requests")).json()["requests"]
         stats = (await client.get("/__emulator/stats")).json()
 
     assert [(one["status"], one["left"]) for one in recorded] == [(500, False), (200, False)]
+    usage = answer.json()["usage"]
+    tokens = {"input": usage["prompt_tokens"], "output": usage["completion_tokens"]}
+    assert [one["tokens"] for one in recorded] == [None, tokens]
     assert stats["statuses"] == {"200": 1, "500": 1}
 
 
