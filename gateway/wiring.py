@@ -136,7 +136,7 @@ def build_jobs(
     )
     pipeline.steps.kept.open, work.engine.last_users = work.engine.store, last_users
     runs.durable = durable = DurableRuns(work.engine.store, work.engine.reader)
-    runs.steps = durable.steps
+    runs.steps, pipeline.steps.kept.put_run = durable.steps, runs.put
     return work
 
 

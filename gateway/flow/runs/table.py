@@ -100,6 +100,12 @@ class RunTable:
             live.workflow = change.workflow.word
         self._touch(live)
 
+    async def put(self, tenant: str, run: str) -> None:
+        """Brings what was tallied of a run to whoever keeps it beyond the process, now; what is not taken is owed."""
+        live = self._shelf.find((tenant, run))
+        if live is not None and self._home(live) is not None:
+            await self._put_together(live)
+
     async def known(self, tenant: str, part: RunPart) -> LiveRun:
         """Returns the run of a call, with what other replicas have told of it, where they can be asked."""
         live = self._shelf.live((tenant, part.run))
@@ -117,10 +123,7 @@ class RunTable:
 
     async def get(self, tenant: str, run: str) -> RunRecord | None:
         """Returns the run as far as it is known; None: it is not known."""
-        key = tenant, run
-        live = self._shelf.find(key)
-        if live is not None and self._home(live) is not None:
-            await self._put_together(live)
+        await self.put(tenant, run)
         found: RunRecord | None = None
         is_all_here = self.kept is None
         for home in (self.durable, self.kept):
@@ -129,7 +132,7 @@ class RunTable:
                     found = _sum(found, await home.get(tenant, run))
                 except RunsUnavailable:
                     is_all_here = True  # as far as it can be told
-        return found if found is not None or not is_all_here else self._shelf.record(key)
+        return found if found is not None or not is_all_here else self._shelf.record((tenant, run))
 
     async def tell(self, tenant: str, run: str, change: RunChange) -> RunRecord | None:
         """Adds a caller's word to a run; returns it then. None: there is no such run."""

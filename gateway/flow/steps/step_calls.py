@@ -197,7 +197,11 @@ class StepCalls:
         if not is_kept(own.call, reply, body):
             return None
         step = stored_step(own.call, ask, own.fingerprint, reply, body, self._clock.wall())
-        kept = await self.kept.keep(step, record, replaces=replaces)
+        keeping = self.kept.keep(step, record, replaces=replaces)
+        if self.kept.put_run is None:
+            kept = await keeping
+        else:  # side by side: one commit for both, as a rule
+            _, kept = await asyncio.gather(self.kept.put_run(own.call.tenant, ask.run), keeping)
         return None if kept == step else kept
 
     async def _give_whole(
