@@ -124,10 +124,12 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "demo",
-        help="see it work: a storm of calls, an outage, with and without the gateway, or a batch that is killed; no key needed",
+        help="see it work: a storm of calls, an outage, workflows, with and without the gateway, or a batch that is killed; no"
+        " key needed",
         description="Fire the same storm of calls twice, straight at an emulated provider and through a gateway, and compare."
         " Or, with --outage, let the provider die, crawl, flap, throttle and err while traffic runs both ways. Or, with"
-        " --batch, run a batch while the gateway is killed, and hold its results against the provider's ledger.",
+        " --batch, run a batch while the gateway is killed, and hold its results against the provider's ledger. Or, with"
+        " --workflow, take runs of ten steps to their ends both ways, while the program and the gateway are killed.",
     )
     if only in (None, "demo"):
         _add_demo(command)
@@ -170,8 +172,9 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     from gateway.demo.batch import BatchDemo  # as said above
     from gateway.demo.outage import Outage  # as said above
     from gateway.demo.storm import Storm  # as said above
+    from gateway.demo.workflow.scenario import WorkflowDemo  # as said above
 
-    storm, outage, batch = Storm(), Outage(), BatchDemo()
+    storm, outage, batch, workflow = Storm(), Outage(), BatchDemo(), WorkflowDemo()
     command.add_argument("--calls", type=_COUNT, default=storm.calls, help="made at once (default: %(default)s)")
     command.add_argument(
         "--rpm", type=_COUNT, help=f"the provider's limit (default: {storm.rpm}; of a batch {batch.rpm})"
@@ -193,12 +196,24 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     which.add_argument("--batch", action="store_true", help="show a batch whose gateway is killed with -9 on the way")
     command.add_argument("--lines", type=_COUNT, default=batch.lines, help="of a batch (default: %(default)s)")
     command.add_argument(
-        "--kills", type=between(0, MOST_KILLS), default=batch.kills, help="of a batch's gateway (default: %(default)s)"
+        "--kills",
+        type=between(0, MOST_KILLS),
+        default=batch.kills,
+        help="of a batch's gateway; of workflows' program and of their gateway (default: %(default)s)",
+    )
+    which.add_argument(
+        "--workflow", action="store_true", help="show runs of ten steps whose program and gateway are killed on the way"
+    )
+    command.add_argument("--runs", type=_COUNT, default=workflow.runs, help="of workflows (default: %(default)s)")
+    command.add_argument(
+        "--seed",
+        type=int,
+        default=batch.seed,
+        help="of kills and faults of a batch, of workflows (default: %(default)s)",
     )
     command.add_argument(
-        "--seed", type=int, default=batch.seed, help="of a batch's kills and faults (default: %(default)s)"
+        "--chart", type=Path, help="the picture (default: demo.svg, outage.svg, batch.svg or workflow.svg)"
     )
-    command.add_argument("--chart", type=Path, help="the picture (default: demo.svg, outage.svg or batch.svg)")
     command.add_argument("--json", action="store_true", help="print the figures as JSON; progress to standard error")
     command.set_defaults(command="play:demo")
 

@@ -21,15 +21,20 @@ from gateway.demo.show import Display, show, show_outage
 from gateway.demo.show_batch import batch_table, show_batch
 from gateway.demo.storm import Storm
 from gateway.demo.wire import AskFailedError
+from gateway.demo.workflow.reckoning import broken_promises
+from gateway.demo.workflow.scenario import RUNS_PER_KILL, WorkflowDemo
+from gateway.demo.workflow.show import show_workflow, workflow_table
 from gateway.emulator.config import EmulatorConfig
 from gateway.emulator.server import EmulatorServer
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Runs the storm, or with `--outage` the outage, with `--batch` the batch, and shows what came of it."""
+    """Runs the storm, or the outage, the batch or the workflows, as asked, and shows what came of it."""
     display = Display(sys.stderr if options.json else sys.stdout, os.environ)
     if options.batch:
         return _batch_demo(options, display)
+    if options.workflow:
+        return _workflow_demo(options, display)
     if options.outage:
         outage = Outage(seconds=options.seconds, rate_per_s=options.rate)
         print(show_outage(outage, display, options.chart or Path("outage.svg"), as_json=options.json))
@@ -53,7 +58,25 @@ def _batch_demo(options: argparse.Namespace, display: Display) -> int:
     except (AskFailedError, ProcessFailedError) as error:
         return fail(str(error), FAILED)
     print(json.dumps(run.to_mapping(), indent=2) if options.json else batch_table(run))
-    broken = run.broken_promises()
+    return _judge(run.broken_promises())
+
+
+def _workflow_demo(options: argparse.Namespace, display: Display) -> int:
+    """Runs the workflows; a promise that was broken is a failure."""
+    demo = WorkflowDemo(runs=options.runs, kills=options.kills, seed=options.seed)
+    if demo.runs < demo.kills * RUNS_PER_KILL:
+        return fail(f"{demo.kills} kills want at least {demo.kills * RUNS_PER_KILL} runs", UNUSABLE)
+    try:
+        straight, through = arms = show_workflow(demo, display, options.chart or Path("workflow.svg"))
+    except (AskFailedError, ProcessFailedError) as error:
+        return fail(str(error), FAILED)
+    broken = broken_promises(straight, through)
+    figures = {"steps": demo.steps, "ways": [arm.to_mapping() for arm in arms], "broken_promises": broken}
+    print(json.dumps(figures, indent=2) if options.json else workflow_table(arms))
+    return _judge(broken)
+
+
+def _judge(broken: list[str]) -> int:
     return fail("\n".join(f"a promise is broken: {sentence}" for sentence in broken), FAILED) if broken else OK
 
 

@@ -1,6 +1,6 @@
 """The demos' charts as SVG, a panel per run and a bar per second: calls against the limit, or the outcomes of calls.
 
-Of a batch the only panel has the provider's answers, and when there was no gateway.
+Of a batch the only panel has the provider's answers, and when there was no gateway; of workflows the panels have what was paid.
 
 Pure. A chart has a background of its own, for light and dark pages. Invariants: all panels have the same scales; a bar that is
 higher than its panel is cut off and labelled with its number.
@@ -15,6 +15,7 @@ from math import ceil, inf
 from gateway.demo.outage import Outage
 from gateway.demo.reckoning import BatchRun
 from gateway.demo.record import Fate, Run, Trial, fates_by_second, per_second
+from gateway.demo.workflow.reckoning import WorkflowArm
 
 WIDTH, MARGIN, LEFT, PANEL, HEADING, BOTTOM, LABEL = 860, 24, 60, 130, 52, 64, 22
 PLOT = WIDTH - LEFT - MARGIN
@@ -86,6 +87,35 @@ def _away(run: BatchRun, seconds: int) -> Iterator[str]:
         x, width = LEFT + kill.at_s * PLOT / seconds, away_s * PLOT / seconds
         yield f'<rect class="act" x="{x:.1f}" y="0" width="{width:.1f}" height="{PANEL}"/>'
         yield _text(x + width / 2, 15, "kill -9", "middle")
+
+
+def workflow_chart(arms: Sequence[WorkflowArm]) -> str:
+    """Returns the steps that were paid in each second, those paid again on top, and the kills; there is at least one way."""
+    seconds = max(1, ceil(max(arm.duration_s for arm in arms)))
+    paid = [arm.paid_by_second(seconds) for arm in arms]
+    most = max(1, *(sum(both) for counts in paid for both in counts))
+    panels = [
+        [*_kills(arm, seconds), *_bars(("answered", "failed"), counts, (PANEL - LABEL) / most, inf)]
+        for arm, counts in zip(arms, paid, strict=True)
+    ]
+    heads = [
+        f"{arm.name[:1].upper()}{arm.name[1:]}: {arm.whole:,} of {arm.runs:,} runs met no failure, {arm.repaid:,} steps paid"
+        f" again, ${arm.usd_per_run:.4f} a run"
+        for arm in arms
+    ]
+    legend = _legend(("answered", 0, "steps paid"), ("failed", 130, "paid again"), ("act", 250, "no gateway"))
+    legend.append(_text(LEFT + 390, 0, "one bar is one second; marks: kill -9 of the program"))
+    return _page("Steps paid in every second. " + ". ".join(heads), heads, panels, seconds, legend)
+
+
+def _kills(arm: WorkflowArm, seconds: int) -> Iterator[str]:
+    for kill in arm.kills:
+        x, end = (LEFT + (at - arm.began_at) * PLOT / seconds for at in (kill.at, kill.back_at))
+        if kill.whom == "gateway":
+            yield f'<rect class="act" x="{x:.1f}" y="0" width="{end - x:.1f}" height="{PANEL}"/>'
+        else:
+            yield f'<line class="limit" x1="{x:.1f}" y1="{LABEL}" x2="{x:.1f}" y2="{PANEL}"/>'
+        yield _text((x + end) / 2, 15, "kill -9", "middle")
 
 
 def _heading(run: Run | Trial, rest: str) -> str:

@@ -1,4 +1,4 @@
-"""The demos' processes: commands of this program that can be killed, each with its output in a file.
+"""The demos' processes: modules of this package that can be killed, each with its output in a file.
 
 They have sessions of their own, so that Ctrl-C at the terminal is for the demo, which ends them. Invariant: no process is
 left when its context ends, however it ends.
@@ -27,11 +27,11 @@ class ProcessFailedError(Exception):
 class DemoProcess:
     """A running command."""
 
-    def __init__(self, arguments: tuple[str, ...], said: Path) -> None:
+    def __init__(self, module: str, arguments: tuple[str, ...], said: Path) -> None:
         self._said = said
         with said.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - this program, with arguments of the demo's own
-                [sys.executable, "-m", "gateway", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=said.parent,
                 env=_environment(os.environ),
                 stdin=subprocess.DEVNULL,
@@ -45,14 +45,25 @@ class DemoProcess:
         async with asyncio.timeout(_PATIENCE_S):
             while not (found := self._behind(before)):
                 if self._process.poll() is not None:
-                    raise ProcessFailedError(f"a process of the demo ended by itself; it said: {self._last_words()}")
+                    raise self._failed()
                 await asyncio.sleep(_LOOK_S)
         return found
+
+    @property
+    def has_done_its_work(self) -> bool:
+        """Tells whether it has ended well. Raises ProcessFailedError where it has not ended well."""
+        status = self._process.poll()
+        if status:
+            raise self._failed()
+        return status == 0
 
     def kill(self) -> None:
         """Ends it as `kill -9` does, and returns when it is gone."""
         self._process.kill()
         self._process.wait()
+
+    def _failed(self) -> ProcessFailedError:
+        return ProcessFailedError(f"a process of the demo ended by itself; it said: {self._last_words()}")
 
     def _behind(self, before: str) -> str:
         found = self._said.read_text(errors="replace").partition(before)[2]
@@ -63,9 +74,10 @@ class DemoProcess:
 
 
 @asynccontextmanager
-async def process(folder: Path, *arguments: str) -> AsyncIterator[DemoProcess]:
-    """Runs `gateway` with these arguments in the folder, and kills it at the end."""
-    one = DemoProcess(arguments, folder / f"{arguments[0]}-{time.monotonic_ns()}.log")
+async def process(folder: Path, *arguments: str, module: str = "gateway") -> AsyncIterator[DemoProcess]:
+    """Runs `gateway`, or another module, with these arguments in the folder, and kills it at the end."""
+    name = arguments[0] if module == "gateway" else module.rpartition(".")[2]
+    one = DemoProcess(module, arguments, folder / f"{name}-{time.monotonic_ns()}.log")
     try:
         yield one
     finally:

@@ -189,7 +189,7 @@ def trial_table(trials: Sequence[Trial]) -> str:
 def _trial_column(trial: Trial) -> tuple[str, ...]:
     return (
         trial.name,
-        f"{trial.answered:,} of {trial.calls:,} ({_percent(trial.answered, trial.calls)})",
+        f"{trial.answered:,} of {trial.calls:,} ({percent(trial.answered, trial.calls)})",
         f"{trial.failed:,}",
         f"{trial.broken:,}",
         f"{trial.late:,}",
@@ -202,9 +202,14 @@ def _trial_column(trial: Trial) -> tuple[str, ...]:
     )
 
 
-def _percent(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
     """Returns a percentage, rounded down so that only all of them are 100 %."""
     return f"{part * 1000 // whole / 10:g} %"
+
+
+def times(count: int) -> str:
+    """Returns how often, in words where they are usual."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def trial_line(outage: Outage, trials: Sequence[Trial], now: float, columns: int, marks: str, has_colour: bool) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.demo.batch import FAULTS, BatchDemo, run_batch
 from gateway.demo.chart import batch_chart
 from gateway.demo.reckoning import BatchRun
-from gateway.demo.show import Display, check_folder, lay_out, perform, progress_bar, save_chart
+from gateway.demo.show import Display, check_folder, lay_out, perform, progress_bar, save_chart, times
 
 
 def show_batch(demo: BatchDemo, display: Display, chart: Path) -> BatchRun:
@@ -21,7 +21,7 @@ def show_batch(demo: BatchDemo, display: Display, chart: Path) -> BatchRun:
         f"A batch of {demo.lines:,} lines. The limit: {demo.rpm:,} requests/min, {demo.burst:,} of them at once."
     )
     display.say(f"{FAULTS}.")
-    display.say(f"The gateway is killed with -9 {_times(demo.kills)} on the way, and started again.")
+    display.say(f"The gateway is killed with -9 {times(demo.kills)} on the way, and started again.")
     display.say("Provider (an emulator) and gateway are processes of their own.\n")
 
     def begin(run: BatchRun) -> None:
@@ -74,7 +74,3 @@ def batch_table(run: BatchRun) -> str:
 
 def _ratio(run: BatchRun) -> str:
     return f" ({run.duration_s / run.ideal_s:.2f}x)" if run.ideal_s else ""
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -16,3 +16,9 @@ def lines_with_results(path: str) -> frozenset[int]:
         for chunk, per_chunk, total in db.execute("SELECT chunk, lines, total FROM chunks JOIN plans USING (job)"):
             found.update(range(chunk * per_chunk, min((chunk + 1) * per_chunk, total)))
     return frozenset(found)
+
+
+def kept_steps(path: str) -> frozenset[tuple[str, str]]:
+    """Returns the steps in the file whose answers are kept, each by its run and its name. Raises sqlite3.Error."""
+    with closing(sqlite3.connect(path)) as db:
+        return frozenset(db.execute("SELECT runs.run, steps.step FROM steps JOIN runs ON steps.run = runs.seq"))
