@@ -19,7 +19,7 @@ from gateway.config.policies.errors import (
     read_error_tables,
 )
 from gateway.config.reading.problems import Problem
-from gateway.config.reading.source import read_document
+from gateway.config.reading.source import read_text
 from gateway.policy.errors.classify import Diagnosis, ErrorTable
 from gateway.policy.errors.rules import ErrorRule, Phrase
 from gateway.provider_errors import ErrorClass, Phase
@@ -153,16 +153,33 @@ def test_tables_are_made_once_and_only_when_they_are_needed(tmp_path: Path, monk
     tables, _ = read(tmp_path)
     read_files: list[str] = []
 
-    def noted(file: Path, problems: list[Problem]) -> object:
+    def noted(file: Path, problems: list[Problem]) -> str | None:
         read_files.append(file.name)
-        return read_document(file, problems)
+        return read_text(file, problems)
 
-    monkeypatch.setattr(errors, "read_document", noted)
+    monkeypatch.setattr(errors, "read_text", noted)
 
     assert tables.of("groq") is tables.of("groq")
     assert tables.of("groq").kind == "groq"
     assert tables.of("") is tables.of("other")
     assert read_files == ["groq.yaml", "default.yaml"]
+
+
+def test_a_built_in_file_that_changes_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout it may be edited under a running gateway; what stays as it is, is not compiled for each load."""
+    monkeypatch.setattr(errors, "built_in_folder", lambda: tmp_path)
+    (tmp_path / "default.yaml").write_text("busy: {status: 503, class: overloaded}\n")
+    first, second = (read_error_tables((), {}, []).of("").rules for _ in range(2))
+    (tmp_path / "default.yaml").write_text("busy: {status: 504, class: overloaded}\n")
+    third = read_error_tables((), {}, []).of("").rules
+
+    assert first[0] is second[0]
+    assert [rules[0].statuses for rules in (second, third)] == [{503}, {504}]
+
+    (tmp_path / "default.yaml").write_text("busy: {status: 503, class: none of them}\n")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"default\.yaml:1: busy"):
+            read_error_tables((), {}, []).of("")
 
 
 def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

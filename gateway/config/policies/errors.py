@@ -8,15 +8,16 @@ its name. Invariant: every table ends with the rules of default.yaml, and has a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Final, Never
 
 from gateway.config.policies.admission import KINDS
 from gateway.config.policies.error_rule import CONDITIONS, FIELDS, RuleEntry
 from gateway.config.reading.check import check
 from gateway.config.reading.env import substitute
 from gateway.config.reading.problems import Document, Problem, did_you_mean, quoted
-from gateway.config.reading.source import read_document
+from gateway.config.reading.source import parse_document, read_document, read_text
 from gateway.policy.errors.classify import ErrorTable
 from gateway.policy.errors.rules import ErrorRule
 from gateway.provider_errors import Phase
@@ -62,14 +63,26 @@ class ErrorTables:
         """Reads a built-in file; raises RuntimeError where it is missing or bad, because then the installation is broken."""
         rules = self._built_in.get(name)
         if rules is None:
-            file = self._folder / f"{name}.yaml"
-            problems: list[Problem] = []
-            document = read_document(file, problems) if name != "other" else None
-            rules = _read_rules(document, name, "") if document is not None else ()
-            if problems:
-                raise RuntimeError(f"the built-in error table cannot be used: {problems[0]}")
+            rules = ()
+            if name != "other":
+                file, problems = self._folder / f"{name}.yaml", list[Problem]()
+                text = read_text(file, problems)
+                rules = _built_in_rules(file, text, name) if text is not None else _broken(problems)
             self._built_in[name] = rules
         return rules
+
+
+@lru_cache(maxsize=2 * len(NAMES))
+def _built_in_rules(file: FilePath, text: str, name: str) -> tuple[ErrorRule, ...]:
+    """Returns the rules of a built-in file that says this, which it still does when the config is loaded again."""
+    problems: list[Problem] = []
+    document = parse_document(file, text, problems)
+    rules = _read_rules(document, name, "") if document is not None else ()
+    return _broken(problems) if problems else rules
+
+
+def _broken(problems: list[Problem]) -> Never:
+    raise RuntimeError(f"the built-in error table cannot be used: {problems[0]}")
 
 
 def built_in_folder() -> FilePath:

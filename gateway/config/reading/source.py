@@ -47,8 +47,23 @@ class _Unusable(Exception):
 
 def read_document(path: FilePath, problems: list[Problem]) -> Document | None:
     """Returns the file's content; None, with a problem added, when it cannot be used at all."""
+    text = read_text(path, problems)
+    return None if text is None else parse_document(path, text, problems)
+
+
+def read_text(path: FilePath, problems: list[Problem]) -> str | None:
+    """Returns the file's text; None, with a problem added, when it has none that could be a document."""
     try:
-        root = _compose(_read_text(path))
+        return _read_text(path)
+    except _Unusable as fault:
+        problems.append(Problem(str(path), fault.line, fault.message))
+        return None
+
+
+def parse_document(path: FilePath, text: str, problems: list[Problem]) -> Document | None:
+    """Returns what this text of a file says; None, with a problem added, when it cannot be used at all."""
+    try:
+        root = _compose(text)
         builder = _Builder(str(path), problems)
         data = builder.build(root, (), 0) if root is not None else {}
     except _Unusable as fault:
