@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from random import Random
 
 import pytest
 from redis import Redis
@@ -19,7 +20,7 @@ from tests.store.redis_support import PATIENT_S, Lender
 MIB = 1024 * KIB
 LARGE = replace(ROOMY, answers={"default": 64 * MIB}, records=256 * MIB)
 KEY, RECORD, ASKED = digest("key"), digest("record"), digest("request")
-BODY = b"".join(digest(number) for number in range(3 * MIB // 32))
+BODY = Random(3).randbytes(3 * MIB)
 
 
 async def claim(store: RedisStore) -> Claim:
