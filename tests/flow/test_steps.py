@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.call import OutputCheck
 from gateway.errors import GatewayError
 from gateway.flow.raw_relay import StreamBroken
 from gateway.job_ports.jobs import JobStore
 from gateway.policy.jobs.errors import JobsOff, JobsUnavailable
+from gateway.policy.output.rules import OutputResult
 from gateway.policy.reuse.rules import Caching, ExactRule
 from gateway.policy.runs.part import OTHERS
 from gateway.policy.runs.step import StoredStep
@@ -360,3 +362,54 @@ async def test_steps_that_run_are_awaited_at_the_end() -> None:
     with pytest.raises((GatewayError, StreamBroken)):
         await hanging
     assert len(jobs.kept) == 1
+
+
+async def test_a_held_answer_is_the_last_word_of_its_step() -> None:
+    """What is kept as yet is that of the question before; what was paid for since is not paid for again."""
+    clock = HaltingClock()
+    bench, jobs = steps(whole(), whole(b'{"choices": [{"message": {}}], "new": 1}'), clock=clock)
+    await bench.serve(**step())
+    clock.halted, jobs.is_full = bench.pipeline.steps.kept._tasks, True
+    asked = step(text="another", reruns=True)
+    with pytest.raises(JobsUnavailable, match="held here"):
+        await bench.serve(**asked)
+    jobs.is_full = False
+    reply, body = await bench.serve(**asked)
+    assert (b'"new"' in body, REPLAYED in reply.headers, sent(bench)) == (True, True, 2)
+    await bench.pipeline.steps.kept.aclose()
+
+
+class HaltingClock(FakeClock):
+    """Some tasks that sleep do so for ever."""
+
+    halted: Collection[asyncio.Task[None]] = ()
+
+    async def sleep(self, seconds: float) -> None:
+        if asyncio.current_task() in self.halted:
+            await asyncio.Event().wait()
+        self.now += seconds
+
+
+async def test_a_held_answer_gives_its_claim_back_once_it_is_kept() -> None:
+    """However often it was asked for meanwhile: another gateway may then run the step for another question."""
+    one, other, jobs = two(whole(), whole())
+    jobs.is_full = True
+    for _ in range(2):
+        with pytest.raises(JobsUnavailable):
+            await one.serve(**step())
+    jobs.is_full = False
+    await turns(50)
+    assert one.pipeline.steps.kept._held == {}
+    assert REPLAYED in (await other.serve(**step()))[0].headers
+    await other.serve(**step(text="another", reruns=True), deadline=other.clock.now + 10)
+    assert (sent(one), sent(other)) == (1, 1)
+
+
+async def test_what_is_not_what_it_should_be_is_given_and_not_kept() -> None:
+    """A policy may let an answer pass that fits no schema; the step is none to build on."""
+    bench, jobs = steps(whole(), whole())
+    for _ in range(2):
+        call = bench.call(**step())
+        call.output_check = OutputCheck(result=OutputResult.INVALID)
+        await bench.pipeline.handle(call)
+    assert (sent(bench), jobs.kept) == (2, [])

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.call import Call, Reply
 from gateway.clock import Clock
@@ -19,6 +19,7 @@ from gateway.job_ports.jobs import JobStore
 from gateway.policy.conversion.responses import last_response
 from gateway.policy.jobs.errors import JobsOff, JobsUnavailable
 from gateway.policy.openai import sse
+from gateway.policy.output.rules import OutputResult
 from gateway.policy.runs.step import StepAbout, StoredStep
 from gateway.policy.runs.step_errors import StepTooLarge
 from gateway.policy.runs.step_request import StepAsk
@@ -40,7 +41,7 @@ class HeldStep:
 
     step: StoredStep
     replaces: bool
-    then: Callable[[], None] | None = None
+    then: list[Callable[[], None]] = field(default_factory=list)
     """To be called once it is kept."""
 
 
@@ -64,10 +65,10 @@ class KeptSteps:
         """
         store = await self._store()
         try:
-            found = await store.runs.find_step(call.tenant, ask.run, ask.step)
             held = self._held.get(record)
-            if found is None and held is not None:
-                found = await store.runs.keep_step(held.step, replaces=held.replaces)
+            if held is not None:  # the last answer of the step, whatever is kept of it
+                await self._keep_held(held, record)
+            found = await store.runs.find_step(call.tenant, ask.run, ask.step)
         except JobsUnavailable as trouble:
             raise _refusal(is_held=record in self._held) from trouble
         if found is None and not store.is_well:
@@ -84,11 +85,13 @@ class KeptSteps:
         about, body = step
         if len(body) > MOST_BYTES:
             step = _as_too_large(step)
+        until = self._clock.monotonic() + PATIENCE_S
         try:
-            kept = await self._try(step, replaces=replaces, until=self._clock.monotonic() + PATIENCE_S)
-        except StepTooLarge:
-            step = _as_too_large(step)
-            kept = await self._try(step, replaces=replaces, until=self._clock.monotonic() + PATIENCE_S)
+            try:
+                kept = await self._try(step, replaces=replaces, until=until)
+            except StepTooLarge:
+                step = _as_too_large(step)
+                kept = await self._try(step, replaces=replaces, until=until)
         except JobsUnavailable as trouble:
             is_held = self._hold(step, record, replaces=replaces)
             raise _refusal(is_held=is_held, is_paid=True) from trouble
@@ -102,7 +105,7 @@ class KeptSteps:
         if held is None:
             then()
         else:
-            held.then = then
+            held.then.append(then)
 
     async def aclose(self) -> None:
         """Gives up what could not be kept."""
@@ -138,27 +141,38 @@ class KeptSteps:
                 "an answer of a step could not be kept, and there is no room to hold it: it will be paid for again"
             )
             return False
-        held = self._held[record] = HeldStep(step, replaces)
+        before = self._held.get(record)
+        held = self._held[record] = HeldStep(step, replaces, [] if before is None else before.then)
         task = asyncio.get_running_loop().create_task(self._keep_later(held, record))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
 
     async def _keep_later(self, held: HeldStep, record: bytes) -> None:
-        is_kept = False
-        while not is_kept:
+        while self._held.get(record) is held:
             await self._clock.sleep(LONGEST_PAUSE_S)
             with suppress(JobsUnavailable):
-                await (await self._store()).runs.keep_step(held.step, replaces=held.replaces)
-                is_kept = True
-        del self._held[record]
-        if held.then is not None:
-            held.then()
+                await self._keep_held(held, record)
+
+    async def _keep_held(self, held: HeldStep, record: bytes) -> None:
+        """Keeps an answer that is held; it is not held then, and what waits for that is done. Raises JobsUnavailable."""
+        try:
+            await (await self._store()).runs.keep_step(held.step, replaces=held.replaces)
+        except StepTooLarge:
+            await (await self._store()).runs.keep_step(_as_too_large(held.step), replaces=held.replaces)
+        if self._held.get(record) is held:
+            del self._held[record]
+            for then in held.then:
+                then()
 
 
 def is_kept(call: Call, reply: Reply, body: bytes) -> bool:
-    """Tells whether an answer is a step's: a complete one, or an error that the same request would always get."""
-    if not entries.is_terminal(call, reply.status):
+    """Tells whether an answer is a step's: a complete one, or an error that the same request would always get.
+
+    One that is not what its model's policy wants (`output`) is given, but is none to build on: the next call asks again.
+    """
+    check = call.output_check
+    if not entries.is_terminal(call, reply.status) or (check is not None and check.result is OutputResult.INVALID):
         return False
     if call.endpoint.name != "responses" or reply.status >= 300:
         return True

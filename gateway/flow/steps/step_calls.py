@@ -148,16 +148,14 @@ class StepCalls:
         except Exception as failure:  # noqa: BLE001  # the readers get it, and log it
             own.end(self._accounts.settle_failed(call, failure))
         finally:
-            self.kept.once_kept(
-                record, partial(self._release, claim, lease)
-            )  # what is held must not be paid for elsewhere
+            if claim.fence:  # what is held must not be paid for elsewhere
+                self.kept.once_kept(record, partial(self._release, claim, lease))
             self._flights.forget(own)
 
     def _release(self, claim: ReusePlan, lease: RecordClaim | None) -> None:
         if lease is not None:
             lease.end()
-        if claim.fence:
-            self._store.records.release(claim.record, claim.fence)
+        self._store.records.release(claim.record, claim.fence)
 
     async def _kept_or_claimed(self, own: SharedAnswer, ask: StepAsk, claim: ReusePlan) -> StoredStep | None:
         """Returns the step that is kept; None: it is to be run here, and claimed where others could run it, too."""
