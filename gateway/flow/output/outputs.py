@@ -32,7 +32,7 @@ from gateway.flow.output.overlong import OverlongStream
 from gateway.flow.output.repairs import Repairs
 from gateway.flow.relay import SseRelay
 from gateway.flow.reuse.entries import wants_usage
-from gateway.flow.reuse.single_flight import is_last_word
+from gateway.flow.reuse.last_word import is_last_word
 from gateway.flow.settle import cost_usd, estimated_usage
 from gateway.policy.conversion.convert import as_stream, as_whole
 from gateway.policy.openai.sse import json_object

@@ -26,6 +26,7 @@ from gateway.errors import (
 from gateway.flow.answer_headers import answer_headers
 from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.reuse import entries
+from gateway.flow.reuse.last_word import LastWord
 from gateway.flow.reuse.shared_answer import AnswerReader, SharedAnswer, time_is_up
 from gateway.flow.settle import CLIENT_GONE, CLIENT_GONE_STATUS, Accounts, why_stopped
 
@@ -34,16 +35,6 @@ Keep = Callable[[Reply, bytes], Awaitable[None]]
 
 ABOUT_AS_LONG_S = 1.0
 """A follower with at most this much more time than its leader, in seconds, does not try again what the leader could not do."""
-TERMINAL_EVENTS = tuple(
-    field + blank + word
-    for blank in (b" ", b"")
-    for field, words in (
-        (b"data:", (b"[DONE]",)),
-        (b"event:", (b"response.completed", b"response.incomplete", b"response.failed")),
-    )
-    for word in words
-)
-"""The events after which a client takes its stream for complete: its record has to be complete before they are sent."""
 OWN_LIMITS = (KeyRateLimited, BudgetExceeded)
 OUT_OF_TIME = (DeadlineExceeded, QueueDeadlineExceeded, WaitTooLong, TargetsTimedOut)
 ENDING_S = 5.0
@@ -208,13 +199,13 @@ class SingleFlight:
 
     async def _pump(self, shared: SharedAnswer, reply: Reply, keep: Keep | None, *, is_recorded: bool) -> None:
         assert reply.chunks is not None  # noqa: S101  # that is why it is carried
-        held = b""
+        ending = LastWord() if is_recorded else None
         async for chunk in reply.chunks:
-            if held or (is_recorded and is_last_word(chunk)):
-                held += chunk
-            else:
-                await shared.add(chunk)
+            passed = chunk if ending is None else ending.feed(chunk)
+            if passed:
+                await shared.add(passed)
         await reply.close()
+        held = b"" if ending is None else ending.held
         body = shared.body() if keep is not None else None
         if keep is not None and body is not None:
             await keep(reply, body + held)
@@ -246,11 +237,6 @@ class SingleFlight:
 
 async def _close(reply: Reply) -> None:
     await reply.close()
-
-
-def is_last_word(chunk: bytes) -> bool:
-    """Returns whether one of these events tells the client that the stream is complete."""
-    return any(chunk.startswith(words) or b"\n" + words in chunk for words in TERMINAL_EVENTS)
 
 
 def _is_others(error: GatewayError, leader: Call, call: Call) -> bool:

@@ -22,10 +22,11 @@ from gateway.flow.answer_headers import answer_headers
 from gateway.flow.raw_relay import StreamBroken
 from gateway.flow.reuse.eligibility import ReusePlan
 from gateway.flow.reuse.entries import is_stream
+from gateway.flow.reuse.last_word import LastWord
 from gateway.flow.reuse.layers import LONGEST_POLL_S, POLL_S
 from gateway.flow.reuse.records import RecordClaim, claimed
 from gateway.flow.reuse.shared_answer import SharedAnswer
-from gateway.flow.reuse.single_flight import SingleFlight, is_last_word
+from gateway.flow.reuse.single_flight import SingleFlight
 from gateway.flow.settle import Accounts
 from gateway.flow.steps.kept_steps import MOST_BYTES, KeptSteps, is_kept, stored_step, too_large
 from gateway.policy.reuse.cache_control import ANYTHING
@@ -221,22 +222,22 @@ class StepCalls:
         assert reply.chunks is not None  # noqa: S101  # that is why it is a stream
         own.begin(reply)
         ends_in_words = is_stream(reply.shared) and own.call.endpoint.sse != "other"
-        held, passed_on, size, is_over = b"", bytearray(), 0, False
+        ending = LastWord() if ends_in_words else None
+        held, passed_on, size = b"", bytearray(), 0
         try:
             async for chunk in reply.chunks:
                 size += len(chunk)
                 if size > MOST_BYTES:
                     await self._refuse_for_good(own, ask, record, reply, replaces=replaces)
-                is_over = is_over or (ends_in_words and is_last_word(chunk))
-                if is_over:
-                    held += chunk
-                    continue
-                if not ends_in_words:  # any chunk may be the last
+                if ending is not None:
+                    chunk = ending.feed(chunk)
+                else:  # any chunk may be the last
                     chunk, held = held, chunk
                 if chunk:
                     passed_on += chunk
                     await own.add(chunk)
             await reply.close()
+            held = held if ending is None else ending.held
             if await self._keep(own, ask, record, reply, bytes(passed_on) + held, replaces=replaces) is not None:
                 raise StreamBroken("another answer of this step was kept before")
             if held:
