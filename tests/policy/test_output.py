@@ -75,6 +75,77 @@ def test_a_violation_says_no_word_of_the_answer() -> None:
     assert str(violation) == "rule `type` at `/known/*`"
 
 
+def twice(ref: str, other: str | None = None) -> Json:
+    """A subschema whose work doubles with every level, if the references lead to it."""
+    ways = [{"properties": {"x": {"$ref": one}}} for one in (ref, other or ref)]
+    return {"anyOf": ways, "properties": {"y": {"type": "integer"}}}
+
+
+def test_references_that_are_written_otherwise_are_never_taken_for_cheap() -> None:
+    names = {"$id": "http://a/b", "$ref": "c"}
+    entangled: list[Json] = [
+        {"$defs": {"a b": twice("#/$defs/a%20b")}, "$ref": "#/$defs/a%20b"},
+        *(names | {"$defs": {"n": {"$id": "c"} | twice(ref)}} for ref in ("c", "./c", "/c", "http://a/c", "c#", "#")),
+        {"$id": "http://a/b", "$defs": {"n": {"$anchor": "k"} | twice("http://a/b#k", "#k")}, "$ref": "#k"},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "definitions": {"n": {"id": "http://a/k"} | twice("http://a/k")},
+            "allOf": [{"$ref": "http://a/k"}],
+        },
+        {"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}] * 4},
+    ]
+    for one in entangled:
+        assert schema(one).is_dear(b'{"x":' * 25 + b"1" + b"}" * 25), one
+    assert not schema({"$defs": {"a b": {"type": "integer"}}, "items": {"$ref": "#/$defs/a%20b"}}).is_dear(b"[1]")
+
+
+def test_keywords_that_go_through_all_they_have_are_counted() -> None:
+    many: Json = {"a": {}}
+    for one in (
+        {"items": {"enum": [{"a": at} for at in range(2000)]}},
+        {"items": {"dependentRequired": {str(at): ["a"] for at in range(2000)}}},
+        {"items": {"patternProperties": {f"^{at}": True for at in range(300)}}},
+        {"items": {"multipleOf": 1e-300}},
+    ):
+        assert schema(one).is_dear(orjson.dumps([many] * 2000)), one
+    light: list[Json] = [{"enum": ["a", "b", 3]}, {"multipleOf": 0.01}, {"pattern": r"^\d{4}-\d{2}-\d{2}$"}]
+    for cheap in light:
+        assert not schema({"items": cheap}).is_dear(orjson.dumps([1] * 200)), cheap
+
+
+def test_patterns_that_may_take_seconds_are_dear_and_thousands_of_them_are_no_schema() -> None:
+    for one in ("a[ab]{900}[^ab]", "(?:(?:a?b?){30}){30}[^ab]"):
+        assert schema({"pattern": one}).is_dear(b'"' + b"a" * 100_000 + b'"'), one
+        assert not schema({"pattern": one}).is_dear(b'"ab"'), one
+    for many in (
+        {"properties": {str(at): {"pattern": "[a-z]{900}"} for at in range(1000)}},
+        {"patternProperties": {f"^{at}": True for at in range(2000)}},
+    ):
+        with pytest.raises(SchemaUnusable, match="patterns"):
+            schema(many)
+
+
+def test_only_the_first_violation_is_made_however_many_there_are() -> None:
+    class First:
+        """The library's validator, without the method that makes all errors at once: it takes a minute for some answers."""
+
+        def __init__(self) -> None:
+            made = jsonschema_rs.validator_for({"items": {"enum": ["a"]}})
+            self.is_valid, self.validate = made.is_valid, made.validate
+
+    made = schema({"items": {"enum": ["a"]}})
+    made._validator = First()
+    assert violation_of(made, orjson.dumps(["b"] * 9000)) == Violation("enum", "/0")
+
+
+def test_an_answer_deeper_than_the_library_goes_is_a_violation_and_a_long_place_is_cut() -> None:
+    assert violation_of(schema({"type": "object"}), b"[" * 300 + b"]" * 300) == Violation("schema", "")
+    name = "n" * 60_000
+    found = violation_of(schema({"properties": {name: {"type": "string"}}}), orjson.dumps({name: 1}))
+    assert found is not None
+    assert (found.rule, len(found.path)) == ("type", 201)
+
+
 @pytest.mark.parametrize(
     ("source", "why"),
     [

@@ -156,6 +156,18 @@ def test_a_plan_is_named_by_its_source_and_orders_its_steps() -> None:
     assert plan.digest != plan_of({**steps, "a": call("y")}).digest
 
 
+def test_an_input_whose_check_would_keep_everybody_waiting_does_not_fit() -> None:
+    inner = {"$ref": "#/$defs/n"}
+    ways = [{"properties": {"x": inner}}, {"properties": {"x": inner}}]
+    schema = {"$defs": {"n": {"anyOf": ways, "properties": {"y": {"type": "integer"}}}}, **inner}
+    value: dict[str, Any] = {"y": "z"}
+    for _ in range(40):
+        value = {"x": value}
+    assert misfit_of(schema, value) == ("", "is too large, or nested too deep, to be checked by this schema")
+    assert misfit_of(schema, {"x": {"y": 1}}) is None
+    assert misfit_of({"type": "array", "items": {"type": "integer"}}, list(range(50_000))) is None
+
+
 def test_schemas_are_checked_and_values_held_against_them() -> None:
     schema = {"type": "object", "required": ["document"], "properties": {"n": {"type": "integer", "default": 3}}}
     assert schema_problem(schema) == ""

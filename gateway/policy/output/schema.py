@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, Final, NoReturn
 
 import orjson
 
+from gateway.policy.output.patterns import PatternWeight
 from gateway.policy.output.weight import TooEntangled, Weights
 
 NOT_INSTALLED: Final = (
@@ -24,6 +26,8 @@ MOST_BYTES: Final = 65_536
 """Of one schema."""
 MOST_DEPTH: Final = 100
 """The levels of one schema."""
+MOST_PATH: Final = 200
+"""Characters of a place that are told: it goes into log lines, and a caller's schema may have long names."""
 REGEX_BYTES: Final = 1_048_576
 """A pattern's automaton may take so much memory."""
 INLINE_BYTES: Final = 131_072
@@ -41,35 +45,61 @@ class SchemaUnusable(ValueError):
 class OutputSchema:
     """A compiled schema."""
 
-    __slots__ = ("_names", "_validator", "_weights", "digest", "source")
+    __slots__ = ("_names", "_patterns", "_validator", "_weights", "digest", "source")
 
-    def __init__(self, source: bytes, value: Any, validator: Any, weights: Weights) -> None:
+    def __init__(self, source: bytes, value: Any, validator: Any, weights: Weights, patterns: PatternWeight) -> None:
         self.source = source
         """JSON, as it was given."""
         self.digest = sha256(source).digest()
         self._validator = validator
         self._weights = weights
+        self._patterns = patterns
         self._names = frozenset(_names(value))
 
     def is_dear(self, text: bytes) -> bool:
         """Returns whether to check this text might keep everybody else waiting."""
         if len(text) > INLINE_BYTES:
             return True
+        return self.is_heavy(text, INLINE_VISITS)
+
+    def is_heavy(self, text: bytes, visits: float) -> bool:
+        """Returns whether the check of a text, of any length, might take more than so many visits of values."""
+        if self._patterns.is_dear(len(text), self._weights.most):
+            return True
         values = 1 + text.count(b",") + text.count(b"{") + text.count(b"[")
-        most = min(MOST_INLINE_VISITS_PER_VALUE, INLINE_VISITS / values)
-        return self._weights.most > most and self._weights.visits(depth_of(text)) > most
+        most = min(MOST_INLINE_VISITS_PER_VALUE, visits / values)
+        return most < 1.0 or (self._weights.most > most and self._weights.visits(depth_of(text)) > most)
 
     def accepts(self, value: Any) -> bool:
         """Returns whether a parsed answer is what the schema asks for."""
-        accepted: bool = self._validator.is_valid(value)
+        try:
+            accepted: bool = self._validator.is_valid(value)
+        except ValueError:  # nested deeper than the library goes
+            return False
         return accepted
 
     def first_error(self, value: Any) -> tuple[str, str]:
         """Returns the keyword that a parsed answer breaks first, and the place, as a JSON Pointer without foreign names."""
-        for error in self._validator.iter_errors(value):
-            steps = [str(step) if isinstance(step, int) or step in self._names else "*" for step in error.instance_path]
-            return error.kind.name, "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
+        import jsonschema_rs
+
+        try:
+            self._validator.validate(
+                value
+            )  # `iter_errors` makes all errors at once, each with a copy of what it is about
+        except jsonschema_rs.ValidationError as error:
+            return error.kind.name, self._path(error.instance_path)
+        except ValueError:  # nested deeper than the library goes
+            pass
         return "schema", ""
+
+    def _path(self, steps: list[str | int]) -> str:
+        path = ""
+        for step in steps:
+            name = str(step) if isinstance(step, int) or step in self._names else "*"
+            path += "/" + name.replace("~", "~0").replace("/", "~1")
+            if len(path) > MOST_PATH:
+                return path[:MOST_PATH] + "…"
+        return path
 
 
 def is_installed() -> bool:
@@ -95,6 +125,9 @@ def compile_schema(source: bytes) -> OutputSchema:
         weights = Weights(value)
     except TooEntangled as error:
         raise SchemaUnusable(str(error)) from None
+    patterns = PatternWeight(value)
+    if patterns.is_too_much:
+        raise SchemaUnusable("its patterns are too many or too long")
     import jsonschema_rs  # an extra: nobody pays for it who has no schema
 
     try:
@@ -105,18 +138,16 @@ def compile_schema(source: bytes) -> OutputSchema:
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise SchemaUnusable(f"it is no JSON Schema that can be used: {_first_line(error)}") from None
-    return OutputSchema(source, value, validator, weights)
+    return OutputSchema(source, value, validator, weights, patterns)
 
 
 def depth_of(text: bytes) -> int:
     """Returns the levels of objects and lists in a JSON text; brackets inside of its strings may add to them."""
-    deepest = level = 0
-    for byte in text.translate(None, _NO_BRACKETS):
-        level += 1 if byte in b"{[" else -1
-        deepest = max(deepest, level)
-    return deepest
+    steps = map(_STEPS.__getitem__, text.translate(None, _NO_BRACKETS))
+    return max(accumulate(steps, initial=0))
 
 
+_STEPS: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 
 

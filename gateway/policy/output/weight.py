@@ -1,8 +1,10 @@
 """How much work a schema may make of an answer, before any is done.
 
 A validator applies subschemas that contain one another through references as often as they are reached. Beside each other
-(`anyOf` and the like) that doubles with every level of the answer, and a recursive schema of a hundred bytes takes hours over
-an answer of a hundred. So the most times that one value of an answer can be visited is computed from the schema alone.
+(`anyOf` and the like) that doubles with every level of the answer, and a recursive schema of a hundred bytes takes hours
+over an answer of a hundred. So the most times that one value of an answer can be visited is computed from the schema alone.
+Where a reference leads that is not followed here (names below the root, the library's own schemas), the visits are taken to
+be endless.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 from typing import Any, Final
+from urllib.parse import unquote
 
 MOST_VISITS: Final = 1_000_000.0
 """More need not be told apart."""
@@ -61,16 +64,42 @@ class _Ways:
 
     def __init__(self, root: Part) -> None:
         self._root = root
-        self._anchors = dict(_anchors(root))
+        self._anchors: dict[str, Part] = {}
+        self._has_bases = self._is_unknown = False
+        self._find_names(root)
         self._closures: dict[int, dict[int, int]] = {}
         self._parts: dict[int, Part] = {}
         self._ahead: dict[int, list[list[tuple[int, int]]]] = {}
         self._total = 0
         self._explore(root)
 
+    def _find_names(self, root: Part) -> None:
+        """Finds subschemas by their names, and whether references may lead elsewhere than they seem to."""
+        fields = ("$id", "id") if "draft-04" in str(root.get("$schema")) else ("$id",)
+        todo: list[Any] = [root]
+        while todo:
+            part = todo.pop()
+            if isinstance(part, dict):
+                for field in ("$anchor", "$dynamicAnchor"):
+                    name = part.get(field)
+                    if isinstance(name, str):
+                        self._has_bases = self._has_bases or self._anchors.get(name, part) is not part
+                        self._anchors[name] = part
+                if part is not root and any(isinstance(part.get(field), str) for field in fields):
+                    self._has_bases = True
+                todo.extend(part.values())
+            elif isinstance(part, list):
+                todo.extend(part)
+
     def visits(self) -> list[float]:
         """Returns the visits by the levels of an answer; the last number is that of all further levels. They never fall."""
-        level = {name: min(float(sum(self._closures[name].values())), MOST_VISITS) for name in self._ahead}
+        if self._is_unknown:
+            return [inf]
+        own = {name: _own_work(part) for name, part in self._parts.items()}
+        level = {
+            name: min(float(sum([own[inner] * times for inner, times in self._closures[name].items()])), MOST_VISITS)
+            for name in self._ahead
+        }
         found = [level[id(self._root)]]
         for _ in range(DEPTHS):
             deeper = {name: self._deeper(level, visits, self._ahead[name]) for name, visits in level.items()}
@@ -139,15 +168,21 @@ class _Ways:
                 yield target
 
     def _target(self, ref: Any) -> Part | None:
-        """Returns where a reference leads; None: to no subschema of this document, of which the validator has its opinion."""
+        """Returns where a reference leads; None: to no subschema, or to one that is not found here, though the library may."""
         if not isinstance(ref, str):
             return None
-        at = self._anchors.get(ref)
-        if at is not None:
-            return at
-        _, found, pointer = ref.partition("#")
-        if not found or (pointer and not pointer.startswith("/")):
-            return None
+        base, _, fragment = ref.partition("#")
+        root_id = self._root.get("$id")
+        is_here = not base or (isinstance(root_id, str) and base == root_id.partition("#")[0])
+        here: Any = None
+        if is_here and not self._has_bases:
+            fragment = unquote(fragment)
+            here = self._at(fragment) if not fragment or fragment.startswith("/") else self._anchors.get(fragment)
+        if here is None:
+            self._is_unknown = True
+        return here if isinstance(here, dict) else None
+
+    def _at(self, pointer: str) -> Any:
         here: Any = self._root
         for step in pointer.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -155,7 +190,25 @@ class _Ways:
                 here = here[int(step)] if step.isdecimal() and int(step) < len(here) else None
             else:
                 here = here.get(step) if isinstance(here, dict) else None
-        return here if isinstance(here, dict) else None
+        return here
+
+
+def _own_work(part: Part) -> int:
+    """Returns what one visit by this subschema alone is worth: those keywords that go through all they have each time."""
+    work = 1
+    for field in ("patternProperties", "dependentRequired", "dependencies"):
+        work += len(part[field]) if isinstance(part.get(field), dict) else 0
+    listed = part.get("enum")
+    if isinstance(listed, list):  # words and numbers are looked up
+        work += sum([isinstance(one, dict | list) for one in listed])
+    divisor = part.get("multipleOf")
+    if isinstance(divisor, float):  # fractions of whole numbers of any length
+        work += _DIVIDING if divisor >= _USUAL_DIVISOR else 10 * _DIVIDING
+    return work
+
+
+_DIVIDING: Final = 20
+_USUAL_DIVISOR: Final = 1e-6
 
 
 def _into(part: Part) -> Iterator[tuple[str | None, Part]]:
@@ -177,19 +230,3 @@ def _into(part: Part) -> Iterator[tuple[str | None, Part]]:
         for child in listed if isinstance(listed, list) else ():
             if isinstance(child, dict):
                 yield _OTHER, child
-
-
-def _anchors(root: Any) -> Iterator[tuple[str, Part]]:
-    """Yields the subschemas that have a name of their own, by what a reference to them says."""
-    todo = [root]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, dict):
-            for field in ("$anchor", "$dynamicAnchor"):
-                if isinstance(part.get(field), str):
-                    yield "#" + part[field], part
-            if isinstance(part.get("$id"), str):
-                yield part["$id"], part
-            todo.extend(part.values())
-        elif isinstance(part, list):
-            todo.extend(part)

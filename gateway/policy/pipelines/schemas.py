@@ -11,6 +11,8 @@ from gateway.policy.output.schema import MOST_BYTES, SchemaUnusable, compile_sch
 from gateway.policy.pipelines.conditions import NEEDS_EXTRA
 
 MOST_SCHEMA_BYTES: Final = MOST_BYTES
+MOST_VISITS: Final = 500_000.0
+"""Of values by the schema: some tens of milliseconds."""
 
 
 def schema_problem(schema: object) -> str:
@@ -29,6 +31,8 @@ def schema_problem(schema: object) -> str:
 def misfit_of(schema: Mapping[str, Any], value: object) -> tuple[str, str] | None:
     """Returns where a value does not fit a schema, as a path such as `document.title`, and why; None: it fits."""
     compiled = compile_schema(orjson.dumps(schema))
+    if compiled.is_heavy(orjson.dumps(value), MOST_VISITS):
+        return "", "is too large, or nested too deep, to be checked by this schema"
     if compiled.accepts(value):
         return None
     rule, pointer = compiled.first_error(value)
