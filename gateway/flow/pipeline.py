@@ -120,7 +120,11 @@ class Pipeline:
         self._accounts.opened()
         if call.part is not None and call.part.run:
             return self._paid(call) if call.step is None else self.steps.serve(call, call.step)
-        return self._begun(call)
+        rules = call.policy.objects
+        if rules is not None and self.ownership.concerns(call, rules):
+            return self._admitted(call, rules)
+        asked = plan_reuse(call, recognises=self.replays.layers.semantic is not None)
+        return self._answer(call) if asked is None else self.replays.serve(call, asked)
 
     def _paid(self, call: Call) -> Coroutine[Any, Any, Reply]:
         """Serves a call of a run that no kept step answers."""
@@ -129,6 +133,7 @@ class Pipeline:
         return self._begun(call)
 
     def _begun(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        """Serves a call of a run as `handle` does all others, which are spared a call of Python's for it."""
         rules = call.policy.objects
         if rules is not None and self.ownership.concerns(call, rules):
             return self._admitted(call, rules)

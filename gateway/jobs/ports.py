@@ -43,6 +43,8 @@ class StoredRequest(NamedTuple):
     """What the caller had behind the path, which goes to a provider, too."""
     step: StepOfRun | None = None
     """None: it is no step."""
+    is_held: bool = False
+    """Nobody reads its stream as it comes: it is to be checked before anything is kept of it, whatever its model's rule is."""
 
 
 class StepOfRun(NamedTuple):

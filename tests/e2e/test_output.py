@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from gateway.emulator.faults import parse_script_entry
 from tests.e2e.conftest import StartGateway
+from tests.e2e.durable import with_jobs
 from tests.e2e.harness import KEYS, WEB_KEY, Running, config_of, connect, post, until
 
 QUESTION: Any = [{"role": "user", "content": "hello there"}]
@@ -125,3 +127,38 @@ async def test_who_waits_for_a_held_stream_is_kept_alive_and_hears_of_its_end(
     assert b'"code":"output_invalid"' in answer.body
     assert b"emulated" not in answer.body
     await gateway.stop()
+
+
+async def test_a_response_that_breaks_the_rule_is_kept_nowhere(start: StartGateway, tmp_path: Path) -> None:
+    """Neither in the background, where it is checked before it is kept, nor one that its client has already."""
+    (tmp_path / "schema.json").write_bytes(orjson.dumps(SCHEMA))
+    rules = {"strict": "fail", "passing": "pass"}
+    models: Any = {
+        name: {
+            "targets": ["main/gpt-4o"],
+            "output": {"schema": f"{tmp_path}/schema.json", "on_invalid": {"then": then}},
+        }
+        for name, then in rules.items()
+    }
+
+    def chat_only(url: str) -> Any:
+        config: Any = {**with_jobs(tmp_path, models=models)(url)}
+        config["providers"]["main"]["speaks"] = ["chat"]
+        return config
+
+    gateway = await start(chat_only)
+    async with gateway.sdk() as sdk:
+        queued = await sdk.responses.create(model="strict", input="hi", background=True)
+        while queued.status in ("queued", "in_progress"):
+            queued = await sdk.responses.retrieve(queued.id)
+            await asyncio.sleep(0.02)
+        assert (queued.status, queued.error and queued.output) == ("failed", [])
+        whole: Any = (await sdk.responses.create(model="passing", input="hi", store=True)).to_dict()
+        async with sdk.responses.stream(model="passing", input="hi", store=True) as events:
+            streamed: Any = (await events.get_final_response()).to_dict()
+        for told in (whole, streamed):
+            assert told["store"] is False
+            with pytest.raises(openai.NotFoundError):
+                await sdk.responses.retrieve(told["id"])
+    await gateway.stop()
+    assert [call["output"] for call in gateway.records if "output" in call] == ["invalid"] * 3

@@ -265,12 +265,18 @@ class Outputs:
         try:
             async for chunk in chunks:
                 texts.feed(chunk)
+                is_over = check.schema is not None and check.result is None and is_last_word(chunk)
+                if is_over and call.endpoint.name == "responses":  # whoever keeps it does so before its end is told
+                    await self._judge_end(call, check, texts)
                 yield chunk
-                if check.schema is not None and check.result is None and is_last_word(chunk):
-                    verdict = await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S)
-                    self._note(call, check, verdict)
+                if is_over:
+                    await self._judge_end(call, check, texts)
         finally:
             await chunks.aclose()
+
+    async def _judge_end(self, call: Call, check: OutputCheck, texts: StreamedTexts) -> None:
+        if check.schema is not None and check.result is None:
+            self._note(call, check, await self._judge.verdict(check.schema, texts.texts(), LONGEST_CHECK_S))
 
     def ended(self, call: Call, check: OutputCheck, outcome: str) -> None:
         """Counts a stream that has ended, unless it has broken off."""

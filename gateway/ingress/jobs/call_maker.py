@@ -7,6 +7,7 @@ of a caller's own, ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.call import Call
 from gateway.clock import Clock
@@ -18,6 +19,7 @@ from gateway.ingress.peek import Peeked, peek, read_fields
 from gateway.ingress.pipelines.steps import StepRules, part_of_step
 from gateway.ingress.routes import ENDPOINTS
 from gateway.jobs.ports import StoredRequest
+from gateway.policy.output.rules import OutputRule
 from gateway.policy.route_plan import RoutePlan, RoutePlans, plan_route
 from gateway.policy.runs.part import part_of
 from gateway.policy.snapshot import Key, Policies, PolicySnapshot
@@ -83,9 +85,15 @@ class CallMaker:
             large=peeked.large,
             group_most=request.group_most,
             idempotency_key=request.idempotency_key,
-            output=plan.output if step is None else self._steps.rule_of(step, plan),
+            output=self._rule_of(request, plan),
             part=part_of(request.part, policy.workflows, key.workflow) if step is None else part_of_step(policy, step),
         )
+
+    def _rule_of(self, request: StoredRequest, plan: RoutePlan) -> OutputRule | None:
+        rule = plan.output if request.step is None else self._steps.rule_of(request.step, plan)
+        if request.is_held and rule is not None and rule.stream == "relay":
+            return replace(rule, stream="buffer")
+        return rule
 
     async def _peek(self, policy: PolicySnapshot, endpoint: Endpoint, request: StoredRequest) -> Peeked:
         index = dict(request.headers)

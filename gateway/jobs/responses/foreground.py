@@ -21,6 +21,7 @@ from gateway.jobs.ports import ServeCall
 from gateway.jobs.responses.service import ResponseService
 from gateway.policy.jobs.ids import RESPONSE, is_ours
 from gateway.policy.openai.sse import json_object
+from gateway.policy.output.rules import OutputResult
 from gateway.policy.responses.asked import AskedResponse, Keeping, items_of, keeps, read_asked, sent_upstream
 from gateway.policy.responses.chain import Conversation, previous_not_found
 from gateway.policy.responses.keeping import keeping_of
@@ -117,7 +118,10 @@ class ForegroundResponses:
         return replace(reply, chunks=made, close=close, pass_on=None)
 
     async def _keep(self, call: Call, response: dict[str, Any], own: list[dict[str, Any]]) -> bool:
-        """Keeps a response; returns whether it is kept."""
+        """Keeps a response; returns whether it is kept: not one that breaks its model's rule, though the client has it."""
+        check = call.output_check
+        if check is not None and check.result is OutputResult.INVALID:
+            return False
         now = self._wall()
         stored = StoredResponse(
             id=response["id"],

@@ -34,7 +34,7 @@ from gateway.policy.jobs.outcomes import Outcome, attempts_allowed, backoff_s
 from gateway.policy.jobs.rules import JobRules
 from gateway.policy.responses.asked import sent_upstream
 from gateway.policy.responses.chain import MOST_LINKS, Conversation, conversation_of
-from gateway.policy.responses.response_object import ASKED, GENERATION, LATE, PREVIOUS, ended
+from gateway.policy.responses.response_object import ASKED, GENERATION, LATE, PREVIOUS, STREAMS, ended
 
 MOST_CRASHES = 3
 """A response whose worker has died so often while it ran is not run again."""
@@ -139,7 +139,9 @@ class ResponseJobs:
                 await reply.close()
             return ServedAnswer(reply.status, reply.shared, b"")
 
-        return await self._server.serve(request_of(running.work.job, body, self._clock.wall()), read=read)
+        job = running.work.job
+        request = request_of(job, body, self._clock.wall())
+        return await self._server.serve(request._replace(is_held=not job.about[ASKED].get(STREAMS)), read=read)
 
     async def _body(self, running: RunningWork) -> bytes:
         """Returns the request for a provider. Raises InvalidRequest where what it goes on from is gone."""

@@ -80,7 +80,7 @@ class OutputSchema:
 
     def first_error(self, value: Any) -> tuple[str, str]:
         """Returns the keyword that a parsed answer breaks first, and the place, as a JSON Pointer without foreign names."""
-        import jsonschema_rs
+        import jsonschema_rs  # an extra, which is loaded by now
 
         try:
             self._validator.validate(
